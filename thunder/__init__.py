@@ -1,0 +1,1 @@
+"""thunder: a source-to-source compiler for PyTorch."""

@@ -1,0 +1,175 @@
+"""From a trace to Python text, and from the text to a function.
+
+The text that is printed is the program that runs: `Printer` writes both, with the decompositions as comments when they are asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from thunder.core.devices import Device
+from thunder.core.dtypes import dtype
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, type_string
+
+__all__ = ["Printer", "compile_source", "function_source"]
+
+# how the modules that traces print are imported: printed name -> import line
+IMPORTS = {
+    "torch": "import torch",
+    "ltorch": "import thunder.torch as ltorch",
+    "prims": "import thunder.core.prims as prims",
+    "Tensor": "from torch import Tensor",
+    "dtypes": "import thunder.core.dtypes as dtypes",
+    "devices": "import thunder.core.devices as devices",
+    "math": "import math",
+}
+
+
+class Printer:
+    """Prints bound symbols, and remembers what the text needs: import lines, and objects that have no literal form by invented names.
+
+    print_depth: 1 prints lines only, k prints k - 1 levels of decomposition as comments, -1 all of them.
+    """
+
+    def __init__(self, print_depth: int = -1):
+        self.print_depth = print_depth
+        self.imports: set[str] = {"import torch"}
+        self.context: dict[str, Any] = {}
+        self._names: dict[int, str] = {}
+
+    # --- values
+    def value(self, x, prims: bool = False) -> str:
+        """The Python expression for an argument; `prims` spells dtypes and devices as thunder's own."""
+        if isinstance(x, Proxy):
+            return f"({x.expression})" if isinstance(x, NumberProxy) and not x.name.isidentifier() else x.name
+        t = type(x)
+        if t is int or t is str or t is bool or x is None or t is bytes:
+            return repr(x)
+        if t is float or t is complex:
+            return _number(x)
+        if t is tuple or t is list or t.__name__ == "Size":
+            inside = ", ".join([self.value(e, prims) for e in x])
+            return f"[{inside}]" if t is list else f"({inside},)" if len(x) == 1 else f"({inside})"
+        if t is dict:
+            return "{" + ", ".join(f"{self.value(k, prims)}: {self.value(v, prims)}" for k, v in x.items()) + "}"
+        if t is slice:
+            return f"slice({self.value(x.start, prims)}, {self.value(x.stop, prims)}, {self.value(x.step, prims)})"
+        if t is dtype:
+            return self._in_module("dtypes", x.name) if prims else f"torch.{x.torch_name}"
+        if t is Device:
+            return f'{self._in_module("devices", "Device")}("{x.name}")' if prims else f'torch.device("{x.name}")'
+        if x is ...:
+            return "..."
+        if t.__module__ == "torch" and t.__name__ in ("dtype", "device"):
+            return str(x) if t.__name__ == "dtype" else f'torch.device("{x}")'
+        return self.object(x)
+
+    def _in_module(self, module: str, name: str) -> str:
+        self.imports.add(IMPORTS[module])
+        return f"{module}.{name}"
+
+    def object(self, x) -> str:
+        """A name for an object without a literal form; the object itself is passed to the text by that name."""
+        name = self._names.get(id(x))
+        if name is None:
+            t = type(x)
+            stem = f"_{t.__module__.split('.')[0]}_{t.__name__}" if t.__module__ != "builtins" else "_object"
+            stem += f"_{x.name}" if hasattr(t, "__members__") else ""
+            name = next(n for i in itertools.count() if (n := f"{stem}_{i}") not in self.context)
+            self._names[id(x)], self.context[name] = name, x
+        return name
+
+    def target(self, x) -> str:
+        """The left-hand side that takes apart an output: containers as they are, `_` for what is no proxy."""
+        if isinstance(x, (tuple, list)):
+            inside = ", ".join(map(self.target, x))
+            return f"[{inside}]" if isinstance(x, list) else f"({inside},)" if len(x) == 1 else f"({inside})"
+        return x.name if isinstance(x, Proxy) else "_"
+
+    # --- lines
+    def line(self, b, indent: int = 0, commented: bool = False) -> list[str]:
+        """The text of one bound symbol and, as comments, of its decomposition."""
+        if b.sym.python_printer is not None:
+            return [("# " if commented else "") + text for text in b.sym.python_printer(b, self)]
+        return self._lines(b, 1, commented)
+
+    def _lines(self, b, depth: int, commented: bool) -> list[str]:
+        text = self._assignment(b, commented)
+        lines = [f"# {b.header}"] if b.header and not commented else []
+        lines.append(f"# {text}" if commented else text)
+        if self.print_depth == -1 or depth < self.print_depth:
+            for sub in b.subsymbols:
+                lines += ["  " + s for s in self._lines(sub, depth + 1, True)]
+        return lines
+
+    def _assignment(self, b, commented: bool) -> str:
+        sym = b.sym
+        prims = sym.module == "prims"
+        arguments = ", ".join([self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()])
+        call = f"{self.callee(sym, commented)}({arguments})"
+        if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
+            return call
+        text = f"{self.target(b.output)} = {call}"
+        return f'{text}  # {b.output.name}: "{type_string(b.output)}"' if isinstance(b.output, TensorProxy) else text
+
+    def callee(self, sym, commented: bool = False) -> str:
+        """How the symbol's function is written, with its import or object remembered unless it stands in a comment."""
+        if sym.module is None:
+            if not commented:
+                self.context[sym.name] = sym.fn
+            return sym.name
+        if not commented:
+            root = sym.module.split(".")[0]
+            self.imports.add(IMPORTS.get(sym.module) or IMPORTS.get(root) or f"import {sym.module}")
+            if "." in sym.module:
+                self.imports.add(f"import {sym.module}")
+        return f"{sym.module}.{sym.name}"
+
+
+def _number(x) -> str:
+    if isinstance(x, complex):
+        return f"complex({_number(x.real)}, {_number(x.imag)})"
+    return repr(x) if math.isfinite(x) else f'float("{x}")'
+
+
+def _import_key(line: str) -> tuple:
+    words = line.split()
+    return (words[1], words[0] != "from", line)
+
+
+def function_source(trace, printer: Printer, include_decorators: bool = True) -> str:
+    """The whole text of a trace: header line, imports, decorators, signature, argument comments, lines, return."""
+    body = []
+    for b in trace.bound_symbols:
+        body += ["  " + s for s in printer.line(b)]
+    result = f"  return {printer.value(trace.output)}"
+    head = [f"# {trace.provenance}"] if trace.provenance else []
+    imports = sorted(printer.imports, key=_import_key)
+    if include_decorators:
+        imports.append("from thunder.executors.torchex import no_autocast")
+    decorators = ["@torch.no_grad()", "@no_autocast"] if include_decorators else []
+    signature = f"def {trace.name}({trace.signature or ', '.join(a.name for a in trace.args)}):"
+    arguments = [f'  # {a.name}: "{type_string(a)}"' for a in trace.args]
+    return "\n".join([*head, *imports, "", *decorators, signature, *arguments, *body, result])
+
+
+_serial = itertools.count()
+
+
+def compile_source(source: str, name: str, context: dict[str, Any]) -> Callable:
+    """The function called `name` that `source` defines, with `context` as its globals.
+
+    Its text is in linecache for tracebacks and debuggers for as long as the function lives.
+    """
+    filename = f"<thunder {name} {next(_serial)}>"
+    space = dict(context)
+    exec(compile(source, filename, "exec"), space)
+    function = space[name]
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    weakref.finalize(function, linecache.cache.pop, filename, None)
+    return function

@@ -1,0 +1,404 @@
+"""Proxies: the values of a program while it is traced.
+
+A `TensorProxy` stands for a tensor: name, shape, dtype, device, requires_grad, nothing else. A `NumberProxy` stands for a Python number whose value may differ
+from call to call; it carries the value seen at capture as a hint, and using that value (a branch, an index, a native function) makes it a guard.
+
+What `a + b` or `a.sin()` mean is not known here: `thunder.ops` fills `METHODS` when it is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from thunder.core import symbolic
+from thunder.core.devices import Device, to_device
+from thunder.core.dtypes import dtype, is_inexact, to_dtype
+
+__all__ = [
+    "Proxy",
+    "TensorProxy",
+    "NumberProxy",
+    "IntegerProxy",
+    "FloatProxy",
+    "AnyProxy",
+    "CollectionProxy",
+    "METHODS",
+    "like",
+    "concrete",
+    "number_value",
+    "type_string",
+    "proxies_in",
+    "map_structure",
+]
+
+
+class MethodTable(dict):
+    """What attributes of tensor proxies mean: name -> function of the proxy, filled by `thunder.ops`.
+
+    `properties` are called when they are read. `fallback(proxy, name)` answers for a name that nobody filled in, and
+    `torch_function(function, args, kwargs)` for a torch function called on a proxy by code that runs natively.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.properties: dict[str, Callable] = {}
+        self.fallback: Callable[[Any, str], Any] | None = None
+        self.torch_function: Callable | None = None
+
+    def call(self, name: str, *args, **kwargs):
+        method = self.get(name)
+        return self.attribute(args[0], name)(*args[1:], **kwargs) if method is None else method(*args, **kwargs)
+
+    def attribute(self, proxy, name: str):
+        method = self.get(name)
+        if method is not None:
+            return lambda *args, **kwargs: method(proxy, *args, **kwargs)
+        getter = self.properties.get(name)
+        if getter is not None:
+            return getter(proxy)
+        if self.fallback is None or name.startswith("__"):
+            raise AttributeError(f"{type(proxy).__name__!r} object has no attribute {name!r}")
+        return self.fallback(proxy, name)
+
+
+METHODS = MethodTable()
+
+
+class Proxy:
+    """A named value of a trace. Compared by identity; a transform makes new ones instead of changing them."""
+
+    __slots__ = ("name", "__weakref__")
+    name: str
+
+    def __repr__(self) -> str:
+        return f'<{type(self).__name__} {self.name or "unnamed"}: "{type_string(self)}">'
+
+
+class AnyProxy(Proxy):
+    """A value that traces only pass through: a generator, a sparse tensor, an object of the user's. `example` is the one seen at capture."""
+
+    __slots__ = ("example",)
+
+    def __init__(self, name: str, example: Any = None):
+        self.name, self.example = name, example
+
+
+class CollectionProxy(Proxy):
+    """A list or tuple that a trace unpacks, as `saved_for_backward` of a backward trace."""
+
+    __slots__ = ("collection",)
+
+    def __init__(self, collection: Iterable, name: str = ""):
+        self.collection, self.name = collection, name
+
+
+class TensorProxy(Proxy):
+    """A tensor of a trace.
+
+    `like=` copies shape, device, dtype and requires_grad of another tensor proxy, each of which the other arguments override. `shape` is a sequence
+    of ints or IntegerProxies; dtype and device are anything that names one. A dtype without gradients (integers, bool) makes requires_grad False.
+    The name is given when an operation that returns the proxy is recorded, unless the caller gives one.
+    """
+
+    __slots__ = ("shape", "dtype", "device", "requires_grad")
+    shape: tuple
+    dtype: dtype
+    device: Device
+    requires_grad: bool
+
+    def __init__(self, name=None, *, like: TensorProxy | None = None, shape=None, device=None, dtype=None, requires_grad: bool | None = None):
+        if like is None and (shape is None or device is None or dtype is None):
+            raise ValueError("TensorProxy needs like=, or all of shape=, device= and dtype=")
+        self.name = name or ""
+        self.shape = like.shape if shape is None else tuple(shape)  # type: ignore[union-attr]
+        self.device = like.device if device is None else to_device(device)  # type: ignore[union-attr, assignment]
+        self.dtype = like.dtype if dtype is None else to_dtype(dtype)  # type: ignore[union-attr, assignment]
+        wanted = (like.requires_grad if like is not None else False) if requires_grad is None else requires_grad
+        self.requires_grad = wanted and is_inexact(self.dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel_value(self):
+        """Number of elements, an int or IntegerProxy."""
+        return math.prod(self.shape)
+
+    true_dtype = property(lambda self: self.dtype)
+
+    def size(self, dim: int | None = None):
+        return self.shape if dim is None else self.shape[dim]
+
+    def replace(self, **changes) -> TensorProxy:
+        """A copy with some of name, shape, dtype, device, requires_grad changed."""
+        return TensorProxy(changes.pop("name", self.name), like=self, **changes)
+
+    def __getattr__(self, name: str):
+        return METHODS.attribute(self, name)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if METHODS.torch_function is None:
+            return NotImplemented
+        return METHODS.torch_function(function, args, kwargs or {})
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return concrete(self.shape[0])
+
+    def __iter__(self):
+        if not self.shape:
+            raise TypeError("iteration over a 0-d tensor")
+        return iter(METHODS.call("unbind", self, 0))
+
+    def __bool__(self):
+        return METHODS.call("__bool__", self)
+
+    def __int__(self):
+        return METHODS.call("__int__", self)
+
+    def __float__(self):
+        return METHODS.call("__float__", self)
+
+    def __index__(self):
+        return METHODS.call("__index__", self)
+
+    def __contains__(self, value):
+        return METHODS.call("__contains__", self, value)
+
+    __hash__ = object.__hash__
+
+
+_BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+
+
+def _forward(name: str) -> Callable:
+    def operator_method(self, *args):
+        return METHODS.call(name, self, *args)
+
+    operator_method.__name__ = name
+    return operator_method
+
+
+for _stem in _BINARY_DUNDERS:
+    for _name in (f"__{_stem}__", f"__r{_stem}__", f"__i{_stem}__"):
+        setattr(TensorProxy, _name, _forward(_name))
+for _name in "__neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __getitem__ __setitem__".split():
+    setattr(TensorProxy, _name, _forward(_name))
+
+
+def like(t: TensorProxy, shape: tuple | None = None, dtype: dtype | None = None, device: Device | None = None) -> TensorProxy:
+    """A fresh unnamed tensor like `t`, for meta rules: no conversions, no checks, requires_grad False (recording sets it)."""
+    out = TensorProxy.__new__(TensorProxy)
+    out.name = ""
+    out.shape = t.shape if shape is None else shape
+    out.dtype = t.dtype if dtype is None else dtype
+    out.device = t.device if device is None else device
+    out.requires_grad = False
+    return out
+
+
+class NumberProxy(Proxy):
+    """A Python number that stays symbolic.
+
+    value: what it was at capture (the hint). expression: what it is, in terms of the numbers the prologue passes in. guards: the sink
+    `guards(expression_a, relation, expression_b_or_None, outcome)` that is told whenever the value decides something.
+    """
+
+    __slots__ = ("value", "expression", "guards")
+    python_type: type = int
+
+    def __init__(self, name: str, value, expression: symbolic.Expression | None = None, guards: Callable | None = None):
+        self.name, self.value, self.guards = name, value, guards
+        self.expression = symbolic.symbol(name) if expression is None else expression
+
+    def concrete(self):
+        """The value, which is from now on guarded: the program holds for this value only."""
+        if not self.expression.is_constant and self.guards is not None:
+            self.guards(self.expression, "==", symbolic.constant(self.value), True)
+        return self.value
+
+    def __bool__(self) -> bool:
+        return bool(_compare(self, 0, "!="))
+
+    def __hash__(self) -> int:
+        return hash(self.concrete())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.concrete(), spec)
+
+    def __str__(self) -> str:
+        return str(self.concrete())
+
+    def __int__(self) -> int:
+        return int(self.concrete())
+
+    def __float__(self) -> float:
+        return float(self.concrete())
+
+    def __complex__(self) -> complex:
+        return complex(self.concrete())
+
+    def __round__(self, digits=None):
+        return round(self.concrete(), digits)
+
+
+class IntegerProxy(NumberProxy):
+    __slots__ = ()
+    python_type = int
+
+    def __index__(self) -> int:
+        return self.concrete()
+
+
+class FloatProxy(NumberProxy):
+    __slots__ = ()
+    python_type = float
+
+
+_NUMBERS = (bool, int, float, NumberProxy)
+
+
+def _expression(x) -> symbolic.Expression:
+    return x.expression if isinstance(x, NumberProxy) else symbolic.constant(x)
+
+
+def _hint(x):
+    return x.value if isinstance(x, NumberProxy) else x
+
+
+def _arithmetic(name: str, a, b=None):
+    """name(a, b) as a NumberProxy, or as a plain number where the result does not depend on an input."""
+    operands = (a,) if b is None else (a, b)
+    function = symbolic.APPLICATIONS[name][0]
+    value = function(*map(_hint, operands))
+    expressions = tuple(map(_expression, operands))
+    if name in ("add", "sub", "mul") and type(value) is int:
+        ea, eb = expressions
+        expression = ea + eb if name == "add" else ea - eb if name == "sub" else ea * eb
+    else:
+        expression = symbolic.apply(name, *expressions)
+    if expression.is_constant:
+        return value
+    guards = next(x.guards for x in operands if isinstance(x, NumberProxy))
+    return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), value, expression, guards)
+
+
+_RELATIONS: dict[str, Callable] = {
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+
+def _compare(a, b, relation: str) -> bool:
+    outcome = _RELATIONS[relation](_hint(a), _hint(b))
+    ea, eb = _expression(a), _expression(b)
+    if type(_hint(a)) is type(_hint(b)) is int:
+        difference = ea - eb
+        if difference.is_constant:
+            return outcome
+    elif ea == eb:
+        return outcome
+    guards = next(x.guards for x in (a, b) if isinstance(x, NumberProxy))
+    if guards is not None:
+        guards(ea, relation, eb, outcome)
+    return outcome
+
+
+def _binary_number(name: str, reflected: bool) -> Callable:
+    def method(self, other):
+        if not isinstance(other, _NUMBERS):
+            return NotImplemented
+        return _arithmetic(name, other, self) if reflected else _arithmetic(name, self, other)
+
+    return method
+
+
+def _relation(relation: str) -> Callable:
+    def method(self, other):
+        if not isinstance(other, _NUMBERS):
+            return NotImplemented
+        return _compare(self, other, relation)
+
+    return method
+
+
+for _name in "add sub mul truediv floordiv mod pow".split():
+    setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
+    setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
+for _stem, _symbol in zip("eq ne lt le gt ge".split(), _RELATIONS, strict=True):
+    setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
+NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
+NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
+NumberProxy.__pos__ = lambda self: self  # type: ignore[attr-defined]
+for _name in ("trunc", "floor", "ceil"):
+    setattr(NumberProxy, f"__{_name}__", lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self))
+
+
+def concrete(x):
+    """A plain number: a NumberProxy's value, which becomes a guard; anything else as it is."""
+    return x.concrete() if isinstance(x, NumberProxy) else x
+
+
+def number_value(x):
+    """The value seen at capture, without making it a guard: for messages and estimates only."""
+    return x.value if isinstance(x, NumberProxy) else x
+
+
+def type_string(x) -> str:
+    """How traces print the type of a value: `cpu f32[2, 2]`, `int 8`, `Collection`, `Any` ..."""
+    if isinstance(x, TensorProxy):
+        return f"{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
+    if isinstance(x, NumberProxy):
+        return f"{x.python_type.__name__} {x.value!r}"
+    if isinstance(x, CollectionProxy):
+        return "Collection"
+    if isinstance(x, AnyProxy) or x is None:
+        return "Any"
+    return f"{type(x).__name__} {x!r}" if isinstance(x, (bool, int, float, complex)) else type(x).__name__
+
+
+def proxies_in(value, found: list) -> list:
+    """Appends the proxies in a structure of tuples, lists, dicts and slices to `found`, in order, repetitions kept."""
+    t = type(value)
+    if t is TensorProxy:
+        found.append(value)
+    elif t is tuple or t is list:
+        for x in value:
+            proxies_in(x, found)
+    elif isinstance(value, Proxy):
+        found.append(value)
+    elif t is dict:
+        for x in value.values():
+            proxies_in(x, found)
+    elif t is slice:
+        proxies_in((value.start, value.stop, value.step), found)
+    elif isinstance(value, (tuple, list)):
+        for x in value:
+            proxies_in(x, found)
+    return found
+
+
+def map_structure(function: Callable, value):
+    """`value` with `function` applied to every leaf of its tuples, lists, dicts and slices; the same object where nothing changed."""
+    t = type(value)
+    if t is tuple or t is list:
+        new = [map_structure(function, x) for x in value]
+        return value if all(a is b for a, b in zip(new, value)) else t(new)
+    if t is dict:
+        new_dict = {k: map_structure(function, x) for k, x in value.items()}
+        return value if all(new_dict[k] is value[k] for k in value) else new_dict
+    if t is slice:
+        parts = [map_structure(function, x) for x in (value.start, value.stop, value.step)]
+        return slice(*parts)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make([map_structure(function, x) for x in value])  # type: ignore[attr-defined]
+    return function(value)

@@ -1,0 +1,368 @@
+"""Symbols (operations), bound symbols (lines of a trace), and the recorder that writes lines while a function is traced.
+
+A symbol is called like a function. Its meta rule types the result, or, where it has none, its decomposition is run and typed. The call is
+recorded in the current `Recorder` as a `BoundSymbol`, which never changes afterwards. Traces are flat: a composite is one line, and its decomposition
+(`bound_symbol.subsymbols`) is made when somebody first asks.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Callable, Iterator, KeysView
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
+from thunder.errors import MissingImplementationError
+
+__all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "detached"]
+
+
+class OpTags(enum.Enum):
+    """What passes need to know about an operation, beyond its rules."""
+
+    SHAPE_OP = enum.auto()  # moves or views data, computes nothing
+    REDUCTION_OP = enum.auto()
+    RANDOM_OP = enum.auto()  # draws from a generator: never merged, never repeated
+    MATMUL_OP = enum.auto()
+    DEVICE_SYNC_OP = enum.auto()  # waits for the device
+    DONT_DCE = enum.auto()  # has an effect beyond its outputs
+    IN_PLACE = enum.auto()
+    VIEW = enum.auto()  # an output may share memory with the first tensor argument
+    OPAQUE = enum.auto()  # typed by running PyTorch on fake tensors, executed by calling PyTorch
+    AUTO_REGISTERED = OPAQUE
+
+
+class Names:
+    """The names taken in a program, shared by all traces made from it."""
+
+    __slots__ = ("taken", "counters")
+
+    def __init__(self):
+        self.taken: set[str] = set()
+        self.counters: dict[str, int] = {}
+
+    def make(self, prefix: str = "t") -> str:
+        """A new name, the prefix and a number."""
+        n = self.counters.get(prefix, 0)
+        while (name := f"{prefix}{n}") in self.taken:
+            n += 1
+        self.counters[prefix] = n + 1
+        self.taken.add(name)
+        return name
+
+    def claim(self, name: str) -> str:
+        """`name` where it is free, else a variation of it."""
+        if name in self.taken:
+            return self.make(f"{name}_")
+        self.taken.add(name)
+        return name
+
+
+class Context:
+    """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of lines; never mutated."""
+
+    __slots__ = ("names", "grad_enabled", "autocast", "default_dtype", "default_device")
+
+    def __init__(self, names: Names, *, grad_enabled: bool = True, autocast=None, default_dtype=None, default_device=None):
+        self.names, self.grad_enabled, self.autocast = names, grad_enabled, autocast
+        self.default_dtype, self.default_device = default_dtype, default_device
+
+    def replace(self, **changes) -> Context:
+        fields = {k: getattr(self, k) for k in ("grad_enabled", "autocast", "default_dtype", "default_device")} | changes
+        return Context(changes.get("names", self.names), **{k: v for k, v in fields.items() if k != "names"})
+
+
+class Recorder:
+    """The list of lines being written: the only mutable thing while a function is traced.
+
+    context: see `Context`; replaced, not changed, when the program enters or leaves a mode. versions: proxies that an in-place operation
+    overwrote, by name, with what they stand for now. location: called for each line, gives where in the user's code it came from.
+    """
+
+    __slots__ = ("bound_symbols", "context", "versions", "location")
+
+    def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None):
+        self.bound_symbols: list[BoundSymbol] = []
+        self.context = context or Context(Names())
+        self.versions: dict[str, TensorProxy] = {}
+        self.location = location
+
+    def latest(self, x):
+        """What a proxy stands for after the in-place operations recorded so far."""
+        while type(x) is TensorProxy and x.name in self.versions:
+            x = self.versions[x.name]
+        return x
+
+
+_current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+def current_recorder() -> Recorder | None:
+    return _current.get()
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[Recorder]:
+    """Calls of symbols are recorded in `recorder` inside the block."""
+    token = _current.set(recorder)
+    try:
+        yield recorder
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def detached(context: Context | None = None) -> Iterator[Recorder]:
+    """A recorder of its own for lines that do not belong to the program (a checker's probing, a decomposition)."""
+    outer = _current.get()
+    with recording(Recorder(context or (outer.context if outer else None))) as recorder:
+        yield recorder
+
+
+class Symbol:
+    """An operation.
+
+    name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from proxies; a symbol without one
+    is a composite typed by its `decomposition`. fn: the Python callable that executes it, if any. implementations look symbols up by `id`.
+    parameters: names of the positional parameters, so that calls by keyword are recorded by position. explain: see `thunder.ops`: turns an
+    error of the meta rule into the one PyTorch would raise.
+    """
+
+    __slots__ = (
+        "name", "module", "id", "meta", "decomposition", "is_prim", "tags", "fn", "executor", "python_printer", "parameters", "defaults", "autocast",
+        "torch_functions", "canonicalize", "explain", "is_fusion", "sampler", "error_sampler", "grad_rule", "info",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        meta: Callable | None = None,
+        *,
+        id: Any = None,
+        module: str | None = None,
+        decomposition: Callable | None = None,
+        is_prim: bool = False,
+        tags: tuple = (),
+        fn: Callable | None = None,
+        executor: Any = None,
+        python_printer: Callable | None = None,
+        is_fusion: bool = False,
+    ):
+        self.name, self.module, self.meta, self.decomposition, self.is_prim = name, module, meta, decomposition, is_prim
+        self.id = id if id is not None else f"{module}.{name}" if module else name
+        self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = frozenset(tags), fn, executor, python_printer, is_fusion
+        self.autocast: str | None = None
+        self.torch_functions: tuple = ()
+        self.canonicalize: Callable | None = None
+        self.explain: Callable | None = None
+        self.sampler = self.error_sampler = self.grad_rule = None
+        self.info: dict = {}
+        self.parameters, self.defaults = _positional_parameters(decomposition or meta)
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+    def __repr__(self) -> str:
+        return f"<Symbol {self.qualified_name}>"
+
+    def __call__(self, *args, **kwargs):
+        recorder = _current.get()
+        if recorder is None:
+            return self._run(args, kwargs)
+        if kwargs and not self.parameters.isdisjoint(kwargs):
+            args, kwargs = self._by_position(args, kwargs)
+        if self.canonicalize is not None:
+            args, kwargs = self.canonicalize(args, kwargs)
+        if recorder.versions:
+            args, kwargs = map_structure(recorder.latest, args), map_structure(recorder.latest, kwargs)
+        if recorder.context.autocast is not None and self.autocast is not None:
+            args, kwargs = recorder.context.autocast(self, args, kwargs)
+        subsymbols = None
+        try:
+            if self.meta is not None:
+                out = self.meta(*args, **kwargs)
+            else:
+                with detached(recorder.context) as inner:
+                    out = self.decomposition(*args, **kwargs)  # type: ignore[misc]
+                subsymbols = inner.bound_symbols
+        except Exception as error:
+            if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
+                raise
+            raise better from None
+        return self.record(recorder, args, kwargs, out, subsymbols)
+
+    def record(self, recorder: Recorder, args: tuple, kwargs: dict, out, subsymbols: list[BoundSymbol] | None = None):
+        """Writes the line `out = self(*args, **kwargs)` and returns `out`, with names given and requires_grad set.
+
+        A result that is one of the arguments, with nothing computed, is returned without a line.
+        """
+        inputs = proxies_in(kwargs, proxies_in(args, [])) if kwargs else proxies_in(args, [])
+        outputs = [out] if type(out) is TensorProxy else proxies_in(out, [])
+        if not subsymbols and outputs and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
+            return out
+        context = recorder.context
+        needs_grad = context.grad_enabled and any(type(i) is TensorProxy and i.requires_grad for i in inputs)
+        for o in outputs:
+            if not o.name:
+                o.name = context.names.make()
+                if needs_grad and type(o) is TensorProxy and o.dtype.category >= 2:
+                    o.requires_grad = True
+        line = BoundSymbol(self, args, kwargs, out, context=context, inputs=tuple(inputs), outputs=tuple(outputs))
+        if subsymbols is not None:
+            line._subsymbols = tuple(subsymbols)
+        if recorder.location is not None:
+            line.location = recorder.location()
+        recorder.bound_symbols.append(line)
+        return out
+
+    def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
+        """A line for this symbol with a given output, recorded nowhere."""
+        line = BoundSymbol(self, args, kwargs, output, context=context)
+        if subsymbols:
+            line._subsymbols = tuple(subsymbols)
+        return line
+
+    def _run(self, args: tuple, kwargs: dict):
+        """Outside of a trace a symbol is the function that executes it, so that every printed trace is a program that runs."""
+        run = self.fn or self.decomposition
+        if run is None:
+            raise MissingImplementationError(
+                f"{self.qualified_name} was called outside of a trace and has no implementation of its own: call it from a function given to thunder.jit"
+            )
+        return run(*args, **kwargs)
+
+    def _by_position(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        kwargs, positional, names = dict(kwargs), list(args), list(self.parameters)
+        last = max((names.index(k) for k in kwargs if k in names), default=-1)
+        for i in range(len(positional), last + 1):
+            if names[i] in kwargs:
+                positional.append(kwargs.pop(names[i]))
+            elif names[i] in self.defaults:
+                positional.append(self.defaults[names[i]])
+            else:
+                raise TypeError(f"{self.name}() missing 1 required positional argument: {names[i]!r}")
+        return tuple(positional), kwargs
+
+
+def _positional_parameters(function: Callable | None) -> tuple[KeysView[str], dict[str, Any]]:
+    """Names of the positional-or-keyword parameters, in order, and their defaults."""
+    if function is None:
+        return {}.keys(), {}
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return {p.name: None for p in positional}.keys(), {p.name: p.default for p in positional if p.default is not p.empty}
+
+
+class BoundSymbol:
+    """One line of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat. Never changed once made."""
+
+    __slots__ = ("sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols", "aliases")
+
+    def __init__(self, sym: Symbol, args: tuple, kwargs: dict, output, *, context: Context | None = None, inputs=None, outputs=None, location=None):
+        self.sym, self.args, self.kwargs, self.output, self.context = sym, args, kwargs, output, context
+        self.inputs: tuple[Proxy, ...] = tuple(proxies_in(kwargs, proxies_in(args, []))) if inputs is None else inputs
+        self.outputs: tuple[Proxy, ...] = tuple(proxies_in(output, [])) if outputs is None else outputs
+        self.location, self.header = location, ""
+        self._subsymbols: tuple[BoundSymbol, ...] | None = None
+        self.aliases: dict[Proxy, Any] = {}  # outputs that the decomposition does not compute: the inputs they are
+
+    flat_proxy_args = property(lambda self: self.inputs)
+    flat_proxy_outs = property(lambda self: self.outputs)
+    tags = property(lambda self: self.sym.tags)
+
+    @property
+    def subsymbols(self) -> tuple[BoundSymbol, ...]:
+        """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim."""
+        if self._subsymbols is None:
+            self._subsymbols = self._decompose() if self.sym.decomposition is not None else ()
+        return self._subsymbols
+
+    def _decompose(self) -> tuple[BoundSymbol, ...]:
+        with detached(self.context.replace(autocast=None) if self.context else None) as inner:
+            result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
+        made = {o for line in inner.bound_symbols for o in line.outputs}
+        pairs = list(zip(_leaves(result, []), _leaves(self.output, []), strict=True))
+        table = {new: old for new, old in pairs if isinstance(new, Proxy) and isinstance(old, Proxy) and new in made and new is not old}
+        # two outputs that are one value of the decomposition: the second is an alias of the first
+        self.aliases = {old: table.get(new, new) for new, old in pairs if isinstance(old, Proxy) and table.get(new, new) is not old}
+        return tuple(line.swap(table) for line in inner.bound_symbols) if table else tuple(inner.bound_symbols)
+
+    def replace(self, **changes) -> BoundSymbol:
+        """A copy with some of sym, args, kwargs, output, subsymbols changed. `from_bsym` is the same."""
+        new = BoundSymbol(
+            changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs), changes.get("output", self.output),
+            context=self.context, location=self.location,
+        )  # fmt: skip
+        if "subsymbols" in changes:
+            new._subsymbols = tuple(changes["subsymbols"])
+        elif "args" not in changes and "kwargs" not in changes and "output" not in changes and "sym" not in changes:
+            new._subsymbols = self._subsymbols
+        return new
+
+    from_bsym = replace
+
+    def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
+        """A copy that reads and writes other values: `table` maps proxies to what takes their place."""
+        if not any(p in table for p in self.inputs) and not any(p in table for p in self.outputs):
+            return self
+
+        def swapped(x):
+            return table.get(x, x) if isinstance(x, Proxy) else x
+
+        new = self.replace(args=map_structure(swapped, self.args), kwargs=map_structure(swapped, self.kwargs), output=map_structure(swapped, self.output))
+        if self._subsymbols:
+            new._subsymbols = tuple(s.swap(table) for s in self._subsymbols)
+        return new
+
+    def has_input(self, proxy: Proxy) -> bool:
+        return any(p is proxy for p in self.inputs)
+
+    @property
+    def rhs(self):
+        """A hashable key of the right-hand side: equal for two lines that compute the same."""
+        return (self.sym.id, self.sym.module, hashable(self.args), hashable(self.kwargs))
+
+    def __repr__(self) -> str:
+        from thunder.core.codegen import Printer
+
+        return "\n".join(Printer(print_depth=1).line(self))
+
+    def python(self, indent: int = 0, commented: bool = False, print_depth: int = 1) -> list[str]:
+        from thunder.core.codegen import Printer
+
+        return Printer(print_depth=print_depth).line(self, indent, commented)
+
+
+def _leaves(x, found: list) -> list:
+    if isinstance(x, (tuple, list)):
+        for e in x:
+            _leaves(e, found)
+    elif isinstance(x, dict):
+        for e in x.values():
+            _leaves(e, found)
+    else:
+        found.append(x)
+    return found
+
+
+def hashable(x):
+    """A hashable stand-in for a structure of arguments: proxies by identity, 1, 1.0 and True kept apart."""
+    if isinstance(x, NumberProxy):
+        return (NumberProxy, x.expression)
+    if isinstance(x, Proxy):
+        return x
+    if isinstance(x, (tuple, list)):
+        return (type(x).__name__, *map(hashable, x))
+    if isinstance(x, dict):
+        return ("dict", *((k, hashable(v)) for k, v in x.items()))
+    if isinstance(x, slice):
+        return ("slice", hashable(x.start), hashable(x.stop), hashable(x.step))
+    try:
+        hash(x)
+    except TypeError:
+        return (type(x), id(x))
+    return (type(x), repr(x) if isinstance(x, float) else x)

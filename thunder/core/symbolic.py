@@ -1,0 +1,153 @@
+"""Arithmetic on sizes and numbers that stay symbolic: one small expression type.
+
+An `Expression` is a polynomial with integer coefficients over atoms; an atom is an input symbol (a str: the name of a number that the
+prologue passes in) or an application such as ("floordiv", a, b) of expressions. Polynomials are kept in normal form, so that two
+sizes that are always equal are the same expression, and comparing them needs no guard.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+
+__all__ = ["Expression", "symbol", "constant", "apply", "APPLICATIONS"]
+
+APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how it is written)
+    "add": (operator.add, "({} + {})"),  # of floats: kept in the order written, since float addition does not associate
+    "sub": (operator.sub, "({} - {})"),
+    "mul": (operator.mul, "({} * {})"),
+    "floordiv": (operator.floordiv, "({} // {})"),
+    "mod": (operator.mod, "({} % {})"),
+    "truediv": (operator.truediv, "({} / {})"),
+    "pow": (operator.pow, "({} ** {})"),
+    "neg": (operator.neg, "(-{})"),
+    "abs": (abs, "abs({})"),
+    "max": (max, "max({}, {})"),
+    "min": (min, "min({}, {})"),
+    "int": (int, "int({})"),
+    "float": (float, "float({})"),
+    "round": (round, "round({})"),
+    "trunc": (math.trunc, "math.trunc({})"),
+    "ceil": (math.ceil, "math.ceil({})"),
+    "floor": (math.floor, "math.floor({})"),
+    "sqrt": (math.sqrt, "math.sqrt({})"),
+}
+
+
+class Expression:
+    """`terms` maps a sorted tuple of atoms (a monomial; () is the constant) to its coefficient, which is never 0."""
+
+    __slots__ = ("terms", "key")
+
+    def __init__(self, terms: dict):
+        self.terms = terms
+        self.key = tuple(sorted(terms.items(), key=repr))
+
+    def __eq__(self, other):
+        return type(other) is Expression and self.key == other.key
+
+    def __hash__(self):
+        return hash(self.key)
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms or (len(self.terms) == 1 and () in self.terms)
+
+    @property
+    def constant(self):
+        return self.terms.get((), 0)
+
+    def __add__(self, other: Expression) -> Expression:
+        terms = dict(self.terms)
+        for mono, c in other.terms.items():
+            total = terms.get(mono, 0) + c
+            if total == 0:
+                terms.pop(mono, None)
+            else:
+                terms[mono] = total
+        return Expression(terms)
+
+    def __sub__(self, other: Expression) -> Expression:
+        return self + Expression({m: -c for m, c in other.terms.items()})
+
+    def __mul__(self, other: Expression) -> Expression:
+        out = Expression({})
+        for m1, c1 in self.terms.items():
+            out = out + Expression({tuple(sorted(m1 + m2, key=repr)): c1 * c2 for m2, c2 in other.terms.items()})
+        return out
+
+    def symbols(self) -> set[str]:
+        """Names of the input symbols that occur."""
+        found: set[str] = set()
+        for mono in self.terms:
+            for atom in mono:
+                found.update((atom,) if isinstance(atom, str) else set().union(*(a.symbols() for a in atom[1:])))
+        return found
+
+    def evaluate(self, values: dict[str, int | float]):
+        """The number this stands for where `values` gives each symbol's."""
+        total = 0
+        for mono, c in self.terms.items():
+            for atom in mono:
+                c = c * (values[atom] if isinstance(atom, str) else APPLICATIONS[atom[0]][0](*(a.evaluate(values) for a in atom[1:])))
+            total = total + c
+        return total
+
+    def divide_exactly(self, other: Expression) -> Expression | None:
+        """The quotient when it is plain to see: division of every term by one common monomial, else None."""
+        if len(other.terms) != 1:
+            return constant(1) if self == other else None
+        ((mono, c),) = other.terms.items()
+        terms = {}
+        for m, k in self.terms.items():
+            rest = list(m)
+            for atom in mono:
+                if atom not in rest:
+                    return None
+                rest.remove(atom)
+            if type(k) is not int or type(c) is not int or k % c:
+                return None
+            terms[tuple(rest)] = k // c
+        return Expression(terms)
+
+    def __str__(self) -> str:
+        if not self.terms:
+            return "0"
+        return " + ".join(_monomial(m, c) for m, c in self.key).replace("+ -", "- ")
+
+    __repr__ = __str__
+
+
+def _monomial(mono: tuple, c) -> str:
+    factors = [a if isinstance(a, str) else APPLICATIONS[a[0]][1].format(*map(_operand, a[1:])) for a in mono]
+    if not factors:
+        return repr(c)
+    product = "*".join(factors)
+    return product if c == 1 else f"-{product}" if c == -1 else f"{c!r}*{product}"
+
+
+def _operand(e: Expression) -> str:
+    text = str(e)
+    return text if text.isidentifier() or e.is_constant else f"({text})"
+
+
+def symbol(name: str) -> Expression:
+    return Expression({(name,): 1})
+
+
+def constant(value) -> Expression:
+    return Expression({(): value} if value != 0 else {})
+
+
+def apply(name: str, *args: Expression) -> Expression:
+    """An application, simplified where it is plain: constants fold, an exact quotient loses its division."""
+    if all(a.is_constant for a in args):
+        return constant(APPLICATIONS[name][0](*(a.constant for a in args)))
+    if name == "neg":
+        return constant(0) - args[0]
+    if name == "floordiv" and (q := args[0].divide_exactly(args[1])) is not None:
+        return q
+    if name == "mod" and args[0].divide_exactly(args[1]) is not None:
+        return constant(0)
+    return Expression({((name, *args),): 1})

@@ -1,0 +1,57 @@
+"""The errors thunder raises to its users. Each says what happened, where in the user's code, why, and what to do.
+
+An error of the user's own program, or of PyTorch in it, leaves a compiled function as itself.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ThunderError", "CaptureError", "MissingImplementationError", "GradientRequiredError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning", "RecompileWarning"]
+
+
+class ThunderError(RuntimeError):
+    """Base of all errors that are thunder's own."""
+
+
+class CaptureError(ThunderError):
+    """A program could not be captured.
+
+    location: (filename, line number, function name, source line) of the user's code. reason: why. remedy: what to do.
+    """
+
+    def __init__(self, reason: str, *, location: tuple | None = None, remedy: str = ""):
+        self.reason, self.location, self.remedy = reason, location, remedy
+        text = [f"cannot capture this program: {reason}"]
+        if location is not None:
+            filename, line, function, source = location
+            text.append(f'  at {filename}:{line}, in {function}' + (f"\n    {source.strip()}" if source else ""))
+        if remedy:
+            text.append(f"  {remedy}")
+        super().__init__("\n".join(text))
+
+
+class MissingImplementationError(ThunderError, NotImplementedError):
+    """An operation was met that nothing can carry out: no executor takes it, or it was called where nothing is traced."""
+
+
+class GradientRequiredError(ThunderError, NotImplementedError):
+    """A call would have to return values that require grad, which this version cannot do yet."""
+
+
+class TraceCheckError(ThunderError):
+    """A trace breaks a rule that every trace keeps: a mistake of the pass that made it."""
+
+
+class OptionError(ThunderError, ValueError):
+    """An option has a value that is not among the valid ones, which the message names."""
+
+
+class SharpEdgeError(ThunderError):
+    """With sharp_edges="error": the program does something that a compiled program cannot repeat faithfully."""
+
+
+class SharpEdgeWarning(UserWarning):
+    """With sharp_edges="warn", or once a site by default: the program does something that a compiled program cannot repeat faithfully."""
+
+
+class RecompileWarning(UserWarning):
+    """One function was compiled more often than the limit; the text says what changed each time."""
