@@ -110,8 +110,10 @@ class Printer:
     def _assignment(self, b, commented: bool) -> str:
         sym = b.sym
         prims = sym.module == "prims"
+        imports, context = (set(self.imports), dict(self.context)) if commented else (self.imports, self.context)
         arguments = ", ".join([self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()])
         call = f"{self.callee(sym, commented)}({arguments})"
+        self.imports, self.context = imports, context  # what only a comment names is not imported
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
         text = f"{self.target(b.output)} = {call}"

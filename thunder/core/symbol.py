@@ -189,6 +189,8 @@ class Symbol:
                 with detached(recorder.context) as inner:
                     out = self.decomposition(*args, **kwargs)  # type: ignore[misc]
                 subsymbols = inner.bound_symbols
+                if not subsymbols and any(not o.name for o in proxies_in(out, [])):
+                    self._become_prim()
         except Exception as error:
             if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
                 raise
@@ -225,6 +227,26 @@ class Symbol:
         if subsymbols:
             line._subsymbols = tuple(subsymbols)
         return line
+
+    def _become_prim(self) -> None:
+        """The decomposition made proxies without computing them: its author meant it as a meta rule."""
+        self.meta, self.decomposition, self.is_prim = self.decomposition, None, True
+
+    # --- rules that stand beside the definition, as decorators
+    def typed_by(self, meta: Callable) -> Callable:
+        """Gives a composite a meta rule of its own, so that typing it does not run its decomposition."""
+        self.meta = meta
+        return meta
+
+    def samples(self, function: Callable) -> Callable:
+        """`function(make)` yields argument tuples (or (args, kwargs) pairs) that tests call the operation with."""
+        self.sampler = function
+        return function
+
+    def error_samples(self, function: Callable) -> Callable:
+        """`function(make)` yields (args, kwargs) that PyTorch refuses; thunder must refuse them with the same class and first words."""
+        self.error_sampler = function
+        return function
 
     def _run(self, args: tuple, kwargs: dict):
         """Outside of a trace a symbol is the function that executes it, so that every printed trace is a program that runs."""

@@ -1,0 +1,1 @@
+"""The executors that come with thunder: one file each."""

@@ -1,0 +1,65 @@
+"""The torch executor: carries out every operation that is a PyTorch function by calling that function.
+
+There is no table here: what it calls follows from the operation's own definition (`thunder.ops.define`).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.extend import Executor, Implementation, add_always_executor, register_executor
+from thunder.ops.define import torch_path
+
+__all__ = ["torch_ex", "no_autocast"]
+
+
+class TorchExecutor(Executor):
+    """Executes whatever has a PyTorch function."""
+
+    def implementation(self, line: BoundSymbol) -> Implementation | None:
+        found = super().implementation(line)
+        if found is not None:
+            return found
+        symbol = line.sym
+        if symbol.fn is None or symbol.executor is not None:
+            return None
+        made = self.implmap[symbol.id] = Implementation(_execution_symbol(symbol), None, None)
+        return made
+
+
+def _execution_symbol(symbol: Symbol) -> Symbol:
+    """The symbol that prints and calls the PyTorch function of an operation."""
+    path = torch_path(symbol.fn) if symbol.module != "prims" or symbol.fn.__name__ != "<lambda>" else None
+    module, name = path or (None, f"{symbol.name}_impl")
+    made = Symbol(name, id=f"torch.{symbol.id}", module=module, tags=tuple(symbol.tags), fn=symbol.fn, executor=torch_ex, is_prim=True)
+    return made
+
+
+torch_ex = TorchExecutor("torch", version=torch.__version__)
+register_executor(torch_ex)
+add_always_executor(torch_ex)
+
+
+def no_autocast(function):
+    """Decorator of generated programs: torch.autocast does not change them, the casts it asks for are written out in them.
+
+    Costs one flag test when autocast is off.
+    """
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        if not torch._C._is_any_autocast_enabled():
+            return function(*args, **kwargs)
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        for kind in kinds:
+            torch.set_autocast_enabled(kind, False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            for kind in kinds:
+                torch.set_autocast_enabled(kind, True)
+
+    return run

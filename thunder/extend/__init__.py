@@ -1,0 +1,218 @@
+"""Executors: who carries out the operations of a trace. Users extend thunder here.
+
+An `OperatorExecutor` brings operations of its own (`register_operator`) and implementations of existing ones (`register_implementation`). The executors
+given to `thunder.jit` are asked in their order; the always-executors, `torch` and `python`, are asked last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from thunder.core.codegen import Printer
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.errors import OptionError
+
+__all__ = [
+    "Executor", "OperatorExecutor", "Implementation", "register_executor", "deregister_executor", "get_all_executors", "get_default_executors",
+    "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor", "add_always_executor",
+    "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
+]  # fmt: skip
+
+
+class Implementation:
+    """How an executor carries out one operation: a symbol with the same arguments, or a function that rewrites it in terms of other operations."""
+
+    __slots__ = ("symbol", "checker", "execution_transform")
+
+    def __init__(self, symbol: Symbol | None, checker: Callable | None, execution_transform: Callable | None):
+        self.symbol, self.checker, self.execution_transform = symbol, checker, execution_transform
+
+    def takes(self, line: BoundSymbol) -> bool:
+        return self.checker is None or bool(self.checker(*line.args, **line.kwargs))
+
+
+class Executor:
+    """A named carrier-out of operations. `implementation(line)` says how it would execute a line, or None."""
+
+    def __init__(self, name: str, *, version: str | None = None):
+        self.name, self.version = name, version
+        self.implmap: dict[Any, Implementation] = {}
+        self.opmap: dict[str, Symbol] = {}
+        self.replacements: dict[Callable, Symbol] = {}  # user's functions that are diverted to a symbol
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Executor) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def implementation(self, line: BoundSymbol) -> Implementation | None:
+        found = self.implmap.get(line.sym.id)
+        return found if found is not None and found.takes(line) else None
+
+    def can_execute(self, line: BoundSymbol) -> bool:
+        return line.sym.executor is self or self.implementation(line) is not None
+
+    can_execute_or_fuse = can_execute
+
+    def get_execution_transform(self, line: BoundSymbol) -> Callable | None:
+        found = self.implementation(line)
+        return found.execution_transform if found else None
+
+
+class OperatorExecutor(Executor):
+    """An executor that takes operations one by one."""
+
+    def register_operator(
+        self,
+        name: str,
+        *,
+        like: Callable | None = None,
+        meta: Callable | None = None,
+        fn: Callable | None = None,
+        tags: Sequence = (),
+        module: Any = None,
+        replaces: Callable | Sequence[Callable] | None = None,
+        python_printer: Callable[[BoundSymbol, Printer], list[str]] | None = None,
+    ) -> Symbol:
+        """Makes a new operation that `fn` executes, and returns the symbol that programs call it by.
+
+        Exactly one of `like` and `meta` types it. `meta` maps proxies to proxies and makes a primitive. `like` is written in thunder's operations, which
+        become the decomposition. `replaces` names a function, or several, that compiled programs call this operation instead of. `module`
+        prints and calls the function as an attribute of a module.
+
+        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found.
+        """
+        if (like is None) == (meta is None):
+            raise ValueError(f"register_operator({name!r}): give exactly one of like= and meta=")
+        if fn is None and module is not None:
+            fn = getattr(module, name)
+        if fn is None:
+            raise ValueError(f"register_operator({name!r}): give fn=, the function that executes it")
+        symbol = Symbol(
+            name, meta, id=f"{self.name}.{name}", module=getattr(module, "__name__", module), decomposition=like, is_prim=like is None, tags=tuple(tags),
+            fn=fn, executor=self, python_printer=python_printer,
+        )  # fmt: skip
+        self.opmap[name] = symbol
+        for function in replaces if isinstance(replaces, (tuple, list)) else (replaces,) if replaces is not None else ():
+            self.replacements[function] = symbol
+        return symbol
+
+    def register_implementation(
+        self, sym_or_id: Symbol | Any, op: Symbol | None = None, *, checker: Callable | None = None, execution_transform: Callable | None = None
+    ) -> None:
+        """Says how this executor carries out an operation, instead of what was said before.
+
+        `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations.
+        `checker`, called with the same arguments, says whether it can: without one it always can.
+        """
+        if (op is None) == (execution_transform is None):
+            raise ValueError("register_implementation: give exactly one of op and execution_transform")
+        self.implmap[getattr(sym_or_id, "id", sym_or_id)] = Implementation(op, checker, execution_transform)
+
+
+def single_op_executor(
+    executor_name: str, op_name: str, fn: Callable, meta: Callable, *, version: str | None = None, replaces: Callable | None = None,
+    tags: Sequence = (), checker: Callable | None = None, execution_transform: Callable | None = None,
+) -> OperatorExecutor:  # fmt: skip
+    """An executor, registered, with one operation that replaces `fn` (or `replaces`) in compiled programs."""
+    executor = OperatorExecutor(executor_name, version=version)
+    symbol = executor.register_operator(op_name, meta=meta, fn=fn, replaces=replaces or fn, tags=tags)
+    if execution_transform is not None:
+        executor.register_implementation(symbol, checker=checker, execution_transform=execution_transform)
+    register_executor(executor)
+    return executor
+
+
+# --- the registry
+
+_ALL: dict[str, Executor] = {}
+_DEFAULT: list[Executor] = []
+_ALWAYS: list[Executor] = []
+
+
+def register_executor(executor: Executor) -> Executor:
+    """Makes an executor known by its name; one of the same name is replaced."""
+    _ALL[executor.name] = executor
+    for chain in (_DEFAULT, _ALWAYS):
+        chain[:] = [executor if e.name == executor.name else e for e in chain]
+    return executor
+
+
+def deregister_executor(executor: Executor | str) -> None:
+    name = getattr(executor, "name", executor)
+    _ALL.pop(name, None)  # type: ignore[arg-type]
+    remove_default_executor(name)
+    remove_always_executor(name)
+
+
+def get_executor(name: str) -> Executor | None:
+    return _ALL.get(name)
+
+
+def get_all_executors() -> tuple[Executor, ...]:
+    return tuple(_ALL.values())
+
+
+def get_default_executors() -> tuple[Executor, ...]:
+    """The executors used when a call of thunder.jit names none, in the order they are asked."""
+    return tuple(_DEFAULT)
+
+
+def get_always_executors() -> tuple[Executor, ...]:
+    """The executors that are asked after all others."""
+    return tuple(_ALWAYS)
+
+
+def set_default_executors(executors: Iterable[Executor]) -> None:
+    _DEFAULT[:] = executors
+
+
+def set_always_executors(executors: Iterable[Executor]) -> None:
+    _ALWAYS[:] = executors
+
+
+def add_default_executor(executor: Executor) -> None:
+    """Puts an executor in front of the default ones."""
+    remove_default_executor(executor)
+    _DEFAULT.insert(0, executor)
+
+
+def add_always_executor(executor: Executor) -> None:
+    remove_always_executor(executor)
+    _ALWAYS.insert(0, executor)
+
+
+def _named(executor: Executor | str) -> str:
+    return getattr(executor, "name", executor)  # type: ignore[return-value]
+
+
+def remove_default_executor(executor: Executor | str) -> None:
+    _DEFAULT[:] = [e for e in _DEFAULT if e.name != _named(executor)]
+
+
+def remove_always_executor(executor: Executor | str) -> None:
+    _ALWAYS[:] = [e for e in _ALWAYS if e.name != _named(executor)]
+
+
+def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Executor, ...]:
+    """Executors given as objects or registered names, the default ones for None, with the always-executors at the end.
+
+    Raises OptionError (a ValueError) for a name that is not registered.
+    """
+    chosen: list[Executor] = []
+    for e in get_default_executors() if executors is None else executors:
+        found = e if isinstance(e, Executor) else _ALL.get(e)
+        if found is None:
+            raise OptionError(f"no executor is called {e!r}; registered: {', '.join(sorted(_ALL))}")
+        chosen.append(found)
+    return add_executor_lists(chosen, _ALWAYS)
+
+
+def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) -> tuple[Executor, ...]:
+    """Both lists, each executor once, at its first place."""
+    return tuple(dict.fromkeys([*first, *second]))

@@ -1,0 +1,13 @@
+"""Everything known about each operation, by family: one op, one place.
+
+`define` says how an op is written down, `promotion` how types meet, `opaque` what happens to a torch function that has no definition. Importing this
+package defines all operations and gives proxies their methods.
+"""
+
+from __future__ import annotations
+
+from thunder.ops import data, elementwise, linalg  # noqa: I001  families, in the order of their dependencies
+from thunder.ops import inplace, methods, opaque
+from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
+
+__all__ = ["LTORCH", "PRIMS", "lookup", "inplace_of", "inplace", "methods", "opaque", "data", "elementwise", "linalg"]

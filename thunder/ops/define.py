@@ -1,0 +1,163 @@
+"""How operations are defined: one op, one place.
+
+`prim` makes an operation that stands for itself: the decorated function is its meta rule. `composite` makes an operation with PyTorch's semantics:
+the decorated function says what it means in terms of other operations. From a definition follow the `ltorch` symbol, the method on proxies, the
+in-place form, what the torch executor calls and prints, and the tests: there is no second registration.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+
+import torch
+
+from thunder.core.proxies import METHODS
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import explain
+
+__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of"]
+
+LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
+PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
+_BY_TORCH: dict[Callable, Callable] = {}
+_INPLACE: dict[Callable, Symbol] = {}  # torch's in-place callable -> the operation whose result it writes back
+
+
+def lookup(function) -> Callable | None:
+    """The operation (or alias of operations) that a torch function, Tensor method or C builtin stands for; None where it has no definition here."""
+    try:
+        return _BY_TORCH.get(function)
+    except TypeError:  # unhashable: no function of torch's
+        return None
+
+
+def inplace_of(function) -> Symbol | None:
+    """For an in-place callable of torch (`torch.Tensor.add_`): the operation it applies and writes back."""
+    try:
+        return _INPLACE.get(function)
+    except TypeError:
+        return None
+
+
+_NAMESPACES = [
+    ("torch", torch),
+    ("torch.nn.functional", torch.nn.functional),
+    ("torch.special", torch.special),
+    ("torch.linalg", torch.linalg),
+    ("torch.fft", torch.fft),
+    ("Tensor", torch.Tensor),
+    ("torch._C._nn", torch._C._nn),
+    ("torch.ops.aten", torch.ops.aten),
+]
+
+
+def torch_path(function: Callable) -> tuple[str, str] | None:
+    """(printed module, name) under which a function of torch's is found, e.g. ("torch.nn.functional", "linear")."""
+    name = getattr(function, "__name__", None)
+    if name is None:
+        return None
+    for module, space in _NAMESPACES[:-1]:
+        if getattr(space, name, None) == function:
+            return module, name
+    return None
+
+
+def register(symbol: Symbol, *torch_functions: Callable, method: str | None = None, properties: tuple[str, ...] = ()) -> Symbol:
+    """Makes `symbol` the meaning of some torch functions; the first one is what the torch executor calls and prints.
+
+    A Tensor method among them becomes a method of proxies, and where Tensor has the same name with a trailing underscore, that is its in-place form.
+    """
+    symbol.torch_functions = torch_functions
+    if torch_functions and symbol.fn is None:
+        symbol.fn = torch_functions[0]
+    for function in torch_functions:
+        _BY_TORCH[function] = symbol
+        name = getattr(function, "__name__", "")
+        if getattr(torch.Tensor, name, None) == function:
+            METHODS[name] = symbol
+            _register_inplace(symbol, name)
+    if method is not None:
+        METHODS[method] = symbol
+    for name in properties:
+        METHODS.properties[name] = symbol
+        descriptor = getattr(torch.Tensor, name, None)
+        if isinstance(descriptor, (types.GetSetDescriptorType, property)):
+            _BY_TORCH[descriptor.__get__] = symbol
+    return symbol
+
+
+def _register_inplace(symbol: Symbol, name: str) -> None:
+    for space in (torch.Tensor, torch, torch.nn.functional):
+        function = getattr(space, f"{name}_", None)
+        if function is not None and not name.startswith("__"):
+            _INPLACE[function] = symbol
+
+
+def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:
+    symbol.explain = explain.as_pytorch
+    return register(symbol, *torch_functions, **options)
+
+
+def prim(fn: Callable | None = None, *, name: str | None = None, tags: tuple[OpTags, ...] = ()) -> Callable[[Callable], Symbol]:
+    """Defines a primitive: the decorated function is its meta rule, `fn` computes it on real tensors."""
+
+    def define(meta: Callable) -> Symbol:
+        symbol = Symbol(name or meta.__name__, meta, module="prims", is_prim=True, tags=tags, fn=fn)
+        PRIMS[symbol.name] = symbol
+        return symbol
+
+    return define
+
+
+def composite(
+    *torch_functions: Callable,
+    name: str | None = None,
+    meta: Callable | None = None,
+    method: str | None = None,
+    properties: tuple[str, ...] = (),
+    tags: tuple[OpTags, ...] = (),
+    autocast: str | None = None,
+    canonicalize: Callable | None = None,
+    fn: Callable | None = None,
+) -> Callable[[Callable], Symbol]:
+    """Defines an operation with PyTorch's semantics: the decorated function is its decomposition.
+
+    torch_functions: the functions and Tensor methods it is the meaning of; the first is called with the recorded arguments to execute it (`fn` where
+    given). meta: types it without running the decomposition. method, properties: further names on proxies. autocast: "lower", "float32" or "widest",
+    what torch.autocast casts its arguments to. canonicalize: (args, kwargs) -> (args, kwargs), applied before the call is recorded.
+    """
+
+    def define(decomposition: Callable) -> Symbol:
+        symbol = Symbol(name or decomposition.__name__, meta, module="ltorch", decomposition=decomposition, tags=tags, fn=fn)
+        symbol.autocast, symbol.canonicalize = autocast, canonicalize
+        LTORCH[symbol.name] = symbol
+        return _define(symbol, torch_functions, method=method, properties=properties)
+
+    return define
+
+
+def alias(*torch_functions: Callable) -> Callable[[Callable], Callable]:
+    """The decorated function says what some torch callables mean in terms of defined operations; only those are recorded, not a line of its own."""
+
+    def define(function: Callable) -> Callable:
+        for torch_function in torch_functions:
+            _BY_TORCH[torch_function] = function
+            name = getattr(torch_function, "__name__", "")
+            if getattr(torch.Tensor, name, None) == torch_function:
+                METHODS[name] = function
+        return function
+
+    return define
+
+
+def torch_prim(*torch_functions: Callable, name: str | None = None, **options) -> Callable[[Callable], Symbol]:
+    """Defines an operation that PyTorch computes in one piece and that has no useful decomposition: the decorated function is its meta rule."""
+
+    def define(meta: Callable) -> Symbol:
+        symbol = Symbol(name or meta.__name__, meta, module="ltorch", is_prim=True, tags=options.pop("tags", ()), fn=options.pop("fn", None))
+        symbol.autocast, symbol.canonicalize = options.pop("autocast", None), options.pop("canonicalize", None)
+        LTORCH[symbol.name] = symbol
+        return _define(symbol, torch_functions, **options)
+
+    return define

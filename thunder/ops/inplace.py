@@ -1,0 +1,100 @@
+"""In-place operations on temporaries: the functional operation, and from then on the overwritten proxy stands for its result.
+
+Allowed where nobody else can see the mutation: on a value that the program made itself and that nothing else views. Everything else is a CaptureError.
+"""
+
+from __future__ import annotations
+
+from thunder.core.proxies import METHODS, TensorProxy
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder
+from thunder.errors import CaptureError
+from thunder.ops.define import LTORCH
+
+__all__ = ["write", "overwrite", "setitem", "refuse_unknown"]
+
+_REMEDY = "use the out-of-place form (x = x.add(y) for x.add_(y), torch.where or torch.scatter for an indexed assignment) or mutate a clone"
+
+
+def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
+    """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
+    target = args[0]
+    return overwrite(target, symbol(*args, **kwargs), symbol.name)
+
+
+def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
+    """Makes `target` stand for `value`, in target's own dtype.
+
+    Raises CaptureError where somebody else could see it, RuntimeError where the shapes do not fit.
+    """
+    recorder = current_recorder()
+    assert recorder is not None, "in-place operations are recorded"
+    current = recorder.latest(target)
+    _check_private(recorder, current, name)
+    if value.shape != current.shape:
+        raise RuntimeError(f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
+    if value.dtype is not current.dtype:
+        if value.dtype.category > current.dtype.category:
+            raise RuntimeError(f"result type {_spoken(value)} can't be cast to the desired output type {_spoken(current)}")
+        value = LTORCH["to"](value, dtype=current.dtype)
+    if value is not current:
+        recorder.versions[current.name] = value
+    return target
+
+
+def _spoken(t: TensorProxy) -> str:
+    return {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "bool8": "Bool"}.get(t.dtype.name, t.dtype.name)
+
+
+def _check_private(recorder: Recorder, value: TensorProxy, name: str) -> None:
+    producer: BoundSymbol | None = None
+    for line in recorder.bound_symbols:
+        if any(o is value for o in line.outputs):
+            producer = line
+        elif OpTags.VIEW in line.sym.tags and line.inputs and line.inputs[0] is value:
+            _refuse(recorder, f"{name}_ writes to a tensor that another tensor views")
+    if producer is None:
+        _refuse(recorder, f"{name}_ writes to a tensor that came from outside of the program (an input, a parameter, a buffer or a constant)")
+    elif OpTags.VIEW in producer.sym.tags or OpTags.OPAQUE in producer.sym.tags:
+        _refuse(recorder, f"{name}_ writes to a tensor that may be a view of another one")
+
+
+def _refuse(recorder: Recorder, reason: str):
+    raise CaptureError(f"{reason}; mutation that others can see is not supported yet", location=recorder.location() if recorder.location else None, remedy=_REMEDY)
+
+
+def refuse_unknown(function, kwargs: dict) -> None:
+    """A torch function without a definition that writes to its arguments cannot be an opaque operation."""
+    name = getattr(function, "__name__", "")
+    if kwargs.get("out") is not None:
+        reason = f"{name}(out=...) writes to its argument"
+    elif name.endswith("_") and not name.endswith("__"):
+        reason = f"{name} writes to its argument"
+    elif name in ("__setitem__", "__set__"):
+        reason = "an attribute or item of a tensor is assigned"
+    else:
+        return
+    recorder = current_recorder()
+    assert recorder is not None, "operations are recorded"
+    _refuse(recorder, reason)
+
+
+def _operator(name: str):
+    def method(a, b):
+        return write(LTORCH[name], (a, b), {})
+
+    return method
+
+
+for _dunder, _name in {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow", "and": "bitwise_and",
+    "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
+}.items():  # fmt: skip
+    METHODS[f"__i{_dunder}__"] = _operator(_name)
+
+
+def setitem(a: TensorProxy, key, value) -> None:
+    """`a[key] = value`."""
+    overwrite(a, LTORCH["setitem"](a, key, value), "setitem")
+
+
+METHODS["__setitem__"] = setitem

@@ -1,0 +1,123 @@
+"""What proxies do with what is no operation of its own: torch functions met in native code, attributes of torch.Tensor, conversions to Python values."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder.core.proxies import METHODS, TensorProxy
+from thunder.core.symbol import current_recorder
+from thunder.errors import CaptureError
+from thunder.ops import inplace, opaque
+from thunder.ops.define import alias, inplace_of, lookup
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+
+__all__ = ["call_torch"]
+
+
+def call_torch(function, args: tuple, kwargs: dict):
+    """Records a call of a torch function: as the operation it stands for, as an in-place write, or as an opaque operation."""
+    operation = lookup(function)
+    if operation is not None:
+        return operation(*args, **kwargs)
+    functional = inplace_of(function)
+    if functional is not None:
+        return inplace.write(functional, args, kwargs)
+    inplace.refuse_unknown(function, kwargs)
+    return opaque.symbol_for(function)(*args, **kwargs)
+
+
+METHODS.torch_function = call_torch
+
+_PLAIN_PROPERTIES = {
+    "is_cuda": lambda a: a.device.type == "cuda",
+    "is_cpu": lambda a: a.device.type == "cpu",
+    "is_meta": lambda a: a.device.type == "meta",
+    "is_sparse": lambda a: False,
+    "is_quantized": lambda a: False,
+    "is_nested": lambda a: False,
+    "is_mps": lambda a: a.device.type == "mps",
+    "is_leaf": lambda a: not a.requires_grad,
+    "layout": lambda a: torch.strided,
+    "names": lambda a: (None,) * a.ndim,
+    "grad": lambda a: None,
+    "grad_fn": lambda a: None,
+    "itemsize": lambda a: a.dtype.bytes,
+    "nbytes": lambda a: a.dtype.bytes * a.numel_value,
+    "torch_dtype": lambda a: to_torch_dtype(a.dtype),
+    "torch_device": lambda a: to_torch_device(a.device),
+}
+METHODS.properties.update(_PLAIN_PROPERTIES)
+
+
+def _dim(a) -> int:
+    return len(a.shape)
+
+
+_PLAIN_METHODS = {
+    "dim": _dim,
+    "ndimension": _dim,
+    "numel": lambda a: a.numel_value,
+    "nelement": lambda a: a.numel_value,
+    "is_floating_point": lambda a: a.dtype.category == 2,
+    "is_complex": lambda a: a.dtype.category == 3,
+    "is_signed": lambda a: a.dtype.signed,
+    "element_size": lambda a: a.dtype.bytes,
+    "get_device": lambda a: -1 if a.device.index is None else a.device.index,
+    "requires_grad_": lambda a, requires_grad=True: _requires_grad(a, requires_grad),
+}
+
+
+def _requires_grad(a: TensorProxy, wanted: bool) -> TensorProxy:
+    if wanted == a.requires_grad:
+        return a
+    raise CaptureError(
+        f"requires_grad_({wanted}) changes a tensor inside the compiled function", location=_location(), remedy="set requires_grad before the call"
+    )
+
+
+def _location():
+    recorder = current_recorder()
+    return recorder.location() if recorder is not None and recorder.location is not None else None
+
+
+def _needs_value(what: str, remedy: str):
+    def refuse(a, *args, **kwargs):
+        raise CaptureError(f"{what}, which is known only when the program runs", location=_location(), remedy=remedy)
+
+    return refuse
+
+
+_BRANCH = "use torch.where or torch.cond-like arithmetic in place of the branch, or compute the condition outside and pass it in as a Python value"
+_VALUE = "keep it a tensor, or compute it outside of the compiled function and pass it in"
+for _name, _what, _remedy in [
+    ("__bool__", "the truth of a tensor is needed", _BRANCH),
+    ("__int__", "a tensor's value is needed as a Python int", _VALUE),
+    ("__float__", "a tensor's value is needed as a Python float", _VALUE),
+    ("__complex__", "a tensor's value is needed as a Python complex", _VALUE),
+    ("__index__", "a tensor's value is needed as an index", _VALUE),
+    ("__contains__", "whether a tensor contains a value is needed", _BRANCH),
+    ("item", ".item() asks for a tensor's value", _VALUE),
+    ("tolist", ".tolist() asks for a tensor's values", _VALUE),
+    ("numpy", ".numpy() asks for a tensor's values", _VALUE),
+    ("data_ptr", ".data_ptr() asks for an address", _VALUE),
+]:
+    _refuse = _needs_value(_what, _remedy)
+    METHODS[_name] = _refuse
+METHODS.update(_PLAIN_METHODS)
+for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy", "data_ptr"]:
+    for _space in (torch.Tensor, torch):
+        if hasattr(_space, _name):
+            alias(getattr(_space, _name))(METHODS[_name])
+
+
+def _attribute(a: TensorProxy, name: str):
+    """An attribute of torch.Tensor that no operation defines."""
+    found = getattr(torch.Tensor, name, None)
+    if found is None:
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+    if callable(found):
+        return lambda *args, **kwargs: call_torch(found, (a, *args), kwargs)
+    return call_torch(found.__get__, (a,), {})
+
+
+METHODS.fallback = _attribute

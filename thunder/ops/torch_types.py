@@ -1,0 +1,42 @@
+"""thunder's dtypes and devices as torch's, and back."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder.core.devices import Device, to_device
+from thunder.core.dtypes import all_dtypes, dtype, to_dtype
+
+__all__ = ["to_torch_dtype", "to_torch_device", "from_tensor_dtype", "from_tensor_device"]
+
+_TO_TORCH: dict[dtype, torch.dtype] = {d: t for d in all_dtypes if isinstance(t := getattr(torch, d.torch_name, None), torch.dtype)}
+_FROM_TORCH: dict[torch.dtype, dtype] = {t: d for d, t in _TO_TORCH.items()}
+_DEVICES: dict[Device, torch.device] = {}
+
+
+def to_torch_dtype(x) -> torch.dtype | None:
+    """The torch dtype for a thunder dtype, a torch dtype, a Python number type or None."""
+    if x is None or isinstance(x, torch.dtype):
+        return x
+    found = _TO_TORCH.get(x)
+    return _TO_TORCH[to_dtype(x)] if found is None else found  # type: ignore[index]
+
+
+def to_torch_device(x) -> torch.device | None:
+    """The torch device for a thunder device, a torch device, a string or None."""
+    if x is None or isinstance(x, torch.device):
+        return x
+    device = to_device(x)
+    found = _DEVICES.get(device)  # type: ignore[arg-type]
+    if found is None:
+        found = _DEVICES[device] = torch.device(device.name)  # type: ignore[index, union-attr]
+    return found
+
+
+def from_tensor_dtype(t: torch.dtype) -> dtype:
+    return _FROM_TORCH[t]
+
+
+def from_tensor_device(d: torch.device) -> Device:
+    """The device of a tensor; an index is always there for the kinds that have several."""
+    return to_device(d)  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Transforms: each reads a trace and returns another. One file each."""

@@ -1,0 +1,36 @@
+"""Delete Last Used: values are freed as soon as nothing reads them any more."""
+
+from __future__ import annotations
+
+from thunder.core.codegen import Printer
+from thunder.core.proxies import NumberProxy, Proxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import Trace
+
+__all__ = ["del_last_used", "python_del"]
+
+
+def _print_del(line: BoundSymbol, printer: Printer) -> list[str]:
+    return [f"del {', '.join(p.name for p in line.args)}"]
+
+
+python_del = Symbol("python_del", module="prims", is_prim=True, python_printer=_print_del)
+
+
+def del_last_used(trace: Trace) -> Trace:
+    """Inserts `del` after the last use of each value, arguments included; what is returned stays.
+
+    Before: `t0 = sin(x)`, `t1 = cos(t0)`, `return t1`. After: `t0 = sin(x)`, `del x`, `t1 = cos(t0)`, `del t0`, `return t1`.
+    """
+    live = set(trace.output_proxies)
+    lines: list[BoundSymbol] = []
+    for line in reversed(trace.bound_symbols):
+        dead = tuple(dict.fromkeys(p for p in (*line.inputs, *line.outputs) if p not in live and not isinstance(p, NumberProxy)))
+        live.update(dead)
+        if dead:
+            lines.append(BoundSymbol(python_del, dead, {}, None, inputs=dead, outputs=()))
+        lines.append(line)
+    unused: tuple[Proxy, ...] = tuple(a for a in trace.args if a not in live and not isinstance(a, NumberProxy))
+    if unused:
+        lines.append(BoundSymbol(python_del, unused, {}, None, inputs=unused, outputs=()))
+    return trace.replace(bound_symbols=lines[::-1])
