@@ -41,6 +41,8 @@ class Printer:
         self.imports: set[str] = {"import torch"}
         self.context: dict[str, Any] = {}
         self._names: dict[int, str] = {}
+        self._taken: set[str] = set()
+        self._comment = False  # what only a comment names is neither imported nor passed in
 
     # --- values
     def value(self, x, prims: bool = False) -> str:
@@ -70,7 +72,8 @@ class Printer:
         return self.object(x)
 
     def _in_module(self, module: str, name: str) -> str:
-        self.imports.add(IMPORTS[module])
+        if not self._comment:
+            self.imports.add(IMPORTS[module])
         return f"{module}.{name}"
 
     def object(self, x) -> str:
@@ -80,8 +83,11 @@ class Printer:
             t = type(x)
             stem = f"_{t.__module__.split('.')[0]}_{t.__name__}" if t.__module__ != "builtins" else "_object"
             stem += f"_{x.name}" if hasattr(t, "__members__") else ""
-            name = next(n for i in itertools.count() if (n := f"{stem}_{i}") not in self.context)
-            self._names[id(x)], self.context[name] = name, x
+            name = next(n for i in itertools.count() if (n := f"{stem}_{i}") not in self._taken)
+            self._names[id(x)] = name
+            self._taken.add(name)
+        if not self._comment:
+            self.context[name] = x
         return name
 
     def target(self, x) -> str:
@@ -110,22 +116,21 @@ class Printer:
     def _assignment(self, b, commented: bool) -> str:
         sym = b.sym
         prims = sym.module == "prims"
-        imports, context = (set(self.imports), dict(self.context)) if commented else (self.imports, self.context)
+        self._comment = commented
         arguments = ", ".join([self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()])
-        call = f"{self.callee(sym, commented)}({arguments})"
-        self.imports, self.context = imports, context  # what only a comment names is not imported
+        call = f"{self.callee(sym)}({arguments})"
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
         text = f"{self.target(b.output)} = {call}"
         return f'{text}  # {b.output.name}: "{type_string(b.output)}"' if isinstance(b.output, TensorProxy) else text
 
-    def callee(self, sym, commented: bool = False) -> str:
+    def callee(self, sym) -> str:
         """How the symbol's function is written, with its import or object remembered unless it stands in a comment."""
         if sym.module is None:
-            if not commented:
+            if not self._comment:
                 self.context[sym.name] = sym.fn
             return sym.name
-        if not commented:
+        if not self._comment:
             root = sym.module.split(".")[0]
             self.imports.add(IMPORTS.get(sym.module) or IMPORTS.get(root) or f"import {sym.module}")
             if "." in sym.module:
