@@ -17,7 +17,7 @@ from typing import Any
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
 from thunder.errors import MissingImplementationError
 
-__all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "detached"]
+__all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "detached", "adopt"]
 
 
 class OpTags(enum.Enum):
@@ -306,12 +306,8 @@ class BoundSymbol:
     def _decompose(self) -> tuple[BoundSymbol, ...]:
         with detached(self.context.replace(autocast=None) if self.context else None) as inner:
             result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
-        made = {o for line in inner.bound_symbols for o in line.outputs}
-        pairs = list(zip(_leaves(result, []), _leaves(self.output, []), strict=True))
-        table = {new: old for new, old in pairs if isinstance(new, Proxy) and isinstance(old, Proxy) and new in made and new is not old}
-        # two outputs that are one value of the decomposition: the second is an alias of the first
-        self.aliases = {old: table.get(new, new) for new, old in pairs if isinstance(old, Proxy) and table.get(new, new) is not old}
-        return tuple(line.swap(table) for line in inner.bound_symbols) if table else tuple(inner.bound_symbols)
+        lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
+        return tuple(lines)
 
     def replace(self, **changes) -> BoundSymbol:
         """A copy with some of sym, args, kwargs, output, subsymbols changed. `from_bsym` is the same."""
@@ -357,6 +353,24 @@ class BoundSymbol:
         from thunder.core.codegen import Printer
 
         return Printer(print_depth=print_depth).line(self, indent, commented)
+
+
+def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
+    """Lets `lines`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
+
+    Values keep their names from pass to pass: what the lines make is renamed to what it replaces. Returns the lines, and for each wanted value that they do
+    not make (it is an input, a number, or another wanted value) what it is. Raises ValueError where the structures differ in length.
+    """
+    pairs = list(zip(_leaves(result, []), _leaves(wanted, []), strict=True))
+    made = {o for line in lines for o in line.outputs}
+    table: dict[Proxy, Any] = {}
+    for new, old in pairs:
+        if isinstance(new, Proxy) and isinstance(old, Proxy) and new in made and new not in table:
+            table[new] = old
+    aliases = {old: table.get(new, new) if isinstance(new, Proxy) else new for new, old in pairs if isinstance(old, Proxy)}
+    aliases = {old: new for old, new in aliases.items() if new is not old}
+    changed = {new: old for new, old in table.items() if new is not old}
+    return [line.swap(changed) for line in lines] if changed else list(lines), aliases
 
 
 def _leaves(x, found: list) -> list:

@@ -1,0 +1,59 @@
+"""`check(trace)`: the rules that every trace keeps."""
+
+from __future__ import annotations
+
+from thunder.core.proxies import Proxy, TensorProxy, proxies_in
+from thunder.core.symbol import BoundSymbol, detached
+from thunder.core.trace import Trace
+from thunder.errors import TraceCheckError
+
+__all__ = ["check"]
+
+
+def check(trace: Trace) -> Trace:
+    """Returns `trace` when every name is defined once and before it is used, nothing is read after its `del`, and the recorded types
+    are those that the meta rules give; raises TraceCheckError that names the line otherwise."""
+    defined: dict[str, Proxy] = {}
+    for a in trace.args:
+        _define(trace, defined, a, None)
+    for line in trace.bound_symbols:
+        for value in line.inputs:
+            if defined.get(value.name) is not value and not _is_expression(value):
+                raise _error(trace, line, f"{value.name} is used before it is defined, after it was deleted, or stands for two values")
+        if line.sym.name == "python_del":
+            for value in line.inputs:
+                del defined[value.name]
+            continue
+        _check_types(trace, line)
+        for o in line.outputs:
+            _define(trace, defined, o, line)
+    for value in trace.output_proxies:
+        if defined.get(value.name) is not value and not _is_expression(value):
+            raise _error(trace, None, f"{value.name} is returned but not defined")
+    return trace
+
+
+def _is_expression(value: Proxy) -> bool:
+    return not value.name.isidentifier()
+
+
+def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, line: BoundSymbol | None) -> None:
+    known = defined.get(value.name)
+    if known is not None and not (line is not None and known in line.inputs and known is value):
+        raise _error(trace, line, f"{value.name} is defined twice")
+    defined[value.name] = value
+
+
+def _check_types(trace: Trace, line: BoundSymbol) -> None:
+    if line.sym.meta is None or line.sym.is_fusion or line.context is None or line.sym.executor is not None:
+        return
+    with detached(line.context.replace(autocast=None)):
+        again = line.sym.meta(*line.args, **line.kwargs)
+    for said, is_ in zip(line.outputs, proxies_in(again, []), strict=False):
+        if isinstance(said, TensorProxy) and (said.shape, said.dtype, said.device) != (is_.shape, is_.dtype, is_.device):
+            raise _error(trace, line, f"{said!r} is what the trace says, the meta rule of {line.sym.qualified_name} says {is_!r}")
+
+
+def _error(trace: Trace, line: BoundSymbol | None, what: str) -> TraceCheckError:
+    where = f"\n  {line!r}" if line is not None else ""
+    return TraceCheckError(f"{what}, in {trace.name} ({trace.provenance or 'as acquired'}){where}")
