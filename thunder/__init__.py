@@ -1,1 +1,56 @@
-"""thunder: a source-to-source compiler for PyTorch."""
+"""thunder: a source-to-source compiler for PyTorch.
+
+    compiled = thunder.jit(model_or_function)
+    compiled(x)
+    print(thunder.last_traces(compiled)[-1])
+
+Names are imported when they are first used, so that `thunder.interpreter` and `thunder.core` can be had without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_FROM = {
+    "thunder.compiled": ("jit",),
+    "thunder.tracing": ("trace",),
+    "thunder.module": ("ThunderModule",),
+    "thunder.options": ("DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS"),
+    "thunder.inspection": (
+        "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces", "last_epilogue_traces", "cache_option", "cache_hits",
+        "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log", "print_last_interpreter_log", "last_compile_options",
+        "last_recompile_reasons", "get_auto_registered_torch_op_names", "last_sharp_edges",
+    ),
+    "thunder.extend": ("get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "resolve_executors"),
+    "thunder.core.proxies": ("Proxy", "TensorProxy", "NumberProxy"),
+    "thunder.core.trace": ("TraceCtx", "Trace"),
+}  # fmt: skip
+_MODULES = {
+    "devices": "thunder.core.devices", "dtypes": "thunder.core.dtypes", "torch": "thunder.torch", "extend": "thunder.extend", "core": "thunder.core",
+    "executors": "thunder.executors", "functional": "thunder.functional", "examine": "thunder.examine", "errors": "thunder.errors",
+    "interpreter": "thunder.interpreter", "transforms": "thunder.transforms", "ops": "thunder.ops",
+}  # fmt: skip
+_DTYPES = (
+    "bool8", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bfloat16", "float16", "float32", "float64", "complex32", "complex64",
+    "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+)  # fmt: skip
+_HOME = {name: module for module, names in _FROM.items() for name in names} | dict.fromkeys(_DTYPES, "thunder.core.dtypes")
+
+__all__ = sorted({*_HOME, *_MODULES})
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(_MODULES[name])
+    else:
+        raise AttributeError(f"module 'thunder' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return __all__

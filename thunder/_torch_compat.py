@@ -1,0 +1,72 @@
+"""Every private name of PyTorch that thunder uses, in one place, with the versions it was tried on and what happens without it.
+
+Tried on torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["modes_key", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer"]
+
+_any_autocast = torch._C._is_any_autocast_enabled
+_function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
+_function_mode_at = torch._C._get_function_stack_at
+_functorch_stack = torch._C._functorch.peek_interpreter_stack
+
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+_AUTOCAST_KINDS = ("cpu", "cuda")
+
+
+def modes_key() -> tuple:
+    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        autocast_state() if _any_autocast() else None,
+        _stack_of_modes() if _function_modes() else None,
+    )
+
+
+_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device")
+
+
+def autocast_state() -> tuple:
+    """((device kind, dtype) for each kind that autocast is on for)."""
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
+
+
+def _stack_of_modes() -> tuple:
+    found = []
+    for i in range(_function_modes()):
+        mode = _function_mode_at(i)
+        found.append((type(mode), str(getattr(mode, "device", None)) if hasattr(mode, "device") else id(mode)))
+    return tuple(found)
+
+
+def describe_modes(old: tuple, new: tuple) -> str:
+    """In words, what differs between two keys."""
+    return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(_NAMES, old, new, strict=True) if a != b)
+
+
+def grad_enabled_in(modes: tuple) -> bool:
+    return modes[0]
+
+
+def autocast_in(modes: tuple):
+    return modes[3]
+
+
+def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
+    """The name of another system that is tracing this call (torch.func, a FakeTensorMode, torch.export), or None."""
+    if _functorch_stack() is not None:
+        return "a torch.func transform"
+    if torch.compiler.is_compiling():
+        return "torch.compile or torch.export"
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return "a FakeTensorMode"
+    if any(isinstance(x, torch._subclasses.FakeTensor) for x in (*args, *kwargs.values())):
+        return "a FakeTensorMode"
+    return None

@@ -1,0 +1,328 @@
+"""`thunder.jit`: compiled functions, their cached entries, and what happens at a call."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder import _torch_compat as compat
+from thunder.core.symbol import current_recorder
+from thunder.core.trace import Trace
+from thunder.errors import CaptureError, GradientRequiredError, RecompileWarning
+from thunder.executors.torchex import no_autocast
+from thunder.extend import Executor, resolve_executors
+from thunder.frontend import Captured, capture
+from thunder.options import (
+    CACHE_OPTIONS, MAX_ENTRIES, RECOMPILE_WARNING_LIMIT, SHARP_EDGES_OPTIONS, DebugOptions, JitOptions, check_interpretation, resolve_cache_option,
+    resolve_sharp_edges,
+)  # fmt: skip
+from thunder.pipeline import lower
+
+__all__ = ["jit", "Compiled", "CacheEntry", "CompileStats"]
+
+
+class CacheEntry:
+    """One compiled program: a prologue that says whether it fits a call, the computation, and an epilogue that builds the result."""
+
+    __slots__ = (
+        "captured", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "modes",
+    )  # fmt: skip
+
+    def __init__(self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple):
+        self.captured, self.modes = captured, modes
+        self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
+        self.computation_fn, self.computation_traces = computation_fn, computation_traces
+        self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
+        self.backward_fn, self.backward_traces = None, []
+
+
+class CompileStats:
+    """Counters and the traces of the last call. Times are in nanoseconds, of the last call that compiled."""
+
+    def __init__(self):
+        self.calls = self.cache_hits = self.cache_misses = 0
+        self.interpreter_cache: list[CacheEntry] = []
+        self.last_entry: CacheEntry | None = None
+        self.last_compiled: CacheEntry | None = None
+        self.last_compile_reasons: list[str] = []
+        self.interpreted_instructions = self.bound_symbols_created = 0
+        self.times: dict[str, tuple[int, int]] = {}
+
+    last_traces = property(lambda self: self.last_entry.computation_traces if self.last_entry else [])
+    last_backward_traces = property(lambda self: self.last_entry.backward_traces if self.last_entry else [])
+    last_prologue_traces = property(lambda self: self.last_entry.prologue_traces if self.last_entry else [])
+    last_epilogue_traces = property(lambda self: self.last_entry.epilogue_traces if self.last_entry else [])
+    last_prologue = property(lambda self: self.last_entry.prologue_fn if self.last_entry else None)
+    last_computation = property(lambda self: self.last_entry.computation_fn if self.last_entry else None)
+
+    def _took(self, what: str) -> int:
+        start, stop = self.times.get(what, (0, 0))
+        return stop - start
+
+    def last_cache_lookup_time(self) -> int:
+        return self._took("lookup")
+
+    def last_trace_construction_time(self) -> int:
+        return self._took("construction")
+
+    def last_prologue_transformation_time(self) -> int:
+        return self._took("prologue")
+
+    def last_prologue_execution_time(self) -> int:
+        return self._took("prologue execution")
+
+    def last_computation_execution_time(self) -> int:
+        return self._took("computation execution")
+
+
+class Compiled:
+    """A compiled function or module: the original, its options, its entries and its history. Called like the original."""
+
+    def __init__(self, fn: Callable, options: JitOptions):
+        self.fn, self.options = fn, options
+        self.stats = CompileStats()
+        self._entries: dict[tuple, list[CacheEntry]] = {}  # by modes; the last one that fitted comes first
+        self._lock = threading.RLock()
+        self._warned = False
+        if not isinstance(fn, torch.nn.Module):
+            functools.update_wrapper(self, fn, updated=())
+
+    _lc_cd = property(lambda self: self)
+    _lc_cs = property(lambda self: self.stats)
+    _lc_transforms = property(lambda self: list(self.options.transforms))
+
+    def __repr__(self) -> str:
+        return f"<thunder.jit of {getattr(self.fn, '__qualname__', type(self.fn).__name__)}>"
+
+    def __call__(self, *args, **kwargs):
+        if compat.is_dynamo_compiling():
+            return self.fn(*args, **kwargs)
+        stats = self.stats
+        stats.calls += 1
+        modes = compat.modes_key()
+        entries = self._entries.get(modes)
+        if entries:
+            for entry in entries:
+                inputs = entry.prologue_fn(self.fn, args, kwargs)
+                if type(inputs) is tuple:
+                    if entry is not entries[0]:
+                        self._to_front(entries, entry)
+                    stats.cache_hits += 1
+                    stats.last_entry = entry
+                    values = entry.computation_fn(*inputs)
+                    return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
+        return self._miss(modes, args, kwargs)
+
+    def __get__(self, instance, owner=None):
+        """A jitted function in a class body is a method."""
+        return self if instance is None else functools.partial(self, instance)
+
+    @staticmethod
+    def _to_front(entries: list[CacheEntry], entry: CacheEntry) -> None:
+        # one assignment: another thread that iterates sees the list before or after
+        entries[:] = [entry, *(e for e in entries if e is not entry)]
+
+    # --- a call that no entry fits
+    def _miss(self, modes: tuple, args: tuple, kwargs: dict):
+        if current_recorder() is not None:
+            return self.fn(*args, **kwargs)  # called while another program is traced: part of that program
+        neighbour = compat.foreign_tracer(args, kwargs)
+        if neighbour:
+            self._warn_once(f"{self!r} was called under {neighbour}: the original function runs")
+            return self.fn(*args, **kwargs)
+        if self.options.cache is CACHE_OPTIONS.SAME_INPUT and self.stats.interpreter_cache:
+            entry = self.stats.interpreter_cache[0]
+            self.stats.cache_hits += 1
+            return self._run(entry, entry.captured.extract(self.fn, args, kwargs), args, kwargs)
+        with self._lock:
+            return self._compile_and_run(modes, args, kwargs)
+
+    def _compile_and_run(self, modes: tuple, args: tuple, kwargs: dict):
+        stats, clock = self.stats, time.perf_counter_ns
+        start = clock()
+        reasons = []
+        for entry in self._entries.get(modes, ()) if self.options.cache is not CACHE_OPTIONS.NO_CACHING else ():
+            inputs = entry.prologue_fn(self.fn, args, kwargs)
+            if type(inputs) is tuple:  # another thread compiled it meanwhile
+                stats.cache_hits += 1
+                return self._run(entry, inputs, args, kwargs)
+            reasons.append(inputs)
+        stats.times["lookup"] = (start, clock())
+        stats.cache_misses += 1
+        stats.last_compile_reasons = reasons or self._first_reason(modes)
+        entry = self._compile(modes, args, kwargs)
+        if self.options.cache is not CACHE_OPTIONS.NO_CACHING:
+            self._remember(modes, entry)
+        start = clock()
+        inputs = entry.prologue_fn(self.fn, args, kwargs)
+        stats.times["prologue execution"] = (start, clock())
+        if type(inputs) is str:
+            raise CaptureError(
+                f"the program does not fit the inputs it was captured from: {inputs}",
+                remedy="something it reads changes while it runs; please report this with the program",
+            )
+        start = clock()
+        try:
+            return self._run(entry, inputs, args, kwargs)
+        except Exception as error:
+            self._point_at_user(entry, error)
+            raise
+        finally:
+            stats.times["computation execution"] = (start, clock())
+
+    def _compile(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
+        stats, clock, options = self.stats, time.perf_counter_ns, self.options
+        start = clock()
+        captured = capture(self.fn, args, kwargs, options)
+        stats.times["construction"] = (start, clock())
+        stats.interpreted_instructions = captured.instructions
+        stats.bound_symbols_created = len(captured.computation.bound_symbols)
+        self._refuse_gradients(captured)
+        start = clock()
+        traces = lower(captured.computation, options, options.executors)
+        run = traces[-1].python_callable()
+        stats.times["prologue"] = (start, clock())
+        if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
+            run = _without_grad(run)
+        if compat.autocast_in(modes):
+            run = no_autocast(run)
+        return CacheEntry(captured, traces, run, modes)
+
+    def _refuse_gradients(self, captured: Captured) -> None:
+        if captured.output_requires_grad and not self.options.disable_torch_autograd:
+            raise GradientRequiredError(
+                "the result of this call would require grad, and derivatives are not supported yet. Call it under torch.no_grad(), "
+                "set requires_grad to False on the inputs and parameters, or pass disable_torch_autograd=True to thunder.jit."
+            )
+
+    def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict):
+        self.stats.last_entry = entry
+        values = entry.computation_fn(*inputs)
+        return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
+
+    def _remember(self, modes: tuple, entry: CacheEntry) -> None:
+        stats = self.stats
+        stats.interpreter_cache.insert(0, entry)
+        self._entries.setdefault(modes, []).insert(0, entry)
+        if len(stats.interpreter_cache) > MAX_ENTRIES:
+            oldest = stats.interpreter_cache.pop()
+            self._entries[oldest.modes].remove(oldest)
+        if stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
+            why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
+            warnings.warn(
+                f"{self!r} was compiled {stats.cache_misses} times. The last time because: {why}. "
+                'cache="symbolic values" keeps numbers and sizes symbolic.',
+                RecompileWarning,
+                stacklevel=5,
+            )
+
+    def _first_reason(self, modes: tuple) -> list[str]:
+        if not self._entries:
+            return ["first call"]
+        return [compat.describe_modes(old, modes) for old in self._entries]
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, stacklevel=4)
+
+    def _point_at_user(self, entry: CacheEntry, error: Exception) -> None:
+        """An error of an operation names the user's line it came from."""
+        location = entry.captured.user_location(entry.computation_traces[-1], error.__traceback__)
+        if location is not None and not getattr(error, "__notes__", None):
+            filename, line, function, source = location
+            error.add_note(f"in the user's program: {filename}:{line}, in {function}\n    {source.strip()}")
+
+    # --- copies
+    def __deepcopy__(self, memo):
+        return jit_with(copy.deepcopy(self.fn, memo), self.options)
+
+    def __reduce__(self):
+        return jit_with, (self.fn, self.options)
+
+
+def _without_grad(function: Callable) -> Callable:
+    """The entry's grad mode, set once: the program's values never require grad, whatever its inputs do."""
+
+    def run(*inputs):
+        torch._C._set_grad_enabled(False)
+        try:
+            return function(*inputs)
+        finally:
+            torch._C._set_grad_enabled(True)
+
+    return run
+
+
+def jit(
+    fn: Callable | None = None,
+    /,
+    *,
+    langctx: Any = None,
+    executors: Sequence[Executor | str] | None = None,
+    sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
+    interpretation: Any = None,
+    cache: CACHE_OPTIONS | str | None = None,
+    disable_torch_autograd: bool = False,
+    transforms: Sequence | None = None,
+    debug_options: DebugOptions | None = None,
+    record_history: bool = False,
+    **compile_options: Any,
+):
+    """Compiles a function or an `nn.Module`. Nothing happens until the first call, which reads the program and builds what later calls run.
+
+    executors: executors or their names, in the order they are asked; None means the default ones. sharp_edges: "allow", "warn" or "error".
+    cache: "constant values", "symbolic values", "same input" or "no caching". disable_torch_autograd: results never require grad. transforms: applied in
+    order. debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
+    compile_options: free-form options that executors and passes may ask for; `thunder.last_compile_options` says which were used.
+
+    Returns a callable for a function, a `thunder.ThunderModule` for a module. Used without a function it is a decorator that takes options.
+    Raises OptionError, which names the valid values, for options it does not know, and TypeError for something that cannot be called.
+    """
+    if fn is None:
+        given = dict(locals())
+        given.pop("fn")
+        return functools.partial(jit, **(given.pop("compile_options") | given))
+    for old, hint in (("early_transforms", "pass transforms="), ("use_cudagraphs", "pass a CUDA graph transform in transforms=")):
+        if old in compile_options:
+            raise RuntimeError(f"{old} is no option any more: {hint}")
+    if "executors_list" in compile_options:
+        warnings.warn("executors_list is an old spelling of executors", stacklevel=2)
+        executors = compile_options.pop("executors_list")
+    if not callable(fn):
+        raise TypeError(f"thunder.jit compiles functions and modules, not {type(fn).__name__}")
+    check_interpretation(interpretation)
+    debug = debug_options or DebugOptions()
+    if record_history:
+        debug = DebugOptions(**(debug._values | {"record_interpreter_history": True}))
+    options = JitOptions(
+        executors=resolve_executors(executors),
+        cache=resolve_cache_option(cache),
+        sharp_edges=resolve_sharp_edges(sharp_edges),
+        disable_torch_autograd=disable_torch_autograd,
+        transforms=tuple(transforms or ()),
+        debug=debug,
+        compile_options=compile_options,
+    )
+    return jit_with(fn, options)
+
+
+def jit_with(fn: Callable, options: JitOptions):
+    """`thunder.jit` with options already resolved. What is compiled already is compiled anew from its original."""
+    from thunder.module import ThunderModule
+
+    if isinstance(fn, ThunderModule):
+        fn = fn._model
+    if isinstance(fn, Compiled):
+        fn = fn.fn
+    if isinstance(fn, torch.nn.parallel.DistributedDataParallel):
+        raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
+    compiled = Compiled(fn, options)
+    return ThunderModule(fn, compiled) if isinstance(fn, torch.nn.Module) else compiled

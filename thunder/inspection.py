@@ -1,0 +1,146 @@
+"""Questions to ask of a compiled function: what ran, how often, why it was compiled again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from thunder.core.symbol import OpTags
+from thunder.core.trace import Trace
+from thunder.compiled import Compiled, CompileStats
+from thunder.options import CACHE_OPTIONS
+
+__all__ = [
+    "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces", "last_epilogue_traces", "cache_option", "cache_hits",
+    "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log", "print_last_interpreter_log", "last_compile_options",
+    "last_recompile_reasons", "get_auto_registered_torch_op_names", "last_sharp_edges",
+]  # fmt: skip
+
+
+class CompileData:
+    """What a function was compiled with."""
+
+    def __init__(self, compiled: Compiled):
+        options = compiled.options
+        self.fn, self.executors_list, self.langctx = compiled.fn, options.executors, None
+        self.sharp_edges, self.cache_option = options.sharp_edges, options.cache
+        self.compile_options, self.transforms, self.debug_options = options.compile_options, list(options.transforms), options.debug
+        self.disable_torch_autograd_support = options.disable_torch_autograd
+        self.is_module = not isinstance(compiled.fn, type(compile_data)) and hasattr(compiled.fn, "named_parameters")
+
+
+def _compiled(fn: Any) -> Compiled:
+    found = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None)
+    if not isinstance(found, Compiled):
+        raise TypeError(f"{getattr(fn, '__name__', type(fn).__name__)} is not a compiled function or module: thunder.jit makes one")
+    return found
+
+
+def _called(fn: Any) -> Compiled:
+    compiled = _compiled(fn)
+    if compiled.stats.last_entry is None:
+        raise TypeError(f"{compiled!r} was not called yet, so there is nothing to show")
+    return compiled
+
+
+def compile_data(fn: Any) -> CompileData | None:
+    """What `fn` was compiled with, or None where it is not compiled."""
+    found = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None)
+    return CompileData(found) if isinstance(found, Compiled) else None
+
+
+def compile_stats(fn: Any) -> CompileStats | None:
+    """Counters, times and traces of `fn`, or None where it is not compiled."""
+    found = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None)
+    return found.stats if isinstance(found, Compiled) else None
+
+
+def last_traces(fn: Any) -> list[Trace]:
+    """The computation traces of the last call, in the order of the passes: the first as acquired, the last as executed."""
+    return list(_called(fn).stats.last_traces)
+
+
+def last_backward_traces(fn: Any) -> list[Trace]:
+    """The backward traces of the last call; empty where nothing required grad."""
+    return list(_called(fn).stats.last_backward_traces)
+
+
+def last_prologue_traces(fn: Any) -> list[Trace]:
+    """The prologue traces of the last call: what is checked before its program runs."""
+    return list(_called(fn).stats.last_prologue_traces)
+
+
+def last_epilogue_traces(fn: Any) -> list[Trace]:
+    """The epilogue traces of the last call: how the result is put together and what is written back."""
+    return list(_called(fn).stats.last_epilogue_traces)
+
+
+def cache_option(fn: Any) -> CACHE_OPTIONS:
+    return _compiled(fn).options.cache
+
+
+def cache_hits(fn: Any) -> int:
+    """How many calls ran a program that was there."""
+    return _compiled(fn).stats.cache_hits
+
+
+def cache_misses(fn: Any) -> int:
+    """How many calls had to compile."""
+    return _compiled(fn).stats.cache_misses
+
+
+def list_transforms(fn: Any) -> list:
+    """The transforms given to thunder.jit."""
+    return list(_compiled(fn).options.transforms)
+
+
+def last_recompile_reasons(fn: Any) -> list[str]:
+    """Why the last call that compiled could not use what was there: one reason in words for each program, the most recent first."""
+    return list(_compiled(fn).stats.last_compile_reasons)
+
+
+def _last_captured(fn: Any):
+    compiled = _compiled(fn)
+    if not compiled.stats.interpreter_cache and compiled.stats.last_entry is None:
+        raise TypeError(f"{compiled!r} was not called yet, so there is nothing to show")
+    entry = compiled.stats.last_compiled or compiled.stats.last_entry
+    assert entry is not None, "a call leaves an entry"
+    return entry.captured
+
+
+def last_interpreted_instructions(fn: Any) -> list:
+    """The `dis.Instruction`s that were interpreted the last time `fn` was compiled."""
+    return _last_captured(fn).interpreted_instructions()
+
+
+def last_interpreter_log(fn: Any) -> list:
+    """Instructions and events (lines, calls, returns, opaque calls) of the last interpretation; complete with record_history=True."""
+    return _last_captured(fn).interpreter_log()
+
+
+def print_last_interpreter_log(fn: Any, /, print_fn: Callable = print, use_colors: bool = True, indent: bool = True, max_depth: int | None = None) -> None:
+    """Prints `last_interpreter_log`, indented by call depth."""
+    _last_captured(fn).print_interpreter_log(print_fn, use_colors=use_colors, indent=indent, max_depth=max_depth)
+
+
+def last_compile_options(fn: Any, /) -> None:
+    """Prints which compile options were used, with the reason they were asked for, and which were not."""
+    options = _compiled(fn).options
+    used = {k: v for k, v in options.used_compile_options.items() if k in options.compile_options}
+    unused = [k for k in options.compile_options if k not in used]
+    print("Used compile options:" if used else "No used options")
+    for name, reason in used.items():
+        print(f"\t{name}. {reason}")
+    print("Unused compile options:" if unused else "No unused options")
+    for name in unused:
+        print(f"\t{name}")
+
+
+def get_auto_registered_torch_op_names(fn: Any, /) -> set[str]:
+    """Names of the torch functions in the acquired trace that have no definition of thunder's and were taken as opaque operations."""
+    return {line.sym.qualified_name for line in _called(fn).stats.last_traces[0].bound_symbols if OpTags.OPAQUE in line.sym.tags}
+
+
+def last_sharp_edges(fn: Any) -> list[str]:
+    """What the program did that a compiled program cannot repeat faithfully, one line a site."""
+    return list(_last_captured(fn).sharp_edges)

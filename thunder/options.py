@@ -1,0 +1,135 @@
+"""Options of `thunder.jit`, typed."""
+
+from __future__ import annotations
+
+import enum
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from thunder.errors import OptionError
+
+__all__ = ["CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "DebugOptions", "JitOptions", "resolve_cache_option", "resolve_sharp_edges", "RECOMPILE_WARNING_LIMIT", "MAX_ENTRIES"]
+
+
+class CACHE_OPTIONS(enum.Enum):
+    """What a compiled function may assume about its next inputs."""
+
+    CONSTANT_VALUES = "constant values"  # numbers, strings and sizes are what they were, or the function is compiled again
+    SYMBOLIC_VALUES = "symbolic values"  # numbers and tensor sizes may change, as long as what was decided by them stays decided
+    SAME_INPUT = "same input"  # the first program is run for every input, nothing is checked
+    NO_CACHING = "no caching"  # compiled anew at every call
+
+
+class SHARP_EDGES_OPTIONS(enum.Enum):
+    """What happens when a program does something that a compiled program cannot repeat (print, random numbers of Python's ...)."""
+
+    ALLOW = "allow"
+    WARN = "warn"
+    ERROR = "error"
+
+
+RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
+MAX_ENTRIES = 64  # compiled programs kept for one function; the least recently used goes
+
+
+def _resolve(kind: type[enum.Enum], given: Any, what: str):
+    if isinstance(given, kind):
+        return given
+    for member in kind:
+        if isinstance(given, str) and given.lower() == member.value:
+            return member
+    raise OptionError(f"{what}={given!r} is not an option; valid: {', '.join(repr(m.value) for m in kind)}")
+
+
+def resolve_cache_option(given: CACHE_OPTIONS | str | None) -> CACHE_OPTIONS:
+    """Raises OptionError, which names the valid values, for anything else."""
+    return CACHE_OPTIONS.CONSTANT_VALUES if given is None else _resolve(CACHE_OPTIONS, given, "cache")
+
+
+def resolve_sharp_edges(given: SHARP_EDGES_OPTIONS | str | None) -> SHARP_EDGES_OPTIONS:
+    """Raises OptionError, which names the valid values, for anything else."""
+    return SHARP_EDGES_OPTIONS.ALLOW if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
+
+
+_INTERPRETATIONS = ("python interpreter", "translate functions", "translate python")
+
+
+def check_interpretation(given: Any) -> None:
+    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of reading a program there is."""
+    value = getattr(given, "value", given)
+    if value is not None and value not in _INTERPRETATIONS:
+        raise OptionError(f"interpretation={given!r} is not an option; valid: {', '.join(map(repr, _INTERPRETATIONS))}")
+
+
+class DebugOptions:
+    """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError; `register_option` adds one.
+
+    check_traces: every trace is checked after each pass. record_interpreter_history: the full log of interpreted instructions is kept.
+    show_interpreter_progress: says on stderr when interpretation begins and ends.
+    """
+
+    _registered: dict[str, tuple[type, Any, str]] = {
+        "check_traces": (bool, False, "check every trace after each pass"),
+        "record_interpreter_history": (bool, False, "keep the full log of interpreted instructions"),
+        "show_interpreter_progress": (bool, False, "say on stderr when interpretation begins and ends"),
+    }
+
+    def __init__(self, **options: Any):
+        for name, value in options.items():
+            if name not in self._registered:
+                raise TypeError(f"unknown debug option {name!r}; known: {', '.join(self._registered)}")
+            kind = self._registered[name][0]
+            if not isinstance(value, kind):
+                raise TypeError(f"debug option {name} must be {kind.__name__}, not {type(value).__name__}")
+        self._values = options
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._registered:
+            raise AttributeError(f"no debug option {name!r}")
+        return self._values.get(name, self._registered[name][1])
+
+    def __repr__(self) -> str:
+        changed = {k: v for k, v in self._values.items() if v != self._registered[k][1]}
+        return f"DebugOptions({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+
+    @classmethod
+    def register_option(cls, name: str, typ: type, default: Any, doc: str = "") -> None:
+        cls._registered[name] = (typ, default, doc)
+        cls.__doc__ = f"{cls.__doc__}\n    {name}: {doc}"
+
+    @classmethod
+    def list_options(cls, docstr: bool = False) -> None:
+        """Prints the options, with their descriptions where asked."""
+        for name, (kind, default, doc) in cls._registered.items():
+            print(f"{name}: {kind.__name__} = {default!r}" + (f"  {doc}" if docstr else ""))
+
+
+@dataclass
+class JitOptions:
+    """Everything `thunder.jit` was told, resolved. `compile_options` are free-form: who reads one says why through `get`."""
+
+    executors: tuple = ()
+    cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
+    sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.ALLOW
+    disable_torch_autograd: bool = False
+    transforms: Sequence = ()
+    debug: DebugOptions = field(default_factory=DebugOptions)
+    compile_options: dict[str, Any] = field(default_factory=dict)
+    used_compile_options: dict[str, str] = field(default_factory=dict)
+
+    def get(self, name: str, description: str, default: Any = None) -> Any:
+        """A free-form compile option; the description is what `thunder.last_compile_options` prints for it."""
+        self.used_compile_options[name] = description
+        return self.compile_options.get(name, default)
+
+    @property
+    def replacements(self) -> dict:
+        """Functions of the user's that executors divert to their own operations; the first executor decides."""
+        merged: dict = {}
+        for executor in reversed(self.executors):
+            merged.update(executor.replacements)
+        return merged
+
+

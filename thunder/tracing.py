@@ -1,0 +1,60 @@
+"""`thunder.trace`: traces of functions that are written in thunder's operations, without reading bytecode."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.pytree import tree_flatten, tree_unflatten
+from thunder.core.symbol import Context, Names, Recorder, recording
+from thunder.core.trace import Trace
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
+from thunder.transforms.dce import dce
+
+__all__ = ["trace", "proxy_of"]
+
+
+def proxy_of(x: torch.Tensor, name: str = "") -> TensorProxy:
+    """A tensor proxy with the metadata of a tensor."""
+    return TensorProxy(name, shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=x.requires_grad)
+
+
+def trace(*, use_dce: bool = True) -> Callable[..., Trace]:
+    """`thunder.trace()(fn, *args, **kwargs)`: the trace of `fn` on tensors or tensor proxies.
+
+    `fn` runs as it is, with proxies in the place of tensors: what it does to them is recorded, what it does besides happens once.
+    """
+
+    def run(fn: Callable, *args, **kwargs) -> Trace:
+        names = Names()
+        leaves, spec = tree_flatten((args, kwargs))
+        parameters = _parameter_names(fn, args, kwargs)
+        proxies = []
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                leaf = proxy_of(leaf)
+            if isinstance(leaf, Proxy):
+                leaf.name = names.claim(leaf.name or (parameters[i] if parameters is not None else f"t_{i}"))
+            proxies.append(leaf)
+        args, kwargs = tree_unflatten(proxies, spec)
+        with recording(Recorder(Context(names))) as recorder:
+            output = fn(*args, **kwargs)
+        made = Trace("computation", [p for p in proxies if isinstance(p, Proxy)], recorder.bound_symbols, output, names)
+        return dce(made) if use_dce else made
+
+    return run
+
+
+def _parameter_names(fn: Callable, args: tuple, kwargs: dict) -> list[str] | None:
+    """The function's own names for its arguments, where each argument is one value."""
+    if any(isinstance(a, (tuple, list, dict)) for a in (*args, *kwargs.values())):
+        return None
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return None
+    found = [n for n, v in bound.arguments.items() if not isinstance(v, (tuple, dict))]
+    return found if len(found) == len(args) + len(kwargs) else None
