@@ -1,0 +1,21 @@
+"""A CPython bytecode interpreter in Python, without torch.
+
+    host = Host()
+    host.interpret(f, args, kwargs)       # what f(*args, **kwargs) does
+    host.instructions, host.frames        # what it took
+
+The files in the order of the flow: `tables` (opcodes of each Python version -> canonical instructions), `decode` (code
+object -> program), `instructions` and `control` (what each canonical instruction does), `machine` (runs a frame), `host`
+(what touches the outside: subclass it), `binding`, `construction`, `matching`, `builtin_calls`, `tracebacks`, `history`.
+"""
+
+from thunder.interpreter.control import NULL as NULL
+from thunder.interpreter.decode import decode as decode
+from thunder.interpreter.errors import UnsupportedError as UnsupportedError
+from thunder.interpreter.history import format_location as format_location
+from thunder.interpreter.history import interpreted_instructions as interpreted_instructions
+from thunder.interpreter.history import interpreter_log as interpreter_log
+from thunder.interpreter.history import print_log as print_log
+from thunder.interpreter.host import Host as Host
+from thunder.interpreter.machine import Frame as Frame
+from thunder.interpreter.tracebacks import hide as hide

@@ -1,0 +1,110 @@
+"""Binding of arguments to parameters, with CPython's error messages (after Python/ceval.c, initialize_locals)."""
+
+from __future__ import annotations
+
+CO_VARARGS, CO_VARKEYWORDS = 4, 8
+
+
+def bind(f, arguments, keywords, default):
+    """The variables of a call `f(*arguments, **keywords)` by name.
+
+    `default(f, name, value)` is asked for every default value that is used. Raises TypeError as CPython does.
+    """
+    code = f.__code__
+    names, positional, keyword_only = code.co_varnames, code.co_argcount, code.co_kwonlyargcount
+    total = positional + keyword_only
+    given = len(arguments)
+    bound = dict(zip(names[:positional], arguments, strict=False))
+    extra = None
+    after = total
+    if code.co_flags & CO_VARARGS:
+        bound[names[after]] = tuple(arguments[positional:])
+        after += 1
+    if code.co_flags & CO_VARKEYWORDS:
+        extra = bound[names[after]] = {}
+    if keywords:
+        _bind_keywords(f, names, total, keywords, bound, extra)
+    if given > positional and not code.co_flags & CO_VARARGS:
+        raise _too_many(f, names, given, bound)
+    if given < positional:
+        _bind_defaults(f, names, given, bound, default)
+    if keyword_only:
+        _bind_keyword_defaults(f, names[positional:total], bound, default)
+    return bound
+
+
+def _bind_keywords(f, names, total, keywords, bound, extra):
+    positional_only = f.__code__.co_posonlyargcount
+    allowed = names[positional_only:total]
+    for key, value in keywords.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{f.__qualname__}() keywords must be strings")
+        if key in allowed:
+            if key in bound:
+                raise TypeError(f"{f.__qualname__}() got multiple values for argument '{key}'")
+            bound[key] = value
+        elif extra is not None:
+            extra[key] = value
+        else:
+            clashes = [name for name in names[:positional_only] if name in keywords]
+            if clashes:
+                raise TypeError(
+                    f"{f.__qualname__}() got some positional-only arguments passed as keyword arguments: "
+                    f"'{', '.join(clashes)}'"
+                )
+            raise TypeError(f"{f.__qualname__}() got an unexpected keyword argument '{key}'{_suggestion(key, allowed)}")
+
+
+def _suggestion(key, allowed):
+    return ""
+
+
+def _bind_defaults(f, names, given, bound, default):
+    code = f.__code__
+    defaults = f.__defaults__ or ()
+    positional = code.co_argcount
+    first = positional - len(defaults)
+    missing = [name for name in names[given:first] if name not in bound]
+    if missing:
+        raise _missing(f, "positional", missing)
+    for k in range(max(given, first), positional):
+        name = names[k]
+        if name not in bound:
+            bound[name] = default(f, name, defaults[k - first])
+
+
+def _bind_keyword_defaults(f, names, bound, default):
+    defaults = f.__kwdefaults__ or {}
+    missing = []
+    for name in names:
+        if name not in bound:
+            if name in defaults:
+                bound[name] = default(f, name, defaults[name])
+            else:
+                missing.append(name)
+    if missing:
+        raise _missing(f, "keyword-only", missing)
+
+
+def _missing(f, kind, missing):
+    quoted = [repr(name) for name in missing]
+    if len(quoted) > 2:
+        text = ", ".join(quoted[:-1]) + f", and {quoted[-1]}"
+    else:
+        text = " and ".join(quoted)
+    plural = "" if len(missing) == 1 else "s"
+    return TypeError(f"{f.__qualname__}() missing {len(missing)} required {kind} argument{plural}: {text}")
+
+
+def _too_many(f, names, given, bound):
+    code = f.__code__
+    positional, defaults = code.co_argcount, len(f.__defaults__ or ())
+    keyword_given = sum(name in bound for name in names[positional : positional + code.co_kwonlyargcount])
+    takes = f"from {positional - defaults} to {positional}" if defaults else str(positional)
+    plural = "s" if defaults or positional != 1 else ""
+    also = ""
+    if keyword_given:
+        also = f" positional argument{'' if given == 1 else 's'} (and {keyword_given} keyword-only argument"
+        also += f"{'' if keyword_given == 1 else 's'})"
+    verb = "was" if given == 1 and not keyword_given else "were"
+    return TypeError(f"{f.__qualname__}() takes {takes} positional argument{plural} but {given}{also} {verb} given")

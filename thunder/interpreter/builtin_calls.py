@@ -1,0 +1,199 @@
+"""Builtins that look at the calling frame: `super()`, `locals()`, `exec`, `sys._getframe` and the like.
+
+Natively they would see the machine's own frames. A row here is `handler(host, function, args, kwargs)`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import types
+
+from thunder.interpreter.tracebacks import stub_frame
+
+
+def frame_locals(frame):
+    """The variables of a frame by name, cells unwrapped; a class body's or exec's namespace itself."""
+    if frame.names is not None:
+        return frame.names
+    code = frame.fn.__code__
+    cells = {*code.co_cellvars, *code.co_freevars}
+    values = {}
+    for name, value in frame.locals.items():
+        if name in cells and type(value) is types.CellType:
+            try:
+                value = value.cell_contents
+            except ValueError:
+                continue
+        values[name] = value
+    return values
+
+
+def _super(host, function, args, kwargs):
+    """`super()`: the class cell and the first argument of the calling frame."""
+    if args or not host.stack_of_frames:
+        return host.call_native(function, args, kwargs)
+    frame = host.stack_of_frames[-1]
+    code, variables = frame.fn.__code__, frame.locals
+    if not code.co_argcount:
+        raise RuntimeError("super(): no arguments")
+    first = code.co_varnames[0]
+    if first not in variables:
+        raise RuntimeError("super(): arg[0] deleted")
+    receiver = variables[first]
+    if first in code.co_cellvars and type(receiver) is types.CellType:
+        receiver = host.load_cell(frame.fn, receiver, first)
+    if "__class__" not in code.co_freevars:
+        raise RuntimeError("super(): __class__ cell not found")
+    try:
+        cls = variables["__class__"].cell_contents
+    except ValueError:
+        cls = None
+    if cls is None:
+        raise RuntimeError("super(): empty __class__ cell")
+    return super(cls, receiver)
+
+
+def _locals(host, function, args, kwargs):
+    return frame_locals(host.stack_of_frames[-1]) if host.stack_of_frames else function()
+
+
+def _globals(host, function, args, kwargs):
+    return host.stack_of_frames[-1].fn.__globals__ if host.stack_of_frames else function()
+
+
+def _vars(host, function, args, kwargs):
+    return host.load_attr(args[0], "__dict__") if args and hasattr(args[0], "__dict__") else (
+        host.call_native(function, args, kwargs) if args or kwargs else _locals(host, function, args, kwargs)
+    )
+
+
+def _dir(host, function, args, kwargs):
+    return host.call_native(function, args, kwargs) if args else sorted(_locals(host, function, args, kwargs))
+
+
+def _namespaces(host, args):
+    """Globals and locals of exec and eval, with the calling frame's where they are not given."""
+    frame = host.stack_of_frames[-1]
+    given_globals = args[0] if args else None
+    given_locals = args[1] if len(args) > 1 else None
+    if given_globals is None:
+        names = given_locals if given_locals is not None else frame_locals(frame)
+        return frame.fn.__globals__, names
+    given_globals.setdefault("__builtins__", builtins)
+    return given_globals, given_locals if given_locals is not None else given_globals
+
+
+def _exec_or_eval(mode):
+    def run(host, function, args, kwargs):
+        source, *namespaces = args
+        closure = kwargs.pop("closure", None)
+        namespaces += [kwargs[name] for name in ("globals", "locals") if name in kwargs]
+        if not host.stack_of_frames or (namespaces and not isinstance(namespaces[0], (dict, type(None)))):
+            return host.call_native(function, args, kwargs)
+        if not isinstance(source, types.CodeType):
+            if isinstance(source, str) and mode == "eval":
+                source = source.lstrip(" \t")
+            source = compile(source, "<string>", mode, host.stack_of_frames[-1].fn.__code__.co_flags & _FUTURE, True)
+        global_names, names = _namespaces(host, namespaces)
+        if source.co_freevars and closure is None:
+            return host.call_native(function, args, kwargs)  # raises
+        result = host.run_code(source, global_names, names, closure)
+        return result if mode == "eval" else None
+
+    return run
+
+
+_FUTURE = 0x1FF0000  # CO_FUTURE_*: what `from __future__` switched on in the calling code
+
+
+def _build_class(host, function, args, kwargs):
+    body, name, *bases = args
+    return host.build_class(body, name, tuple(bases), kwargs)
+
+
+def _get_frame(host, function, args, kwargs):
+    """A real frame object that looks like the interpreted frame; its f_back leads to the machine."""
+    depth = args[0] if args else 0
+    frames = host.stack_of_frames
+    if depth >= len(frames):
+        return sys._getframe(depth - len(frames) + 1)
+    frame = frames[-1 - depth]
+    real, frame.record.stub = stub_frame(frame.fn.__code__, frame.record.stub, frame.fn.__globals__, frame_locals(frame))
+    return real
+
+
+def _get_frame_module_name(host, function, args, kwargs):
+    depth = args[0] if args else kwargs.get("depth", 0)
+    frames = host.stack_of_frames
+    return frames[-1 - depth].fn.__globals__.get("__name__") if depth < len(frames) else None
+
+
+def _exc_info(host, function, args, kwargs):
+    error = host.exc
+    return (type(error), error, error.__traceback__) if error is not None else function()
+
+
+def _exception(host, function, args, kwargs):
+    return host.exc if host.exc is not None else function()
+
+
+def _get_recursion_limit(host, function, args, kwargs):
+    return host.recursion_limit
+
+
+def _getattr(host, function, args, kwargs):
+    if len(args) not in (2, 3) or kwargs or not isinstance(args[1], str):
+        return host.call_native(function, args, kwargs)
+    if len(args) == 2:
+        return host.load_attr(*args)
+    try:
+        return host.load_attr(args[0], args[1])
+    except AttributeError:
+        return args[2]
+
+
+def _hasattr(host, function, args, kwargs):
+    if len(args) != 2 or kwargs or not isinstance(args[1], str):
+        return host.call_native(function, args, kwargs)
+    try:
+        host.load_attr(*args)
+        return True
+    except AttributeError:
+        return False
+
+
+def _setattr(host, function, args, kwargs):
+    if len(args) != 3 or kwargs or not isinstance(args[1], str):
+        return host.call_native(function, args, kwargs)
+    host.store_attr(*args)
+
+
+def _delattr(host, function, args, kwargs):
+    if len(args) != 2 or kwargs or not isinstance(args[1], str):
+        return host.call_native(function, args, kwargs)
+    host.delete_attr(*args)
+
+
+_ROWS = {
+    super: _super,
+    locals: _locals,
+    globals: _globals,
+    vars: _vars,
+    dir: _dir,
+    exec: _exec_or_eval("exec"),
+    eval: _exec_or_eval("eval"),
+    builtins.__build_class__: _build_class,
+    sys._getframe: _get_frame,
+    sys.exc_info: _exc_info,
+    sys.exception: _exception,
+    sys.getrecursionlimit: _get_recursion_limit,
+    getattr: _getattr,
+    hasattr: _hasattr,
+    setattr: _setattr,
+    delattr: _delattr,
+}
+if hasattr(sys, "_getframemodulename"):
+    _ROWS[sys._getframemodulename] = _get_frame_module_name
+# By identity, so that a callable that cannot be hashed can be looked up.
+FRAME_CALLS = {id(function): handler for function, handler in _ROWS.items()}

@@ -1,0 +1,126 @@
+"""Making objects and classes: `C(...)` and `class C: ...` with the Python code in them interpreted."""
+
+from __future__ import annotations
+
+import types
+
+FUNCTION = types.FunctionType
+
+
+def construct(host, cls, args, kwargs):
+    """Call a class, as type.__call__ does, but with Python-level `__call__`, `__new__` and `__init__` interpreted."""
+    kind = type(cls)
+    if kind is not type:
+        method = _lookup(kind, "__call__")
+        if type(method) is FUNCTION:
+            return host.call(method, [cls, *args], kwargs)
+        if method is not _TYPE_CALL:
+            return host.call_native(cls, args, kwargs)
+    return type_call(host, cls, args, kwargs)
+
+
+def type_call(host, cls, args, kwargs):
+    """type.__call__(cls, ...)."""
+    new = _lookup(cls, "__new__")
+    initialize = _lookup(cls, "__init__")
+    if type(new) is staticmethod:
+        new = new.__func__
+    new_is_python, initialize_is_python = type(new) is FUNCTION, type(initialize) is FUNCTION
+    if cls is type or not (new_is_python or initialize_is_python):
+        return host.call_native(cls, args, kwargs)
+    if new_is_python:
+        made = host.call(new, [cls, *args], kwargs)
+    elif new is object.__new__:
+        made = new(cls)
+    else:
+        made = host.call_native(cls.__new__, [cls, *args], kwargs)
+    if not isinstance(made, cls):
+        return made
+    initialize = _lookup(type(made), "__init__")
+    if type(initialize) is FUNCTION:
+        result = host.call(initialize, [made, *args], kwargs)
+    else:
+        result = host.call_native(type(made).__init__, [made, *args], kwargs)
+    if result is not None:
+        raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
+    return made
+
+
+_TYPE_CALL = type.__dict__["__call__"]
+
+
+def _lookup(cls, name):
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return None
+
+
+def build_class(host, body, name, bases, keywords):
+    """builtins.__build_class__ with an interpreted body, and the metaclass called through the host."""
+    resolved = _resolve_bases(host, bases)
+    keywords = dict(keywords)
+    metaclass = keywords.pop("metaclass", None)
+    if metaclass is None:
+        metaclass = type(resolved[0]) if resolved else type
+    if isinstance(metaclass, type):
+        metaclass = _most_derived(metaclass, resolved)
+    namespace = {}
+    try:
+        prepare = host.load_attr(metaclass, "__prepare__")
+    except AttributeError:
+        prepare = None
+    if prepare is not None:
+        namespace = host.call(prepare, [name, resolved], keywords)
+        if not hasattr(type(namespace), "__getitem__"):
+            shown = metaclass.__name__ if isinstance(metaclass, type) else "<metaclass>"
+            raise TypeError(f"{shown}.__prepare__() must return a mapping, not {type(namespace).__name__}")
+    cell = host.run_code(body.__code__, body.__globals__, namespace, body.__closure__)
+    if resolved is not bases:
+        namespace["__orig_bases__"] = bases
+    made = host.call(metaclass, [name, resolved, namespace], keywords)
+    if type(cell) is types.CellType and isinstance(made, type):
+        _check_class_cell(cell, made, name)
+    return made
+
+
+def _check_class_cell(cell, made, name):
+    try:
+        inside = cell.cell_contents
+    except ValueError:
+        inside = None
+    if inside is None:
+        raise RuntimeError(
+            f"__class__ not set defining {name!r} as {made!r}. Was __classcell__ propagated to type.__new__?"
+        )
+    if inside is not made:
+        raise TypeError(f"__class__ set to {inside!r} defining {name!r} as {made!r}")
+
+
+def _resolve_bases(host, bases):
+    """The bases with `__mro_entries__` replaced; the same tuple when there are none."""
+    resolved, changed = [], False
+    for base in bases:
+        if isinstance(base, type) or not hasattr(base, "__mro_entries__"):
+            resolved.append(base)
+            continue
+        entries = host.call(host.load_attr(base, "__mro_entries__"), [bases], {})
+        if not isinstance(entries, tuple):
+            raise TypeError("__mro_entries__ must return a tuple")
+        resolved += entries
+        changed = True
+    return tuple(resolved) if changed else bases
+
+
+def _most_derived(metaclass, bases):
+    for base in bases:
+        kind = type(base)
+        if issubclass(metaclass, kind):
+            continue
+        if not issubclass(kind, metaclass):
+            raise TypeError(
+                "metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses "
+                "of all its bases"
+            )
+        metaclass = kind
+    return metaclass

@@ -1,0 +1,413 @@
+"""Canonical instructions, second part: jumps, loops, generators, exceptions, `with`, coroutines, intrinsics.
+
+A handler that returns an index continues there; RETURN and YIELD leave the frame with the value on top of the stack.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+
+from thunder.interpreter.errors import UnsupportedError
+from thunder.interpreter.instructions import NULL, take
+
+RETURN, YIELD = -1, -2
+CO_ITERABLE_COROUTINE = 0x100
+
+
+class AsyncYield:
+    """A value that an async generator yields to its consumer, as opposed to what an `await` passes to the event loop."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+# ---------------------------------------------------------------- jumps and loops
+
+
+def JUMP(frame, stack, target):
+    return target
+
+
+def POP_JUMP_IF_TRUE(frame, stack, target):
+    value = stack.pop()
+    if value is True or (value is not False and frame.host.truth(value)):
+        return target
+
+
+def POP_JUMP_IF_FALSE(frame, stack, target):
+    value = stack.pop()
+    if value is False or (value is not True and not frame.host.truth(value)):
+        return target
+
+
+def POP_JUMP_IF_NONE(frame, stack, target):
+    if frame.host.same(stack.pop(), None):
+        return target
+
+
+def POP_JUMP_IF_NOT_NONE(frame, stack, target):
+    if not frame.host.same(stack.pop(), None):
+        return target
+
+
+def GET_ITER(frame, stack, _):
+    stack[-1] = frame.host.iterate(stack[-1])
+
+
+def FOR_ITER(frame, stack, target):
+    try:
+        stack.append(frame.host.next(stack[-1]))
+    except StopIteration:
+        stack.pop()
+        return target
+
+
+def RETURN_VALUE(frame, stack, _):
+    return RETURN
+
+
+# ---------------------------------------------------------------- generators and coroutines
+
+
+def RETURN_GENERATOR(frame, stack, _):
+    stack.append(None)  # the generator object was made at the call; CPython leaves a value here that POP_TOP drops
+
+
+def YIELD_VALUE(frame, stack, _):
+    frame.delegate = None
+    return YIELD
+
+
+def YIELD_FROM(frame, stack, target):
+    """The yield inside `yield from` and `await`; `target` is where the loop ends."""
+    frame.delegate = target
+    return YIELD
+
+
+def GET_YIELD_FROM_ITER(frame, stack, _):
+    value = stack[-1]
+    if type(value) is types.CoroutineType and not frame.record.kind & (0x80 | CO_ITERABLE_COROUTINE):
+        raise TypeError("cannot 'yield from' a coroutine object in a non-coroutine generator")
+    if type(value) is not types.GeneratorType:
+        stack[-1] = frame.host.iterate(value)
+
+
+def SEND(frame, stack, target):
+    host, value = frame.host, stack.pop()
+    receiver = stack[-1]
+    try:
+        if value is None and hasattr(type(receiver), "__next__"):
+            stack.append(host.next(receiver))
+        else:
+            stack.append(host.call(host.load_attr(receiver, "send"), [value], {}))
+    except StopIteration as stop:
+        stack[-1] = stop.value
+        return target
+
+
+def CLEANUP_THROW(frame, stack, _):
+    error = stack[-1]
+    if isinstance(error, StopIteration):
+        del stack[-3:]
+        stack.append(error.value)
+        return
+    frame.reraising = True
+    raise error
+
+
+def GET_AWAITABLE(frame, stack, where):
+    value = stack[-1]
+    if where in (1, 2) and not hasattr(type(value), "__await__") and not _is_awaitable(value):
+        name = "__aenter__" if where == 1 else "__aexit__"
+        kind = type(value).__name__
+        raise TypeError(f"'async with' received an object from {name} that does not implement __await__: {kind}")
+    stack[-1] = awaitable(frame.host, value, f"object {type(value).__name__} can't be used in 'await' expression")
+
+
+def _is_awaitable(value):
+    kind = type(value)
+    if kind is types.CoroutineType:
+        return True
+    return kind is types.GeneratorType and bool(value.gi_code.co_flags & CO_ITERABLE_COROUTINE)
+
+
+def awaitable(host, value, message):
+    """The iterator behind `await value`."""
+    if _is_awaitable(value):
+        return value
+    method = host.load_special(value, "__await__")
+    if method is NULL:
+        raise TypeError(message)
+    result = host.call(method, [], {})
+    if type(result) is types.CoroutineType:
+        raise TypeError("__await__() returned a coroutine")
+    if not hasattr(type(result), "__next__"):
+        raise TypeError(f"__await__() returned non-iterator of type '{type(result).__name__}'")
+    return result
+
+
+def GET_AITER(frame, stack, _):
+    host, value = frame.host, stack[-1]
+    kind = type(value).__name__
+    method = host.load_special(value, "__aiter__")
+    if method is NULL:
+        raise TypeError(f"'async for' requires an object with __aiter__ method, got {kind}")
+    stack[-1] = iterator = host.call(method, [], {})
+    if not hasattr(type(iterator), "__anext__"):
+        kind = type(iterator).__name__
+        raise TypeError(f"'async for' received an object from __aiter__ that does not implement __anext__: {kind}")
+
+
+def GET_ANEXT(frame, stack, _):
+    host = frame.host
+    value = host.call(host.load_special(stack[-1], "__anext__"), [], {})
+    if type(stack[-1]) is types.AsyncGeneratorType:
+        stack.append(value)
+        return
+    kind = type(value).__name__
+    stack.append(awaitable(host, value, f"'async for' received an invalid object from __anext__: {kind}"))
+
+
+def END_ASYNC_FOR(frame, stack, _):
+    error = stack.pop()
+    stack.pop()
+    if not isinstance(error, StopAsyncIteration):
+        frame.reraising = True
+        raise error
+
+
+def ASYNC_GEN_WRAP(frame, stack, _):
+    stack[-1] = AsyncYield(stack[-1])
+
+
+def STOPITERATION_ERROR(frame, stack, _):
+    """A StopIteration that would leave a generator becomes a RuntimeError."""
+    error = stack[-1]
+    kind = frame.record.kind
+    what = "generator" if kind & 0x20 else "coroutine" if kind & 0x80 else "async generator"
+    if isinstance(error, StopIteration):
+        message = f"{what} raised StopIteration"
+    elif kind & 0x200 and isinstance(error, StopAsyncIteration):
+        message = "async generator raised StopAsyncIteration"
+    else:
+        return
+    stack[-1] = replacement = RuntimeError(message)
+    replacement.__cause__ = replacement.__context__ = error
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+def RAISE_VARARGS(frame, stack, n):
+    host = frame.host
+    if n == 0:
+        if host.exc is None:
+            raise RuntimeError("No active exception to reraise")
+        frame.reraising = True
+        raise host.exc
+    values = take(stack, n)
+    error = _exception(host, values[0], "exceptions must derive from BaseException")
+    if n == 2:
+        cause = values[1]
+        error.__cause__ = cause if cause is None else _exception(host, cause, "exception causes must derive from BaseException")
+    if host.exc is not None:
+        set_context(error, host.exc)
+    raise error
+
+
+def _exception(host, value, message):
+    if isinstance(value, BaseException):
+        return value
+    if not (isinstance(value, type) and issubclass(value, BaseException)):
+        raise TypeError(message)
+    error = host.call(value, [], {})
+    if not isinstance(error, BaseException):
+        raise TypeError(f"calling {value!r} should have returned an instance of BaseException, not {type(error)!r}")
+    return error
+
+
+def set_context(error, handled):
+    """error.__context__ = handled, without making the chain circular (as CPython's _PyErr_SetObject)."""
+    if error is handled:
+        return
+    link = handled
+    seen = set()
+    while (context := link.__context__) is not None and id(context) not in seen:
+        if context is error:
+            link.__context__ = None
+            break
+        seen.add(id(context))
+        link = context
+    error.__context__ = handled
+
+
+def RERAISE(frame, stack, _):
+    frame.reraising = True
+    raise stack.pop()
+
+
+def PUSH_EXC_INFO(frame, stack, _):
+    error = stack.pop()
+    stack.append(frame.exc)
+    stack.append(error)
+    frame.exc = frame.host.exc = error
+
+
+def POP_EXCEPT(frame, stack, _):
+    previous = frame.exc = stack.pop()
+    frame.host.exc = frame.outer_exc if previous is None else previous
+
+
+def CHECK_EXC_MATCH(frame, stack, _):
+    wanted = stack.pop()
+    for t in wanted if isinstance(wanted, tuple) else (wanted,):
+        if not (isinstance(t, type) and issubclass(t, BaseException)):
+            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+    stack.append(_matches(stack[-1], wanted))
+
+
+def _matches(error, wanted):
+    """Like CPython, by the class's real bases: `__instancecheck__` has no say."""
+    mro = type(error).__mro__
+    return any(t in mro for t in wanted) if isinstance(wanted, tuple) else wanted in mro
+
+
+def CHECK_EG_MATCH(frame, stack, _):
+    """except*: [group, type] -> [rest, match]; the match becomes the handled exception."""
+    wanted = stack.pop()
+    error = stack.pop()
+    for t in wanted if isinstance(wanted, tuple) else (wanted,):
+        if not (isinstance(t, type) and issubclass(t, BaseException)):
+            raise TypeError("catching classes that do not inherit from BaseException is not allowed")
+        if issubclass(t, BaseExceptionGroup):
+            raise TypeError("catching ExceptionGroup with except* is not allowed. Use except instead.")
+    if _matches(error, wanted):
+        match, rest = error, None
+        if not isinstance(error, BaseExceptionGroup):
+            match = BaseExceptionGroup("", [error])
+    elif isinstance(error, BaseExceptionGroup):
+        match, rest = error.split(wanted)
+    else:
+        match, rest = None, error
+    stack.append(rest)
+    stack.append(match)
+    if match is not None:
+        frame.exc = frame.host.exc = match
+
+
+def PREP_RERAISE_STAR(frame, stack, _):
+    """What a `try` with `except*` raises at its end; after CPython's _PyExc_PrepReraiseStar."""
+    original, errors = take(stack, 2)
+    stack.append(_prep_reraise_star(original, [error for error in errors if error is not None]))
+
+
+def _prep_reraise_star(original, errors):
+    if not errors:
+        return None
+    if not isinstance(original, BaseExceptionGroup):
+        return errors[0]
+    raised = [error for error in errors if not _is_part(error, original)]
+    unhandled = _projection(original, [error for error in errors if _is_part(error, original)])
+    if not raised:
+        return unhandled
+    if unhandled is not None:
+        raised.append(unhandled)
+    return raised[0] if len(raised) == 1 else BaseExceptionGroup("", raised)
+
+
+def _is_part(error, original):
+    return (
+        isinstance(error, BaseExceptionGroup)
+        and getattr(error, "__notes__", None) is getattr(original, "__notes__", None)
+        and error.__traceback__ is original.__traceback__
+        and error.__cause__ is original.__cause__
+        and error.__context__ is original.__context__
+    )
+
+
+def _projection(original, parts):
+    """The part of the group that holds the leaves of `parts`, in the group's shape."""
+    leaves = set()
+    for part in parts:
+        pending = [part]
+        while pending:
+            error = pending.pop()
+            if isinstance(error, BaseExceptionGroup):
+                pending += error.exceptions
+            else:
+                leaves.add(id(error))
+    return original.split(lambda error: id(error) in leaves)[0] if leaves else None
+
+
+# ---------------------------------------------------------------- with
+
+
+def BEFORE_WITH(frame, stack, _):
+    _enter(frame, stack, "__enter__", "__exit__")
+
+
+def BEFORE_ASYNC_WITH(frame, stack, _):
+    _enter(frame, stack, "__aenter__", "__aexit__")
+
+
+def _enter(frame, stack, enter, leave):
+    host, manager = frame.host, stack.pop()
+    enter_method = host.load_special(manager, enter)
+    if enter_method is NULL:
+        raise TypeError(_no_context_manager(manager, enter))
+    leave_method = host.load_special(manager, leave)
+    if leave_method is NULL:
+        raise TypeError(_no_context_manager(manager, leave) + f" (missed {leave} method)")
+    stack.append(leave_method)
+    stack.append(host.call(enter_method, [], {}))
+
+
+def _no_context_manager(manager, method):
+    kind = "asynchronous context manager" if method.startswith("__a") else "context manager"
+    return f"'{type(manager).__name__}' object does not support the {kind} protocol"
+
+
+def LOAD_SPECIAL(frame, stack, name):
+    manager = stack[-1]
+    method = frame.host.load_special(manager, name)
+    if method is NULL:
+        raise TypeError(_no_context_manager(manager, name) + f" (missed {name} method)")
+    stack[-1] = method
+    stack.append(NULL)
+
+
+def WITH_EXCEPT_START(frame, stack, depth):
+    error = stack[-1]
+    stack.append(frame.host.call(stack[-depth], [type(error), error, error.__traceback__], {}))
+
+
+# ---------------------------------------------------------------- intrinsics and the rest
+
+
+@functools.cache
+def _intrinsic(opname, number, arguments):
+    """A native function that runs one CALL_INTRINSIC instruction: type parameters and aliases have no Python spelling
+    that keeps their lazy evaluation."""
+    steps = [("RESUME", 0)] + [("LOAD_FAST", k) for k in range(arguments)] + [(opname, number), ("RETURN_VALUE", 0)]
+    code = (lambda a, b: None) if arguments == 2 else (lambda a: None)
+    body = b"".join(bytes((dis.opmap[name], argument)) for name, argument in steps)
+    template = code.__code__
+    return types.FunctionType(template.replace(co_code=body, co_stacksize=4, co_exceptiontable=b""), {})
+
+
+def INTRINSIC_1(frame, stack, number):
+    stack[-1] = _intrinsic("CALL_INTRINSIC_1", number, 1)(stack[-1])
+
+
+def INTRINSIC_2(frame, stack, number):
+    b = stack.pop()
+    stack[-1] = _intrinsic("CALL_INTRINSIC_2", number, 2)(stack[-1], b)
+
+
+def UNSUPPORTED(frame, stack, opname):
+    filename, line, _, _, function = frame.host.where()
+    raise UnsupportedError(opname, "the interpreter's tables have no such opcode", filename, line, function)

@@ -1,0 +1,142 @@
+"""What the interpreter did: a short log that is always kept, a full one on request.
+
+The short log is a bounded list of the code objects that were run. The full log has every instruction as a
+`dis.Instruction`, every new line, call, return and opaque call.
+"""
+
+from __future__ import annotations
+
+import collections
+import dis
+import linecache
+
+from thunder.interpreter.decode import decode
+
+SHORT_LOG_LENGTH = 10_000
+
+
+class ShortLog(collections.deque):
+    """The last code objects that were run, in order."""
+
+    def __init__(self):
+        super().__init__(maxlen=SHORT_LOG_LENGTH)
+
+
+class FullLog:
+    """Every instruction and event, in order. `entries` holds (code, offset) pairs, strings and dicts."""
+
+    def __init__(self):
+        self.entries: list = []
+        self.position = (None, None)
+
+    def program(self, code, record):
+        """The program of a code object with each handler wrapped in one that notes the instruction first."""
+        if record.logged is None:
+            record.logged = [(_logged, (handler, argument)) for handler, argument in record.program]
+        return record.logged
+
+    def step(self, frame):
+        record, code = frame.record, frame.fn.__code__
+        line = record.lines[frame.ip]
+        if (code, line) != self.position:
+            self.position = code, line
+            self.entries.append({"kind": "Line", "fn": frame.fn, "filename": code.co_filename, "position": line})
+        self.entries.append((code, record.offsets[frame.ip]))
+
+    def call(self, host, f):
+        self.entries.append({"kind": "InterpreterCall", "fn": f, "depth": len(host.stack_of_frames)})
+
+    def returned(self, host, f, value):
+        self.entries.append({"kind": "InterpreterReturn", "fn": f, "rval": value, "depth": len(host.stack_of_frames)})
+
+    def note(self, kind, f):
+        """An event beside the interpreted frames: kind "Opaque" (ran natively) or "Lookaside" (ran by a handler)."""
+        self.entries.append({"kind": kind, "fn": f})
+
+
+def _logged(frame, stack, argument):
+    frame.host.log.step(frame)
+    handler, argument = argument
+    return handler(frame, stack, argument)
+
+
+def instructions_of(code):
+    """{offset: dis.Instruction} of a code object."""
+    return {instruction.offset: instruction for instruction in dis.get_instructions(code)}
+
+
+def interpreted_instructions(host) -> list[dis.Instruction]:
+    """The instructions that were interpreted: each one in order with a full log; without, those of the code objects that
+    were run, in the order of the calls."""
+    if host.log is not None:
+        return [entry for entry in interpreter_log(host) if isinstance(entry, dis.Instruction)]
+    decoded: dict = {}
+    found = []
+    for code in host.history:
+        if id(code) not in decoded:
+            decoded[id(code)] = list(instructions_of(code).values())
+        found += decoded[id(code)]
+    return found
+
+
+def interpreter_log(host) -> list[dis.Instruction | str | dict]:
+    """The full log, or from the short one a call event and the instructions for each frame."""
+    decoded: dict = {}
+
+    def instructions(code):
+        if id(code) not in decoded:
+            decoded[id(code)] = instructions_of(code)
+        return decoded[id(code)]
+
+    if host.log is None:
+        log: list = []
+        for code in host.history:
+            log.append({"kind": "InterpreterCall", "fn": code, "depth": 0})
+            log += instructions(code).values()
+        return log
+    log, previous = [], None
+    for entry in host.log.entries:
+        if not isinstance(entry, tuple):
+            log.append(entry)
+        elif entry != previous:  # one instruction may have become several canonical ones
+            code, offset = entry
+            log.append(instructions(code)[offset])
+        previous = entry
+    return log
+
+
+def print_log(host, file=None) -> None:
+    """Print the log, one event or instruction a line, indented by depth of the calls."""
+    depth = 0
+    for entry in interpreter_log(host):
+        if isinstance(entry, dis.Instruction):
+            print(f"{'  ' * depth}  {entry.opname} {entry.argrepr}".rstrip(), file=file)
+            continue
+        if isinstance(entry, str):
+            print(entry, file=file)
+            continue
+        kind = entry["kind"]
+        name = getattr(entry["fn"], "__qualname__", None) or getattr(entry["fn"], "co_qualname", repr(entry["fn"]))
+        if kind == "Line":
+            source = linecache.getline(entry["filename"], entry["position"] or 0).strip()
+            print(f"{'  ' * depth}# {entry['filename']}:{entry['position']} {source}", file=file)
+        elif kind == "InterpreterCall":
+            depth = entry["depth"] + 1
+            print(f"{'  ' * depth}call {name}", file=file)
+        elif kind == "InterpreterReturn":
+            print(f"{'  ' * depth}return from {name}: {type(entry['rval']).__name__}", file=file)
+            depth = entry["depth"]
+        else:
+            print(f"{'  ' * depth}{kind.lower()} {name}", file=file)
+
+
+def format_location(location):
+    """(file name, line, (column, end column), source line, qualified name) of a `Host.location()`."""
+    if location is None:
+        return "?", 0, (None, None), "", "?"
+    code, ip = location
+    record = decode(code)
+    line = record.lines[ip] or code.co_firstlineno
+    positions = list(code.co_positions())[record.offsets[ip] // 2]
+    source = linecache.getline(code.co_filename, line).rstrip("\n")
+    return code.co_filename, line, (positions[2], positions[3]), source, code.co_qualname

@@ -1,0 +1,325 @@
+"""Host: what the machine asks for whenever an operation may touch provenance. Here with CPython's plain semantics.
+
+The torch side subclasses it and overrides what it wants to see. Operations between two values of exactly the types in
+`instructions.PLAIN` (int, float, bool, str, bytes, complex) and the truth of True and False never reach the host.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import functools
+import operator
+import sys
+import threading
+import types
+
+from thunder.interpreter.binding import bind
+from thunder.interpreter.builtin_calls import FRAME_CALLS
+from thunder.interpreter.construction import build_class, construct
+from thunder.interpreter.control import NULL
+from thunder.interpreter.decode import decode
+from thunder.interpreter.errors import UnsupportedError
+from thunder.interpreter.history import FullLog, ShortLog
+from thunder.interpreter.instructions import CONVERSIONS, builtin_namespace, name_not_defined, unpacker
+from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
+from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
+from thunder.interpreter.tracebacks import clean
+
+UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
+CO_ITERABLE_COROUTINE = 0x100
+# Native Python frames for one interpreted call: run, the handler, call, enter, and room for a subclass's own.
+FRAMES_PER_CALL = 8
+FUNCTION, METHOD = types.FunctionType, types.MethodType
+
+
+class _Unnamed:
+    """No value has this type: the default for `Host.named_type`."""
+
+
+class Host:
+    """Plain CPython semantics, with statistics.
+
+    Attributes: `instructions` counts canonical instructions, `frames` counts calls by code object, `stack_of_frames` holds
+    the running frames (innermost last), `exc` is the exception that the interpreted program is handling, `uncatchable` are
+    exception types that the interpreted program cannot catch, `named_type` is the type whose values are reported to
+    `name_value` when stored in a variable, `history` is the short log, `log` the full one or None.
+    """
+
+    named_type: type = _Unnamed
+    uncatchable: tuple = (UnsupportedError,)
+
+    def __init__(self, record_history: bool = False):
+        self.instructions = 0
+        self.frames: collections.Counter = collections.Counter()
+        self.stack_of_frames: list[Frame] = []
+        self.exc: BaseException | None = None
+        self.recursion_limit = sys.getrecursionlimit()
+        self.log = FullLog() if record_history else None
+        self.history = ShortLog()
+        self.frame_calls = FRAME_CALLS
+
+    # ---------------------------------------------------------------- running
+
+    def interpret(self, f, args=(), kwargs=None):
+        """Call `f` in the interpreter. The traceback of an exception shows the user's frames only."""
+        error = None
+        with _deep_stack(self):
+            try:
+                return self.call(f, list(args), dict(kwargs or {}))
+            except BaseException as raised:  # noqa: BLE001 - raised again below, outside of the block
+                error = raised
+        try:
+            raise error.with_traceback(clean(error.__traceback__))
+        finally:
+            del error
+
+    def call(self, f, args, kwargs):
+        """Call anything: Python functions are interpreted, also those behind methods, partials, classes and `__call__`."""
+        kind = type(f)
+        if kind is FUNCTION:
+            return self.enter(f, args, kwargs)
+        if kind is METHOD:
+            return self.call(f.__func__, [f.__self__, *args], kwargs)
+        special = self.frame_calls.get(id(f))
+        if special is not None:
+            return special(self, f, args, kwargs)
+        if isinstance(f, type):
+            return construct(self, f, args, kwargs)
+        if kind is functools.partial:
+            return self.call(f.func, [*f.args, *args], {**f.keywords, **kwargs})
+        method = type_attribute(kind, "__call__")
+        if type(method) is FUNCTION:
+            return self.call(method, [f, *args], kwargs)
+        return self.call_native(f, args, kwargs)
+
+    def enter(self, f, args, kwargs):
+        """Interpret a call of a Python function; generators and coroutines give their object at once."""
+        code = f.__code__
+        record = decode(code)
+        if record.simple and not kwargs and len(args) == record.argument_count:
+            variables = dict(zip(record.arguments, args))  # noqa: B905 - the lengths were just compared
+        else:
+            variables = bind(f, args, kwargs, self.default)
+        self.frames[code] += 1
+        self.history.append(code)
+        frame = Frame(f, record, variables, self)
+        if self.log is not None:
+            self.log.call(self, f)
+        if record.kind:
+            driver = DRIVERS[record.kind]
+            if code.co_flags & CO_ITERABLE_COROUTINE:
+                driver = drive_awaitable
+            driven = driver(frame)
+            driven.__name__, driven.__qualname__ = f.__name__, f.__qualname__
+            return driven
+        if self.log is None:
+            return frame.run()
+        result = frame.run()
+        self.log.returned(self, f, result)
+        return result
+
+    def run_code(self, code, global_names, names, closure=None):
+        """Run the code of a module, class body, `exec` or `eval` in the namespace `names`."""
+        self.frames[code] += 1
+        self.history.append(code)
+        f = types.FunctionType(code, global_names, closure=closure)
+        return Frame(f, decode(code), {}, self, names).run()
+
+    def call_native(self, f, args, kwargs):
+        """Call something that is not interpreted. Inside an `except` block it sees the handled exception."""
+        if self.log is not None:
+            self.log.note("Opaque", f)
+        if self.exc is None:
+            return f(*args, **kwargs)
+        handled, traceback = self.exc, self.exc.__traceback__
+        try:
+            raise handled
+        except BaseException:  # noqa: BLE001 - this makes it the handled exception of the native call
+            handled.__traceback__ = traceback
+            return f(*args, **kwargs)
+
+    # ---------------------------------------------------------------- where the program is
+
+    def location(self):
+        """(code, canonical instruction index) of the innermost frame, or None. Cheap: formatting is `where`'s work."""
+        if not self.stack_of_frames:
+            return None
+        frame = self.stack_of_frames[-1]
+        return frame.fn.__code__, frame.ip
+
+    def where(self, location=None):
+        """(file name, line, (column, end column), source line, qualified name) of a location, by default the current."""
+        from thunder.interpreter.history import format_location
+
+        return format_location(location or self.location())
+
+    # ---------------------------------------------------------------- attributes, items, truth
+
+    load_attr = staticmethod(getattr)
+    store_attr = staticmethod(setattr)
+    delete_attr = staticmethod(delattr)
+    getitem = staticmethod(operator.getitem)
+    setitem = staticmethod(operator.setitem)
+    delitem = staticmethod(operator.delitem)
+    contains = staticmethod(operator.contains)
+    iterate = staticmethod(iter)
+    next = staticmethod(next)
+    truth = staticmethod(bool)
+    same = staticmethod(operator.is_)
+    pattern_type = staticmethod(type)
+
+    def touch(self, value):
+        """The value is about to be read as a whole (`**value`, `{**value}`); returns it."""
+        return value
+
+    def load_special(self, value, name):
+        """A special method looked up on the type, bound to the value; NULL when there is none."""
+        attribute = type_attribute(type(value), name)
+        if attribute is NULL:
+            return NULL
+        get = getattr(type(attribute), "__get__", None)
+        return attribute if get is None else get(attribute, value, type(value))
+
+    def unpack(self, value, before, after=None):
+        """The items of `value` in reverse: `before` of them, or with a rest and `after` more. Errors as in CPython."""
+        return unpacker(before, after)(value)
+
+    # ---------------------------------------------------------------- operators
+
+    def binary(self, symbol, a, b):
+        """`a + b`, or in place `a += b` when the symbol is "+="."""
+        return ARITHMETIC[symbol](a, b)
+
+    def unary(self, symbol, a):
+        return UNARY[symbol](a)
+
+    def compare(self, symbol, a, b):
+        return COMPARISONS[symbol](a, b)
+
+    def format_value(self, value, conversion, spec):
+        """f"{value!r:spec}"; conversion is 0 (none), 1 (str), 2 (repr) or 3 (ascii)."""
+        if conversion:
+            value = self.call(CONVERSIONS[conversion], [value], {})
+        return format(value, spec)
+
+    # ---------------------------------------------------------------- names
+
+    def default(self, f, name, value):
+        """A parameter's default value is used."""
+        return value
+
+    def load_global(self, f, name):
+        namespace = f.__globals__
+        if name in namespace:
+            return namespace[name]
+        return self.load_builtin(namespace, name)
+
+    def load_builtin(self, namespace, name):
+        found = builtin_namespace(namespace)
+        if name not in found:
+            raise name_not_defined(name)
+        return found[name]
+
+    def store_global(self, f, name, value):
+        f.__globals__[name] = value
+
+    def delete_global(self, f, name):
+        if name not in f.__globals__:
+            raise name_not_defined(name)
+        del f.__globals__[name]
+
+    def load_cell(self, f, cell, name):
+        try:
+            return cell.cell_contents
+        except ValueError:
+            pass
+        if name in f.__code__.co_freevars:
+            text = f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope"
+            raise NameError(text)
+        raise UnboundLocalError(f"cannot access local variable {name!r} where it is not associated with a value")
+
+    def store_cell(self, f, cell, value):
+        cell.cell_contents = value
+
+    def name_value(self, value, name):
+        """A value of `named_type` was stored in the variable `name`."""
+
+    def made_function(self, f):
+        """A `def` or `lambda` made a function; returns it."""
+        return f
+
+    def build_class(self, body, name, bases, keywords):
+        """A `class` statement: `body` is the function whose code fills the namespace."""
+        return build_class(self, body, name, bases, keywords)
+
+    def import_name(self, f, name, names, level):
+        """`import name` or `from name import names`."""
+        importer = self.load_builtin(f.__globals__, "__import__")
+        return self.call(importer, [name, f.__globals__, None, names, level], {})
+
+    def import_from(self, module, name):
+        try:
+            return self.load_attr(module, name)
+        except AttributeError:
+            pass
+        package = getattr(module, "__name__", None)
+        submodule = sys.modules.get(f"{package}.{name}")
+        if submodule is not None:
+            return submodule
+        return native_import_from(module, name)
+
+
+def native_import_from(module, name):
+    """Raise the running version's ImportError for a name that a module has not."""
+    code = compile(f"from {_IMPORTED} import {name}", "<import>", "exec")
+    exec(code.replace(co_filename=__file__), {"__builtins__": {"__import__": lambda *_: module}})
+
+
+_IMPORTED = "module"
+
+
+def type_attribute(kind, name):
+    """The attribute as it stands in the class or its bases, not bound; NULL when there is none."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return NULL
+
+
+class _deep_stack:
+    """Raises CPython's recursion limit while any interpreter runs, and gives the host the limit that its program sees.
+
+    One interpreted call takes several native Python frames (none of them on the C stack), so the machine counts the
+    interpreted frames itself. The limit is shared by all threads: the first to come raises it, the last to leave restores it.
+    """
+
+    lock = threading.Lock()
+    users = 0
+    original = 0
+
+    def __init__(self, host):
+        self.host, self.entered = host, False
+
+    def __enter__(self):
+        kind = _deep_stack
+        if self.host.stack_of_frames:
+            return
+        with kind.lock:
+            if kind.users == 0:
+                kind.original = sys.getrecursionlimit()
+                sys.setrecursionlimit(kind.original * FRAMES_PER_CALL)
+            kind.users += 1
+            self.entered = True
+            self.host.recursion_limit = kind.original
+
+    def __exit__(self, *_):
+        kind = _deep_stack
+        if self.entered:
+            with kind.lock:
+                kind.users -= 1
+                if kind.users == 0:
+                    sys.setrecursionlimit(kind.original)
+
+
+BUILTINS = builtins

@@ -1,0 +1,186 @@
+"""The machine: runs one frame of a Python function. No torch, no wrappers, no version checks.
+
+Values on its stack are the program's own objects. Whatever may touch provenance goes through the frame's host.
+"""
+
+from __future__ import annotations
+
+import types
+
+from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context
+from thunder.interpreter.tracebacks import clean, entry
+
+
+class Frame:
+    """One activation of a function: variables by name (cells among them), value stack, position."""
+
+    __slots__ = (
+        "fn", "record", "program", "host", "locals", "names", "stack", "ip", "exc", "outer_exc", "delegate",
+        "suspended", "reraising", "named_type",
+    )  # fmt: skip
+
+    def __init__(self, fn, record, variables, host, names=None):
+        self.fn, self.record, self.locals, self.host = fn, record, variables, host
+        self.names = names  # the namespace of a class body or of exec'd code
+        self.program = record.program if host.log is None else host.log.program(fn.__code__, record)
+        self.stack, self.ip = [], 0
+        self.exc = self.outer_exc = self.delegate = None
+        self.suspended = self.reraising = False
+        self.named_type = host.named_type
+
+    def run(self, sent=None, thrown=None):
+        """Run until the frame returns or yields (then `suspended` is set); the value is returned in both cases.
+
+        A suspended frame goes on with `sent` as the value of its yield, or with `thrown` raised there.
+        """
+        host, program, stack, ip = self.host, self.program, self.stack, self.ip
+        frames = host.stack_of_frames
+        if len(frames) >= host.recursion_limit:
+            raise RecursionError("maximum recursion depth exceeded")
+        if self.suspended:
+            self.suspended = False
+            stack.append(sent)
+            if thrown is None:
+                ip += 1
+        self.outer_exc = host.exc
+        if self.exc is not None:
+            host.exc = self.exc
+        frames.append(self)
+        executed = 0
+        start = ip
+        try:
+            while True:
+                try:
+                    if thrown is not None:
+                        error, thrown = thrown, None
+                        target = self.throw(error)
+                        if target == YIELD:
+                            self.suspended = True
+                            return stack.pop()
+                        ip = start = target
+                    while True:
+                        handler, argument = program[ip]
+                        self.ip = ip
+                        target = handler(self, stack, argument)
+                        if target is None:
+                            ip += 1
+                        elif target >= 0:
+                            executed += ip - start + 1
+                            ip = start = target
+                        else:
+                            executed += ip - start + 1
+                            self.suspended = target != RETURN
+                            start = ip + 1
+                            return stack.pop()
+                except BaseException as error:
+                    executed += self.ip - start + 1
+                    start = ip = self.ip + 1
+                    ip = start = self.catch(error)
+        finally:
+            host.exc = self.outer_exc
+            host.instructions += executed
+            frames.pop()
+
+    def catch(self, error):
+        """Note the exception's traceback and context; the index of the handler, or the exception goes on."""
+        host = self.host
+        if isinstance(error, host.uncatchable):
+            raise error
+        traceback = clean(error.__traceback__)
+        if self.reraising:
+            self.reraising = False
+        else:
+            traceback = entry(self, traceback)
+            if host.exc is not None and error.__context__ is None:
+                set_context(error, host.exc)
+        error.__traceback__ = traceback
+        handler = self.record.handlers[self.ip]
+        if handler is None:
+            raise error
+        target, depth, keeps_instruction = handler
+        stack = self.stack
+        del stack[depth:]
+        if keeps_instruction:
+            stack.append(self.ip)
+        stack.append(error)
+        return target
+
+    def throw(self, error):
+        """Raise at the yield where the frame is suspended; an inner iterator of `yield from` or `await` comes first."""
+        if self.delegate is None:
+            raise error
+        host, stack = self.host, self.stack
+        iterator = stack[-2]
+        if isinstance(error, GeneratorExit):
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                host.call(close, [], {})
+            raise error
+        throw = getattr(iterator, "throw", None)
+        if throw is None:
+            raise error
+        try:
+            stack[-1] = host.call(throw, [error], {})
+            return YIELD
+        except StopIteration as stop:
+            stack.pop()
+            stack[-1] = stop.value
+        return self.delegate
+
+
+def drive(frame):
+    """An interpreted generator is a real generator: native code may iterate it, and each step comes back here."""
+    sent = thrown = None
+    while True:
+        value = frame.run(sent, thrown)
+        if not frame.suspended:
+            return value
+        sent = thrown = None
+        try:
+            sent = yield value
+        except BaseException as error:  # noqa: BLE001 - it is raised in the interpreted frame
+            thrown = error
+
+
+drive_awaitable = types.coroutine(drive)
+
+
+class _Steps:
+    """What the native coroutine of an interpreted one awaits."""
+
+    __slots__ = ("generator",)
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __await__(self):
+        return self.generator
+
+
+async def drive_coroutine(frame):
+    """An interpreted coroutine is a real coroutine."""
+    return await _Steps(drive(frame))
+
+
+def _pass_on(value):
+    return (yield value)
+
+
+async def drive_async_generator(frame):
+    """An interpreted async generator is a real one: its own yields and those of its awaits are told apart."""
+    sent = thrown = None
+    while True:
+        value = frame.run(sent, thrown)
+        if not frame.suspended:
+            return
+        sent = thrown = None
+        try:
+            if type(value) is AsyncYield:
+                sent = yield value.value
+            else:
+                sent = await _Steps(_pass_on(value))
+        except BaseException as error:  # noqa: BLE001 - it is raised in the interpreted frame
+            thrown = error
+
+
+DRIVERS = {0x20: drive, 0x80: drive_coroutine, 0x200: drive_async_generator}

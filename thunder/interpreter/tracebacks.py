@@ -1,0 +1,73 @@
+"""Tracebacks of interpreted frames: they show the user's functions and lines, and none of the machine's own frames.
+
+A traceback entry needs a real frame object. It is made by running a stub: a code object with the user's file name,
+function name and line table, that returns its own frame. Carets in printed tracebacks work, because the entry keeps the
+user's instruction offset.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import types
+
+_DIRECTORY = os.path.dirname(os.path.abspath(__file__))
+# Files whose frames are left out of tracebacks. A subclass of Host in another file adds its own with `hide`.
+HIDDEN = {os.path.join(_DIRECTORY, name) for name in os.listdir(_DIRECTORY) if name.endswith(".py")}
+HIDDEN.add(__file__)
+_GET_FRAME = "<frame>"  # no identifier: it cannot clash with the user's names
+_STUB = compile("f()", "<stub>", "eval").replace(co_names=(_GET_FRAME,))
+
+
+def hide(filename: str) -> None:
+    """Leave frames of this file out of the tracebacks of interpreted programs."""
+    HIDDEN.add(filename)
+
+
+def stub_frame(code, stub, global_names, local_names):
+    """A real frame object that looks like a frame of `code`. Returns the frame and the stub, to be kept for next time."""
+    if stub is None:
+        stub = _STUB.replace(
+            co_filename=code.co_filename,
+            co_name=code.co_name,
+            co_qualname=code.co_qualname,
+            co_firstlineno=code.co_firstlineno,
+            co_linetable=code.co_linetable,
+        )
+    if "__builtins__" not in global_names:  # eval would put it into the user's dict
+        global_names = {**global_names, "__builtins__": builtins}
+    local_names[_GET_FRAME] = sys._getframe
+    try:
+        return eval(stub, global_names, local_names), stub
+    finally:
+        del local_names[_GET_FRAME]
+
+
+def entry(frame, following):
+    """A traceback entry for an interpreted frame at its current instruction."""
+    record, code, ip = frame.record, frame.fn.__code__, frame.ip
+    real, record.stub = stub_frame(code, record.stub, frame.fn.__globals__, frame.locals)
+    return types.TracebackType(following, real, record.offsets[ip], record.lines[ip] or code.co_firstlineno)
+
+
+def clean(traceback):
+    """The traceback without the machine's frames.
+
+    What lies behind a stub was cleaned when the stub's entry was made, so the walk ends there and the cost of an
+    exception stays linear in the depth of the stack.
+    """
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in HIDDEN:
+        traceback = traceback.tb_next
+    kept, dirty, rest = [], False, traceback
+    while rest is not None and rest.tb_frame.f_code.co_names != _STUB.co_names:
+        if rest.tb_frame.f_code.co_filename in HIDDEN:
+            dirty = True
+        else:
+            kept.append(rest)
+        rest = rest.tb_next
+    if not dirty:
+        return traceback
+    for native in reversed(kept):
+        rest = types.TracebackType(rest, native.tb_frame, native.tb_lasti, native.tb_lineno)
+    return rest
