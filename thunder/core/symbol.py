@@ -17,7 +17,7 @@ from typing import Any
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
 from thunder.errors import MissingImplementationError
 
-__all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "detached", "adopt"]
+__all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "user_location", "detached", "adopt"]
 
 
 class OpTags(enum.Enum):
@@ -79,16 +79,17 @@ class Recorder:
     """The list of lines being written: the only mutable thing while a function is traced.
 
     context: see `Context`; replaced, not changed, when the program enters or leaves a mode. versions: proxies that an in-place operation
-    overwrote, by name, with what they stand for now. location: called for each line, gives where in the user's code it came from.
+    overwrote, by name, with what they stand for now. location: called for each line, gives where in the user's code it came from, in a form that costs
+    little; where: the same as (filename, line, function, source line), for errors.
     """
 
-    __slots__ = ("bound_symbols", "context", "versions", "location")
+    __slots__ = ("bound_symbols", "context", "versions", "location", "where")
 
-    def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None):
+    def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None, where: Callable[[], tuple | None] | None = None):
         self.bound_symbols: list[BoundSymbol] = []
         self.context = context or Context(Names())
         self.versions: dict[str, TensorProxy] = {}
-        self.location = location
+        self.location, self.where = location, where
 
     def latest(self, x):
         """What a proxy stands for after the in-place operations recorded so far."""
@@ -102,6 +103,12 @@ _current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 def current_recorder() -> Recorder | None:
     return _current.get()
+
+
+def user_location() -> tuple | None:
+    """(filename, line, function, source line) of the user's code that is being traced, where that is known."""
+    recorder = _current.get()
+    return recorder.where() if recorder is not None and recorder.where is not None else None
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Allowed where nobody else can see the mutation: on a value that the program made
 from __future__ import annotations
 
 from thunder.core.proxies import METHODS, TensorProxy
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
 
@@ -59,7 +59,7 @@ def _check_private(recorder: Recorder, value: TensorProxy, name: str) -> None:
 
 
 def _refuse(recorder: Recorder, reason: str):
-    raise CaptureError(f"{reason}; mutation that others can see is not supported yet", location=recorder.location() if recorder.location else None, remedy=_REMEDY)
+    raise CaptureError(f"{reason}; mutation that others can see is not supported yet", location=user_location(), remedy=_REMEDY)
 
 
 def refuse_unknown(function, kwargs: dict) -> None:
