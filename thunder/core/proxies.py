@@ -49,7 +49,11 @@ class MethodTable(dict):
 
     def call(self, name: str, *args, **kwargs):
         method = self.get(name)
-        return self.attribute(args[0], name)(*args[1:], **kwargs) if method is None else method(*args, **kwargs)
+        if method is not None:
+            return method(*args, **kwargs)
+        if self.fallback is None:
+            raise TypeError(f"{name} of a proxy has no meaning before thunder.ops is imported")
+        return self.fallback(args[0], name)(*args[1:], **kwargs)
 
     def attribute(self, proxy, name: str):
         method = self.get(name)

@@ -257,7 +257,7 @@ def call(c, f, args, kwargs):
     if t is types.FunctionType:
         return _call_function(c, f, args, kwargs)
     if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
-        return {"__setattr__": c.raw_store, "__delattr__": c.delete_attr, "__getattribute__": c.load_attr}[f.__name__](f.__self__, *args)
+        return {"__setattr__": c.raw_store, "__delattr__": c.delete_attr, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
     if t in IDENTITY_CALLS:
         return _call_builtin(c, f, args, kwargs)
     if t is functools.partial:
@@ -590,6 +590,7 @@ def _install() -> None:
         M.__setattr__: _module_setattr,
         object.__setattr__: lambda c, f, a, k: c.raw_store(*a),
         object.__delattr__: lambda c, f, a, k: c.delete_attr(*a),
+        object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
         torch.compiler.is_compiling: _constant(True),

@@ -293,10 +293,17 @@ class Capture(Host):
         return value
 
     def _instance_attribute(self, o, t: type, n: str):
-        source = self.sources.get(id(o))
         custom = self.slot(t, "__getattribute__")
         if custom is not None:
             return getattr(o, n) if native_module(custom.__globals__.get("__name__")) else self.call(custom, [o, n], {})
+        return self.plain_attribute(o, n)
+
+    def plain_attribute(self, o, n: str):
+        """object.__getattribute__, and the class's __getattr__ after it."""
+        t = type(o)
+        if self.overlay and (id(o), n) in self.overlay:
+            return self._overlaid(o, n)
+        source = self.sources.get(id(o))
         kind, a, owner = self.resolve(t, n)
         if kind == "property":
             self.class_name(t, n, a)
