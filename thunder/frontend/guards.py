@@ -5,6 +5,7 @@ It returns the computation's inputs as a tuple, or a str that says in words why 
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
@@ -94,7 +95,7 @@ class PrologueWriter:
 
     def __init__(self, capture):
         self.capture = capture
-        self.objects: dict[str, Any] = {"G": operator.itemgetter, "MISSING": MISSING, "was_is": was_is}
+        self.objects: dict[str, Any] = {"MISSING": MISSING, "was_is": was_is}
         self.variables: dict[Source, str] = {}
         self.lines: list[BoundSymbol] = []
         self.names = Names()
@@ -172,12 +173,12 @@ class PrologueWriter:
 
     def _call_shape(self) -> None:
         capture = self.capture
-        self.miss("check_len", f"len(args) != {len(capture.args)}", f"f'{{len(args)}} positional arguments were given, not {len(capture.args)}'")
+        self.miss("check_len", f"len(args) != {len(capture.args)}", f"was_is('the number of positional arguments', '{len(capture.args)}', len(args))")
         if capture.kwargs:
             keys = self.pin(frozenset(capture.kwargs), "keys")
-            self.miss("check_keys", f"kwargs.keys() != {keys}", f"f'keyword arguments were {sorted(capture.kwargs)}, are {{sorted(kwargs)}}'")
+            self.miss("check_keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {str(sorted(capture.kwargs))!r}, sorted(kwargs))")
         else:
-            self.miss("check_empty", "kwargs", "f'keyword arguments were none, are {sorted(kwargs)}'")
+            self.miss("check_empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
 
     def _namespaces(self) -> None:
         """Functions, classes and modules found by name: one batched identity check for each namespace."""
@@ -218,11 +219,11 @@ class PrologueWriter:
         elif kind == "isnot":
             self.miss("check_distinct", f"{v} is {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' became one object'!r}")
         elif kind == "len":
-            self.miss("check_len", f"len({v}) != {want}", f"f'len({path}) was {want}, is {{len({v})}}'")
+            self.miss("check_len", f"len({v}) != {want}", f"was_is({f'len({path})'!r}, '{want}', len({v}))")
         elif kind == "keys":
-            self.miss("check_keys", f"tuple({v}) != {self.pin(want)}", f"f'the keys of {path} changed'")
+            self.miss("check_keys", f"tuple({v}) != {self.pin(want)}", f"{f'the keys of {path} changed'!r}")
         elif kind == "set":
-            self.miss("check_elements", f"{v} != {self.pin(want)}", f"f'the elements of {path} changed'")
+            self.miss("check_elements", f"{v} != {self.pin(want)}", f"{f'the elements of {path} changed'!r}")
 
     def _guard_value(self, source: Source, path: str, want) -> None:
         v = self.variable(source)
@@ -278,10 +279,13 @@ class PrologueWriter:
                 self.variable(self.capture.number_sources[name])
             table = {n: self.variables[self.capture.number_sources[n]] for n in a.symbols() | b.symbols()}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
-            values = ", ".join(f"{self.describe(self.capture.number_sources[n])}={{{v}}}" for n, v in table.items())
-            held = f"{_described(a, self)} {relation} {_described(b, self)}"
-            self.objects.setdefault("math", __import__("math"))
-            self.miss("check_relation", f"not ({text})" if outcome else text, f"f\"{held} was {outcome}, now {values.replace(chr(34), chr(39))}\"")
+            held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
+            values = " + ', ' + ".join(f"was_is({self.describe(self.capture.number_sources[n])!r}, '{self._hint(n)}', {v})" for n, v in table.items())
+            self.objects["math"] = math
+            self.miss("check_relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
+
+    def _hint(self, name: str):
+        return next(n.value for n in self.capture.numbers.values() if n.name == name)
 
     def _distinct(self) -> None:
         """What the program writes to must stay apart from what it reads, and tensors that had one name each must not become one."""
