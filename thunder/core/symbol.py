@@ -180,7 +180,7 @@ class Symbol:
         recorder = _current.get()
         if recorder is None:
             return self._run(args, kwargs)
-        if kwargs and not self.parameters.isdisjoint(kwargs):
+        if kwargs:
             args, kwargs = self._by_position(args, kwargs)
         if self.canonicalize is not None:
             args, kwargs = self.canonicalize(args, kwargs)
@@ -265,16 +265,34 @@ class Symbol:
         return run(*args, **kwargs)
 
     def _by_position(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        kwargs, positional, names = dict(kwargs), list(args), list(self.parameters)
-        last = max((names.index(k) for k in kwargs if k in names), default=-1)
-        for i in range(len(positional), last + 1):
-            if names[i] in kwargs:
-                positional.append(kwargs.pop(names[i]))
-            elif names[i] in self.defaults:
-                positional.append(self.defaults[names[i]])
+        """Arguments given by the name of a positional parameter, or by PyTorch's or numpy's other name for it, put in their places."""
+        names = self.parameters
+        renamed = {self._spelling(k): v for k, v in kwargs.items()}
+        if names.isdisjoint(renamed):
+            return args, renamed
+        positional, order = list(args), list(names)
+        last = max(order.index(k) for k in renamed if k in names)
+        for name in order[len(args) : last + 1]:
+            if name in renamed:
+                positional.append(renamed.pop(name))
+            elif name in self.defaults:
+                positional.append(self.defaults[name])
             else:
-                raise TypeError(f"{self.name}() missing 1 required positional argument: {names[i]!r}")
-        return tuple(positional), kwargs
+                raise TypeError(f"{self.name}() missing 1 required positional argument: {name!r}")
+        for name in renamed:
+            if name in names:
+                raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
+        return tuple(positional), renamed
+
+    def _spelling(self, keyword: str) -> str:
+        """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim."""
+        if keyword in self.parameters:
+            return keyword
+        order = list(self.parameters)
+        position = {"input": 0, "self": 0, "other": 1, "exponent": 1, "tensor1": 1, "tensor2": 2, "mat2": 1, "vec": 1}.get(keyword)
+        if position is not None and position < len(order):
+            return order[position]
+        return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
 
 
 def _positional_parameters(function: Callable | None) -> tuple[KeysView[str], dict[str, Any]]:
