@@ -186,17 +186,21 @@ def ASYNC_GEN_WRAP(frame, stack, _):
 
 def STOPITERATION_ERROR(frame, stack, _):
     """A StopIteration that would leave a generator becomes a RuntimeError."""
-    error = stack[-1]
-    kind = frame.record.kind
+    stack[-1] = stop_iteration_error(frame.record.kind, stack[-1])
+
+
+def stop_iteration_error(kind, error):
+    """What leaves a generator of this kind (a CO_* flag) when `error` is raised in it."""
     what = "generator" if kind & 0x20 else "coroutine" if kind & 0x80 else "async generator"
     if isinstance(error, StopIteration):
         message = f"{what} raised StopIteration"
     elif kind & 0x200 and isinstance(error, StopAsyncIteration):
         message = "async generator raised StopAsyncIteration"
     else:
-        return
-    stack[-1] = replacement = RuntimeError(message)
+        return error
+    replacement = RuntimeError(message)
     replacement.__cause__ = replacement.__context__ = error
+    return replacement
 
 
 # ---------------------------------------------------------------- exceptions

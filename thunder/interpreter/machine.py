@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 
-from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context
+from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
 from thunder.interpreter.tracebacks import clean, entry
 
 
@@ -96,6 +96,8 @@ class Frame:
         error.__traceback__ = traceback
         handler = self.record.handlers[self.ip]
         if handler is None:
+            if self.record.kind:  # 3.11 leaves this to the generator object; later versions have an instruction for it
+                error = stop_iteration_error(self.record.kind, error)
             raise error
         target, depth, keeps_instruction = handler
         stack = self.stack
