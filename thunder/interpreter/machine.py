@@ -144,7 +144,8 @@ def drive(frame):
             thrown = error
 
 
-drive_awaitable = types.coroutine(drive)
+# For generators marked by @types.coroutine. The mark is set on the function itself, so this is a copy.
+drive_awaitable = types.coroutine(types.FunctionType(drive.__code__, globals(), "drive_awaitable"))
 
 
 class _Steps:
