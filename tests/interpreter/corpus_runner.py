@@ -18,6 +18,7 @@ import pkgutil
 import re
 import sys
 import traceback
+import types
 import warnings
 
 from tests.interpreter import corpus
@@ -33,7 +34,9 @@ def load():
         needed = re.search(r"_py3(\d+)$", module)
         if needed and sys.version_info < (3, int(needed[1])):
             continue
-        importlib.import_module(f"tests.interpreter.corpus.{module}")
+        with warnings.catch_warnings():  # some programs are written in a way that compilers warn of
+            warnings.simplefilter("ignore", SyntaxWarning)
+            importlib.import_module(f"tests.interpreter.corpus.{module}")
     return PROGRAMS
 
 
@@ -80,14 +83,13 @@ def observe(run, function, arguments):
         warnings.simplefilter("always")
         try:
             result = run(function, arguments)
+            if isinstance(result, types.GeneratorType):
+                result = list(result)
         except BaseException as raised:  # noqa: BLE001 - the exception is the observation
             if isinstance(raised, KeyboardInterrupt) and not function.__doc__:
                 raise
             error = describe(raised)
         shown = show(result)
-        if hasattr(result, "close"):
-            result.close()
-        del result
     return {"result": shown, "error": error, "printed": printed.getvalue(), "arguments": show(arguments)}
 
 

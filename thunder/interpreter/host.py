@@ -6,7 +6,6 @@ The torch side subclasses it and overrides what it wants to see. Operations betw
 
 from __future__ import annotations
 
-import builtins
 import collections
 import functools
 import operator
@@ -30,6 +29,7 @@ UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 CO_ITERABLE_COROUTINE = 0x100
 # Native Python frames for one interpreted call: run, the handler, call, enter, and room for a subclass's own.
 FRAMES_PER_CALL = 8
+PLACEHOLDER = getattr(functools, "Placeholder", None)
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 
 
@@ -87,7 +87,7 @@ class Host:
         if isinstance(f, type):
             return construct(self, f, args, kwargs)
         if kind is functools.partial:
-            return self.call(f.func, [*f.args, *args], {**f.keywords, **kwargs})
+            return self.call(f.func, partial_arguments(f, args), {**f.keywords, **kwargs})
         method = type_attribute(kind, "__call__")
         if type(method) is FUNCTION:
             return self.call(method, [f, *args], kwargs)
@@ -213,6 +213,11 @@ class Host:
         namespace = f.__globals__
         if name in namespace:
             return namespace[name]
+        if type(namespace) is not dict and hasattr(type(namespace), "__missing__"):
+            try:
+                return namespace[name]
+            except KeyError:
+                pass
         return self.load_builtin(namespace, name)
 
     def load_builtin(self, namespace, name):
@@ -272,11 +277,20 @@ class Host:
 
 def native_import_from(module, name):
     """Raise the running version's ImportError for a name that a module has not."""
-    code = compile(f"from {_IMPORTED} import {name}", "<import>", "exec")
+    code = compile(f"from module import {name}", "<import>", "exec")
     exec(code.replace(co_filename=__file__), {"__builtins__": {"__import__": lambda *_: module}})
 
 
-_IMPORTED = "module"
+def partial_arguments(f, args):
+    """The positional arguments of a call of a functools.partial; 3.14 has placeholders among them."""
+    if PLACEHOLDER is None or not any(value is PLACEHOLDER for value in f.args):
+        return [*f.args, *args]
+    given = iter(args)
+    merged = [next(given, PLACEHOLDER) if value is PLACEHOLDER else value for value in f.args]
+    if any(value is PLACEHOLDER for value in merged):
+        raise TypeError("missing positional arguments in 'partial' call; expected at least "
+                        f"{sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}")
+    return [*merged, *given]
 
 
 def type_attribute(kind, name):
@@ -320,6 +334,3 @@ class _deep_stack:
                 kind.users -= 1
                 if kind.users == 0:
                     sys.setrecursionlimit(kind.original)
-
-
-BUILTINS = builtins
