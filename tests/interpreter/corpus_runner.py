@@ -56,7 +56,7 @@ def trace(error):
     for summary, _ in zip(traceback.walk_tb(error.__traceback__), range(2000), strict=False):
         frame, line = summary
         code = frame.f_code
-        if code.co_filename == HERE or "/thunder/interpreter/host.py" in code.co_filename:
+        if code.co_filename == HERE:
             continue
         entries.append((code.co_name, line))
     return entries

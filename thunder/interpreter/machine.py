@@ -8,6 +8,7 @@ from __future__ import annotations
 import types
 
 from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
+from thunder.interpreter.recursion import run_deeper
 from thunder.interpreter.tracebacks import clean, entry
 
 
@@ -35,8 +36,8 @@ class Frame:
         """
         host, program, stack, ip = self.host, self.program, self.stack, self.ip
         frames = host.stack_of_frames
-        if len(frames) >= host.recursion_limit:
-            raise RecursionError("maximum recursion depth exceeded")
+        if len(frames) >= host.stack_room:
+            return run_deeper(self, sent, thrown)
         if self.suspended:
             self.suspended = False
             stack.append(sent)
