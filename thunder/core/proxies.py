@@ -391,7 +391,7 @@ def proxies_in(value, found: list) -> list:
     return found
 
 
-def map_structure(function: Callable, value):
+def map_structure(function: Callable, value) -> Any:
     """`value` with `function` applied to every leaf of its tuples, lists, dicts and slices; the same object where nothing changed."""
     t = type(value)
     if t is tuple or t is list:

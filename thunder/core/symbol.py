@@ -204,7 +204,7 @@ class Symbol:
             raise better from None
         return self.record(recorder, args, kwargs, out, subsymbols)
 
-    def record(self, recorder: Recorder, args: tuple, kwargs: dict, out, subsymbols: list[BoundSymbol] | None = None):
+    def record(self, recorder: Recorder, args, kwargs, out, subsymbols: list[BoundSymbol] | None = None):
         """Writes the line `out = self(*args, **kwargs)` and returns `out`, with names given and requires_grad set.
 
         A result that is one of the arguments, with nothing computed, is returned without a line.

@@ -17,7 +17,13 @@ from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.frontend import containers
 from thunder.frontend.native import (
-    CALLABLE_FIRST, CONTAINERS, ENUM, HARMLESS, ITERATING, impure, native_module,
+    CALLABLE_FIRST,
+    CONTAINERS,
+    ENUM,
+    HARMLESS,
+    ITERATING,
+    impure,
+    native_module,
 )  # fmt: skip
 from thunder.interpreter import construction
 from thunder.interpreter.host import Host

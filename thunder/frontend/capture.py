@@ -646,8 +646,7 @@ def parameter_names(fn) -> tuple[str, ...]:
         target = target.func
     code = getattr(target, "__code__", None)
     if code is None:
-        call = getattr(type(target), "__call__", None)
-        code, bound = getattr(call, "__code__", None), True
+        code, bound = getattr(vars(type(target)).get("__call__"), "__code__", None), True
     if code is None:
         return ()
     names = code.co_varnames[: code.co_argcount][1 if bound else 0 :]

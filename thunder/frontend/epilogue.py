@@ -51,7 +51,7 @@ class EpilogueWriter:
         self.names.taken |= {"fn", "args", "kwargs", "values"}
         self.values: dict[Proxy, str] = {}  # what the computation must return, in order
         self.built: dict[int, str] = {}
-        self.originals = {id(s): (original, c.sources[id(s)]) for original, s in ((c.keep[i], s) for i, s in c.snapshots.items())}
+        self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
 
     def pin(self, value) -> str:
         name = next((n for n, v in self.objects.items() if v is value), None)
@@ -89,7 +89,7 @@ class EpilogueWriter:
         if id(value) in self.built:
             return self.built[id(value)]
         if id(value) in self.originals:
-            return self.path(self.originals[id(value)][1])
+            return self.path(self.originals[id(value)])
         if id(value) in c.sources:
             return self._outside(value)
         if isinstance(value, tuple):
@@ -206,7 +206,8 @@ class EpilogueWriter:
         if kind == "delitem":
             return f"del {x}[{self.build(k)}]"
         value = self.build(v)
-        return {"extend": f"{x}.extend({value})", "replace": f"{x}[:] = {value}", "set": f"{x}.clear(); {x}.update({value})", "replacedict": f"{x}.clear(); {x}.update({value})"}[kind]
+        renewed = f"{x}.clear(); {x}.update({value})"
+        return {"extend": f"{x}.extend({value})", "replace": f"{x}[:] = {value}", "set": renewed, "replacedict": renewed}[kind]
 
     # --- the whole
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
@@ -238,7 +239,6 @@ def _latest(c, value):
 
 def _filled(cell) -> bool:
     try:
-        cell.cell_contents
+        return cell.cell_contents is not None
     except ValueError:
         return False
-    return True

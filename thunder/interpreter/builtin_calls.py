@@ -204,6 +204,6 @@ _ROWS = {
     delattr: _delattr,
 }
 if hasattr(sys, "_getframemodulename"):
-    _ROWS[sys._getframemodulename] = _get_frame_module_name
+    _ROWS[sys._getframemodulename] = _get_frame_module_name  # pyright: ignore[reportAttributeAccessIssue]
 # By identity, so that a callable that cannot be hashed can be looked up.
 FRAME_CALLS = {id(function): handler for function, handler in _ROWS.items()}

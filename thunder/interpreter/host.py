@@ -107,7 +107,7 @@ class Host:
             if code.co_flags & CO_ITERABLE_COROUTINE:
                 driver = drive_awaitable
             driven = driver(frame)
-            driven.__name__, driven.__qualname__ = f.__name__, f.__qualname__
+            driven.__name__, driven.__qualname__ = f.__name__, f.__qualname__  # pyright: ignore[reportAttributeAccessIssue]
             return driven
         if self.log is None:
             return frame.run()

@@ -530,7 +530,7 @@ def CALL_FUNCTION_EX(frame, stack, flags):
         if not hasattr(keywords, "keys"):
             kind = type(keywords).__name__
             raise TypeError(f"{function_text(function)} argument after ** must be a mapping, not {kind}")
-        keywords = dict(keywords)
+        keywords = dict(keywords)  # pyright: ignore[reportCallIssue, reportArgumentType]
         for key in keywords:
             if not isinstance(key, str):
                 raise TypeError("keywords must be strings")

@@ -6,8 +6,7 @@ package defines all operations and gives proxies their methods.
 
 from __future__ import annotations
 
-from thunder.ops import data, elementwise, creation, activations, reductions, random, linalg  # noqa: I001  families, in the order of their dependencies
-from thunder.ops import inplace, methods, opaque
+from thunder.ops import activations, creation, data, elementwise, inplace, linalg, methods, opaque, random, reductions  # noqa: I001  families, in the order of their dependencies
 from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
 
 __all__ = ["LTORCH", "PRIMS", "lookup", "inplace_of", "inplace", "methods", "opaque", "data", "elementwise", "creation", "activations", "reductions", "random", "linalg"]
