@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
+from thunder.errors import ThunderError
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 _FEW = 1 << 22  # elements up to which a stand-in is a dense tensor; beyond it is one element, expanded
@@ -35,7 +36,7 @@ def as_torch(x):
 
 def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception | None:
     """The error PyTorch raises for these arguments, or None where it raises none."""
-    if symbol.fn is None:
+    if symbol.fn is None or isinstance(error, ThunderError):
         return None
     try:
         with torch._C.DisableTorchFunction(), torch.no_grad():

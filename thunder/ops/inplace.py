@@ -18,6 +18,10 @@ _REMEDY = "use the out-of-place form (x = x.add(y) for x.add_(y), torch.where or
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
     target = args[0]
+    if OpTags.SHAPE_OP in symbol.tags:
+        recorder = current_recorder()
+        assert recorder is not None, "in-place operations are recorded"
+        _refuse(recorder, f"{symbol.name}_ changes the shape of a tensor in place")
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
 
 

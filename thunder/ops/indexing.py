@@ -1,0 +1,366 @@
+"""`a[key]` and `a[key] = value`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
+from thunder.core.symbol import OpTags, current_recorder
+from thunder.errors import CaptureError
+from thunder.ops import define
+from thunder.ops import shape_prims as prims
+from thunder.ops.data import convert
+from thunder.ops.define import LTORCH, composite, prim
+from thunder.ops.promotion import broadcast_shapes, is_number
+
+_BIG = 1 << 60  # slice ends beyond any size
+
+
+def _location():
+    recorder = current_recorder()
+    return recorder.location() if recorder is not None and recorder.location is not None else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading a key
+
+
+class Place:
+    """What a key selects. `entries`: for each dimension of `a`, in order, ("slice", start, stop, step), ("int", i), ("index", tensor or list, shape) or
+    ("mask", tensor); with ("new",) and ("bool", value) in between, which use up no dimension."""
+
+    __slots__ = ("entries", "shape")
+
+    def __init__(self, entries: list[tuple], shape: tuple):
+        self.entries, self.shape = entries, shape
+
+
+def key_tuple(key) -> tuple:
+    """A key as a tuple: a list is one index unless it holds what only a tuple of keys can hold."""
+    if type(key) is tuple:
+        return key
+    if isinstance(key, tuple):
+        return tuple(key)
+    if isinstance(key, list) and any(x is None or x is ... or isinstance(x, (slice, TensorProxy, Sequence)) for x in key):
+        return tuple(key)
+    return (key,)
+
+
+def _list_shape(x) -> tuple:
+    return (len(x), *(_list_shape(x[0]) if len(x) else ())) if isinstance(x, Sequence) else ()
+
+
+def _bools(x) -> bool:
+    return all(_bools(e) for e in x) if isinstance(x, Sequence) else isinstance(x, bool)
+
+
+def _nonzero(x) -> list[list[int]]:
+    """For nested lists of bools: the indices of the true ones, dimension by dimension."""
+    return torch.tensor(x).nonzero(as_tuple=False).t().tolist()
+
+
+def bound(x, n, default):
+    """A slice bound, counted from the front and clamped to 0 .. n."""
+    if x is None:
+        return default
+    if x is n or (type(x) is int and x >= _BIG):
+        return n
+    if isinstance(x, TensorProxy):
+        raise CaptureError("a slice bound is a tensor, so that the result's shape depends on data", location=_location(), remedy="slice with Python ints")
+    if type(x) is not int and not isinstance(x, NumberProxy):
+        x = operator.index(x)
+    if x < 0:
+        x = x + n
+        if x < 0:
+            return 0
+    return n if x > n else x
+
+
+def slice_entry(s: slice, n) -> tuple[tuple, Any]:
+    """The ("slice", ...) entry for a dimension of size n, and the size it selects."""
+    start, stop, step = s.start, s.stop, s.step
+    if start is None and stop is None and step is None:
+        return ("slice", 0, n, 1), n
+    step = 1 if step is None else operator.index(step)
+    if step <= 0:
+        raise ValueError("step must be greater than zero")
+    lo, hi = bound(start, n, 0), bound(stop, n, n)
+    if hi is n and type(lo) is int and lo == 0:
+        size = n
+    elif hi <= lo:
+        hi, size = lo, 0
+        return ("slice", lo, hi, step), size
+    else:
+        size = hi - lo
+    return ("slice", lo, hi, step), size if step == 1 else (size + step - 1) // step
+
+
+def _used(k) -> int:
+    if isinstance(k, TensorProxy):
+        return len(k.shape) if k.dtype.category == 0 or k.dtype.name == "uint8" else 1
+    if k is None or k is ... or isinstance(k, bool):
+        return 0
+    return len(_list_shape(k)) if isinstance(k, Sequence) and len(k) and _bools(k) else 1
+
+
+def place(a: TensorProxy, key) -> Place:
+    """What `a[key]` selects. Raises IndexError, TypeError or ValueError as PyTorch does, CaptureError where the result's shape depends on data."""
+    keys = key_tuple(key)
+    shape = a.shape
+    used = sum(map(_used, keys))
+    if used > len(shape):
+        raise IndexError(f"too many indices for tensor of dimension {len(shape)}")
+    entries: list[tuple] = []
+    out: list = []
+    advanced: list[tuple[int, tuple]] = []  # (where in `out`, shape) of the index tensors
+    dim = 0
+    for k in keys:
+        if type(k) is slice:
+            entry, n = slice_entry(k, shape[dim])
+            entries.append(entry)
+            out.append(n)
+            dim += 1
+        elif k is None:
+            entries.append(("new",))
+            out.append(1)
+        elif k is ...:
+            rest = len(shape) - used
+            for i in range(dim, dim + rest):
+                entries.append(("slice", 0, shape[i], 1))
+                out.append(shape[i])
+            dim += rest
+            used = len(shape)  # a second Ellipsis stands for nothing
+        elif isinstance(k, bool):
+            entries.append(("bool", k))
+            advanced.append((len(out), (1 if k else 0,)))
+        elif isinstance(k, (TensorProxy, Sequence)) and not isinstance(k, str):
+            dim = _advanced_entry(k, shape, dim, entries, out, advanced)
+        else:
+            entries.append(("int", _int_entry(k, shape[dim], dim)))
+            dim += 1
+    for i in range(dim, len(shape)):
+        entries.append(("slice", 0, shape[i], 1))
+        out.append(shape[i])
+    if advanced:
+        out = _with_indices(out, advanced)
+    return Place(entries, tuple(out))
+
+
+def _int_entry(k, n, dim: int):
+    if type(k) is not int and not isinstance(k, NumberProxy):
+        try:
+            k = operator.index(k)
+        except TypeError:
+            raise IndexError(
+                f"only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {type(k).__name__})"
+            ) from None
+    if k >= n or k < -n:
+        raise IndexError(f"index {k} is out of bounds for dimension {dim} with size {n}")
+    return k + n if k < 0 else k
+
+
+def _advanced_entry(k, shape: tuple, dim: int, entries: list, out: list, advanced: list) -> int:
+    if isinstance(k, TensorProxy):
+        if k.dtype.category == 0 or k.dtype.name == "uint8":
+            entries.append(("mask", k))
+            advanced.append((len(out), None))
+            return dim + len(k.shape)
+        if k.dtype.category > 1:
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        if not k.shape:
+            entries.append(("index", k, ()))
+            return dim + 1
+        entries.append(("index", k, k.shape))
+        advanced.append((len(out), k.shape))
+        return dim + 1
+    if len(k) and _bools(k):
+        columns = _nonzero(k)
+        for column in columns:
+            entries.append(("index", column, (len(column),)))
+            advanced.append((len(out), (len(column),)))
+        return dim + len(columns)
+    entries.append(("index", list(k), _list_shape(k)))
+    advanced.append((len(out), _list_shape(k)))
+    return dim + 1
+
+
+def _with_indices(out: list, advanced: list[tuple[int, tuple]]) -> list:
+    if any(s is None for _, s in advanced):
+        return [None, *out]  # as long as a mask has true elements: known to nobody before the program runs
+    try:
+        common = broadcast_shapes(*(s for _, s in advanced))
+    except RuntimeError:
+        raise IndexError(f"shape mismatch: indexing tensors could not be broadcast together with shapes {', '.join(str(list(s)) for _, s in advanced)}") from None
+    first = advanced[0][0]
+    at = first if all(i == first for i, _ in advanced) else 0
+    return [*out[:at], *common, *out[at:]]
+
+
+# ---------------------------------------------------------------------------------------------------------------- getitem
+
+
+@prim(lambda a, indices: a[tuple(slice(None) if i is None else i for i in indices)])
+def index(a, indices):
+    """Elements at integer tensors, None standing for a whole dimension; the broadcast shape of the tensors comes where they stand side by side, else first."""
+    where, shapes, kept = [], [], []
+    for i in indices:
+        if i is None:
+            kept.append(a.shape[len(kept) + len(where)])
+        else:
+            where.append(len(kept))
+            shapes.append(i.shape)
+    kept += a.shape[len(indices) :]
+    at = where[0] if len(set(where)) == 1 else 0
+    return like(a, (*kept[:at], *broadcast_shapes(*shapes), *kept[at:]))
+
+
+def _getitem_meta(a, key):
+    if type(key) is int and type(a.shape[0] if a.shape else None) is int and -a.shape[0] <= key < a.shape[0]:
+        return like(a, a.shape[1:])
+    shape = place(a, key).shape
+    if shape and shape[0] is None:
+        raise CaptureError(
+            "indexing with a boolean mask: how many elements it selects is known only when the program runs",
+            location=_location(),
+            remedy="use torch.where or masked_fill, which keep the shape, or select outside of the compiled function",
+        )
+    return like(a, shape)
+
+
+@composite(torch.Tensor.__getitem__, meta=_getitem_meta, tags=(OpTags.SHAPE_OP, OpTags.VIEW))
+def getitem(a, key):
+    found = place(a, key)
+    starts, stops, steps, gone = [], [], [], []
+    for entry in found.entries:
+        if entry[0] == "slice":
+            starts.append(entry[1]), stops.append(entry[2]), steps.append(entry[3])
+        elif entry[0] == "int":
+            gone.append(len(starts))
+            starts.append(entry[1]), stops.append(entry[1] + 1), steps.append(1)
+        elif entry[0] == "index":
+            n = a.shape[len(starts)]
+            starts.append(0), stops.append(n), steps.append(1)
+    out = a
+    if any(type(lo) is not int or lo or hi is not n or k != 1 for lo, hi, n, k in zip(starts, stops, a.shape, steps, strict=True)):
+        out = prims.slice_prim(out, tuple(starts), tuple(stops), tuple(steps))
+    indices = [e for e in found.entries if e[0] != "int"]
+    if gone:
+        out = prims.squeeze(out, tuple(gone))
+    new = [i for i, e in enumerate(indices) if e[0] in ("new", "bool")]
+    if new:
+        have = iter(out.shape)
+        wide = tuple(1 if i in new else next(have) for i in range(len(indices)))
+        out = prims.broadcast_in_dim(out, wide, tuple(i for i in range(len(indices)) if i not in new))
+    tensors = [_index_tensor(e, a) for e in indices]
+    if any(t is not None for t in tensors):
+        zero_dim = [i for i, t in enumerate(tensors) if t is not None and not t.shape]
+        for i in reversed(zero_dim):  # as PyTorch, which selects with these before it indexes
+            out = LTORCH["select"](out, i, tensors.pop(i))
+        if any(t is not None for t in tensors):
+            while tensors[-1] is None:
+                tensors.pop()
+            out = index(out, tuple(tensors))
+    return prims.reshape(a, a.shape) if out is a else out
+
+
+def _index_tensor(entry: tuple, a: TensorProxy):
+    if entry[0] == "bool":
+        return LTORCH["tensor"]([0] if entry[1] else [], device=a.device, dtype=torch.int64)
+    if entry[0] != "index":
+        return None
+    return entry[1] if isinstance(entry[1], TensorProxy) else LTORCH["tensor"](entry[1], device=a.device, dtype=torch.int64)
+
+
+METHODS["__getitem__"] = getitem
+
+
+@getitem.samples
+def _(make):
+    rows = make(2, 2, dtype=torch.int64, low=0, high=3)
+    yield make(4, 3), 1
+    yield make(4, 3), -1
+    yield make(4, 3), slice(1, 3)
+    yield make(4, 3), slice(None, None, 2)
+    yield make(4, 3), (slice(3, 1), 0)
+    yield make(4, 3), (..., -1)
+    yield make(4, 3), (None, slice(None), None, 0)
+    yield make(4, 3, 2), (..., slice(-2, None))
+    yield make(4, 3), ...
+    yield make(4, 3), ()
+    yield make(4, 3), (slice(None), slice(-10, 10))
+    yield make(4, 3), rows
+    yield make(4, 3, 2), (slice(None), rows)
+    yield make(4, 3, 5), (rows, slice(None), rows)
+    yield make(4, 3, 5), (rows, rows)
+    yield make(4, 3, 5), (0, rows, slice(1, 4))
+    yield make(4, 3, 5), (rows, 0, rows)
+    yield make(4, 3), (None, rows)
+    yield make(4, 3), make(dtype=torch.int64, low=0, high=3)
+
+
+@getitem.error_samples
+def _(make):
+    yield make(4, 3), 4
+    yield make(4, 3), (0, 0, 0)
+    yield make(4, 3), slice(None, None, -1)
+    yield make(4, 3), "a"
+    yield make(), 0
+    yield make(4, 3), make(2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- setitem
+
+
+def _copy_with_setitem(a, key, value):
+    out = a.clone()
+    out[key] = value
+    return out
+
+
+@prim(_copy_with_setitem)
+def copy_with_setitem(a, key, value):
+    """`a` with the elements at `key` replaced; `value` is a number or broadcasts to them."""
+    return like(a)
+
+
+def _setitem_meta(a, key, value):
+    shape = place(a, key).shape
+    if isinstance(value, TensorProxy):
+        if not (shape and shape[0] is None):
+            have = value.shape
+            while len(have) > len(shape) and have[0] == 1:
+                have = have[1:]  # PyTorch drops leading dimensions of size 1 here
+            if len(have) > len(shape) or broadcast_shapes(have, shape) != shape:
+                raise RuntimeError(f"shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to indexing result of shape {list(shape)}")
+    elif not is_number(value):
+        raise TypeError(f"can't assign a {type(value).__name__} to a torch.{a.dtype.torch_name}Tensor")
+    return like(a)
+
+
+@composite(name="setitem", meta=_setitem_meta, fn=_copy_with_setitem)
+def setitem(a, key, value):
+    return copy_with_setitem(a, key, convert(value, a.dtype) if isinstance(value, TensorProxy) else value)
+
+
+define._INPLACE[torch.Tensor.__setitem__] = setitem
+
+
+@setitem.samples
+def _(make):
+    rows = make(2, dtype=torch.int64, low=0, high=3)
+    yield make(4, 3), 1, 2.0
+    yield make(4, 3), (slice(None), 0), make(4)
+    yield make(4, 3), (slice(1, 3), slice(None)), make(3)
+    yield make(4, 3), rows, make(2, 3)
+    yield make(4, 3), slice(0, 2), make(2, 3, dtype=torch.int64, low=0, high=9)
+    yield make(4, 3), make(4, 3, dtype=torch.bool), 1.5
+    yield make(4, 3), ..., make()
+
+
+@setitem.error_samples
+def _(make):
+    yield make(4, 3), (slice(None), 0), make(3)
+    yield make(4, 3), 5, 1.0

@@ -1,0 +1,533 @@
+"""Several tensors made one, one made several, and borders added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core import dtypes
+from thunder.core.proxies import TensorProxy, concrete, like
+from thunder.core.symbol import current_recorder
+from thunder.errors import CaptureError
+from thunder.ops import shape_prims as prims
+from thunder.ops.data import convert
+from thunder.ops.define import LTORCH, alias, composite
+from thunder.ops.dims import ceil_div, wrap_dim
+from thunder.ops.promotion import same_device
+from thunder.ops.rearrange import atleast
+from thunder.ops.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
+
+# ---------------------------------------------------------------------------------------------------------------- joining
+
+
+def _common_dtype(tensors):
+    found = tensors[0].dtype
+    for t in tensors[1:]:
+        if t.dtype is not found:
+            found = dtypes.promote(found, t.dtype)
+    return found
+
+
+def _joined(tensors, dim) -> tuple[list, int]:
+    """The tensors that count (1-D ones without elements are left out, as PyTorch does) and the dimension they are joined along."""
+    if not len(tensors):
+        raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
+    for i, t in enumerate(tensors):
+        if not isinstance(t, TensorProxy):
+            raise TypeError(f"expected Tensor as element {i} in argument 0, but got {type(t).__name__}")
+        if not t.shape:
+            raise RuntimeError(f"zero-dimensional tensor (at position {i}) cannot be concatenated")
+    kept = [t for t in tensors if len(t.shape) != 1 or t.shape[0] != 0] or list(tensors)
+    return kept, wrap_dim(dim, len(kept[0].shape))
+
+
+def _cat_meta(tensors, dim=0):
+    kept, d = _joined(tensors, dim)
+    first = kept[0]
+    shape = first.shape
+    total = shape[d]
+    for i, t in enumerate(kept[1:]):
+        if len(t.shape) != len(shape):
+            raise RuntimeError(f"Tensors must have same number of dimensions: got {len(shape)} and {len(t.shape)}")
+        for k, n in enumerate(t.shape):
+            if k != d and n is not shape[k] and n != shape[k]:
+                raise RuntimeError(f"Sizes of tensors must match except in dimension {d}. Expected size {shape[k]} but got size {n} for tensor number {i + 1} in the list.")
+        total = total + t.shape[d]
+    return like(first, (*shape[:d], total, *shape[d + 1 :]), _common_dtype(tensors), same_device(*tensors))
+
+
+@composite(torch.cat, torch.concat, torch.concatenate, meta=_cat_meta, tags=MOVES, autocast="cpu:widest cuda:widest")
+def cat(tensors, dim=0):
+    kept, d = _joined(tensors, dim)
+    target = _common_dtype(tensors)
+    return prims.cat([convert(t, target) for t in kept], d)
+
+
+@cat.samples
+def _(make):
+    yield [make(2, 3), make(4, 3)], 0
+    yield [make(2, 3), make(2, 1)], -1
+    yield [make(2, dtype=torch.int64), make(3)], 0
+    yield [make(0), make(2, 3)], 0
+    yield ([make(2, 3)],)
+
+
+@cat.error_samples
+def _(make):
+    yield [make(2, 3), make(2, 4)], 0
+    yield [make(2, 3), make(2)], 0
+    yield [make(), make()], 0
+    yield ([],)
+
+
+def _stack_meta(tensors, dim=0):
+    if not len(tensors):
+        raise RuntimeError("stack expects a non-empty TensorList")
+    first = tensors[0]
+    for i, t in enumerate(tensors[1:]):
+        if t.shape != first.shape:
+            raise RuntimeError(f"stack expects each tensor to be equal size, but got {list(first.shape)} at entry 0 and {list(t.shape)} at entry {i + 1}")
+    d = wrap_dim(dim, len(first.shape) + 1)
+    return like(first, (*first.shape[:d], len(tensors), *first.shape[d:]), _common_dtype(tensors), same_device(*tensors))
+
+
+@composite(torch.stack, meta=_stack_meta, tags=MOVES, autocast="widest")
+def stack(tensors, dim=0):
+    d = wrap_dim(dim, len(tensors[0].shape) + 1)
+    return cat([unsqueeze(t, d) for t in tensors], d)
+
+
+@stack.samples
+def _(make):
+    yield [make(2, 3), make(2, 3)], 0
+    yield [make(2, 3), make(2, 3), make(2, 3)], -1
+    yield ([make(), make()],)
+
+
+@stack.error_samples
+def _(make):
+    yield [make(2, 3), make(2, 4)], 0
+
+
+def _stacking(name: str, rank: int, dim: int, *functions) -> None:
+    """hstack, vstack, dstack: at least `rank` dimensions each, joined along `dim`."""
+    raise_rank = getattr(torch, f"atleast_{rank}d")
+
+    @composite(*functions, name=name, tags=MOVES)
+    def stacked(tensors):
+        from thunder.ops.define import lookup
+
+        parts = list(lookup(raise_rank)(*tensors)) if len(tensors) > 1 else [lookup(raise_rank)(tensors[0])]
+        return cat(parts, 0 if dim == 1 and len(parts[0].shape) == 1 else dim)
+
+    @stacked.samples
+    def _(make):
+        yield ([make(3), make(3)],)
+        yield ([make(2, 3), make(2, 3)],)
+
+
+_stacking("hstack", 1, 1, torch.hstack)
+_stacking("vstack", 2, 0, torch.vstack, torch.row_stack)
+_stacking("dstack", 3, 2, torch.dstack)
+
+
+@composite(torch.column_stack, tags=MOVES)
+def column_stack(tensors):
+    return cat([t if len(t.shape) > 1 else reshape(t, (t.shape[0], 1) if t.shape else (1, 1)) for t in tensors], 1)
+
+
+@column_stack.samples
+def _(make):
+    yield ([make(3), make(3, 2)],)
+
+
+# ---------------------------------------------------------------------------------------------------------------- splitting
+
+
+def _parts(a, dim: int, sizes) -> tuple:
+    shape = a.shape
+    return tuple([like(a, (*shape[:dim], n, *shape[dim + 1 :])) for n in sizes])
+
+
+def _sliced_parts(a, dim: int, sizes) -> tuple:
+    out, start = [], 0
+    for n in sizes:
+        out.append(slice_dim(a, dim, start, start + n))
+        start = start + n
+    return tuple(out)
+
+
+def _split_sizes(a, size_or_sections, dim: int) -> list:
+    n = a.shape[dim]
+    if isinstance(size_or_sections, Sequence):
+        total = sum(size_or_sections)
+        if total is not n and total != n:
+            raise RuntimeError(
+                f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {dim}), but got split_sizes={list(size_or_sections)}"
+            )
+        if any(type(k) is int and k < 0 for k in size_or_sections):
+            raise RuntimeError(f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={list(size_or_sections)}")
+        return list(size_or_sections)
+    size = size_or_sections
+    if size is n:
+        return [n]
+    if size < 0 or (size == 0 and n != 0):
+        raise RuntimeError(f"split expects split_size be non-negative, but got split_size={size}")
+    if size == 0:
+        return [0]
+    count = max(1, concrete(ceil_div(n, size)))
+    return [size] * (count - 1) + [n - size * (count - 1)]
+
+
+def _split_meta(a, split_size_or_sections, dim=0):
+    if not a.shape:
+        raise RuntimeError("split expects at least a 1-dimensional tensor")
+    d = wrap_dim(dim, len(a.shape))
+    return _parts(a, d, _split_sizes(a, split_size_or_sections, d))
+
+
+@composite(torch.split, torch.functional.split, torch.split_with_sizes, torch.unsafe_split, torch.unsafe_split_with_sizes, meta=_split_meta, tags=VIEW)
+def split(a, split_size_or_sections, dim=0):
+    d = wrap_dim(dim, len(a.shape))
+    return _sliced_parts(a, d, _split_sizes(a, split_size_or_sections, d))
+
+
+@split.samples
+def _(make):
+    yield make(7, 2), 3
+    yield make(7, 2), [2, 5]
+    yield make(2, 6), 2, -1
+
+
+@split.error_samples
+def _(make):
+    yield make(7, 2), [2, 4]
+    yield make(7, 2), 2, 2
+
+
+@alias(torch.Tensor.split, torch.Tensor.unsafe_split)
+def split_method(a, split_size, dim=0):
+    return split(a, split_size, dim)
+
+
+@alias(torch.Tensor.split_with_sizes, torch.Tensor.unsafe_split_with_sizes)
+def split_with_sizes(a, split_sizes, dim=0):
+    return split(a, split_sizes, dim)
+
+
+def _chunk_sizes(a, chunks, dim: int) -> list:
+    if chunks <= 0:
+        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    n = a.shape[dim]
+    if n % chunks == 0:
+        return [n // chunks] * concrete(chunks)
+    size = ceil_div(n, chunks)
+    count = concrete(ceil_div(n, size))
+    return [size] * (count - 1) + [n - size * (count - 1)]
+
+
+def _chunk_meta(a, chunks, dim=0):
+    if not a.shape:
+        raise RuntimeError("chunk expects at least a 1-dimensional tensor")
+    d = wrap_dim(dim, len(a.shape))
+    return _parts(a, d, _chunk_sizes(a, chunks, d))
+
+
+@composite(torch.chunk, torch.Tensor.chunk, torch.unsafe_chunk, torch.Tensor.unsafe_chunk, meta=_chunk_meta, tags=VIEW)
+def chunk(a, chunks, dim=0):
+    d = wrap_dim(dim, len(a.shape))
+    return _sliced_parts(a, d, _chunk_sizes(a, chunks, d))
+
+
+@chunk.samples
+def _(make):
+    yield make(6, 2), 3
+    yield make(7, 2), 3
+    yield make(2, 5), 4, -1
+
+
+@chunk.error_samples
+def _(make):
+    yield make(6, 2), 0
+
+
+def _tensor_split_sizes(a, indices_or_sections, dim: int) -> list:
+    n = concrete(a.shape[dim])
+    if isinstance(indices_or_sections, Sequence):
+        bounds = [0, *indices_or_sections, n]
+        clamped = [max(0, min(n, b + n if b < 0 else b)) for b in bounds[1:-1]]
+        starts, ends = [0, *clamped], [*clamped, n]
+        return [(s, max(s, e)) for s, e in zip(starts, ends, strict=True)]
+    sections = indices_or_sections
+    if sections <= 0:
+        raise RuntimeError(f"number of sections must be larger than 0, got {sections}")
+    small, extra = divmod(n, sections)
+    ends = [small * (i + 1) + min(i + 1, extra) for i in range(sections)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _tensor_split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    for name in ("indices", "sections"):
+        if name in kwargs:
+            return (args[0], kwargs[name], *args[2:]), {}
+    if len(args) > 1 and isinstance(args[1], TensorProxy):
+        raise CaptureError("the places to split at are in a tensor", location=_location(), remedy="pass them as a list of ints")
+    return args, kwargs
+
+
+def _tensor_split_meta(a, indices_or_sections=None, dim=0):
+    d = wrap_dim(dim, len(a.shape))
+    return _parts(a, d, [e - s for s, e in _tensor_split_sizes(a, indices_or_sections, d)])
+
+
+@composite(torch.tensor_split, torch.Tensor.tensor_split, meta=_tensor_split_meta, canonicalize=_tensor_split_arguments, tags=VIEW)
+def tensor_split(a, indices_or_sections=None, dim=0):
+    d = wrap_dim(dim, len(a.shape))
+    return tuple(slice_dim(a, d, s, e) for s, e in _tensor_split_sizes(a, indices_or_sections, d))
+
+
+@tensor_split.samples
+def _(make):
+    yield make(7, 2), 3
+    yield make(7, 2), (2, 5)
+    yield make(2, 5), (1, -1), 1
+
+
+def _axis_split(name: str, rank: int, axis: int) -> None:
+    """hsplit, vsplit, dsplit: tensor_split along one dimension, in equal parts where a number is given."""
+
+    def apply(a, indices_or_sections):
+        d = 0 if len(a.shape) == 1 else axis
+        if len(a.shape) < rank:
+            raise RuntimeError(f"torch.{name} requires a tensor with at least {rank} dimension, but got a tensor with {len(a.shape)} dimensions!")
+        if not isinstance(indices_or_sections, Sequence) and a.shape[d] % indices_or_sections != 0:
+            raise RuntimeError(f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {a.shape[d]} is not divisible by the split_size {indices_or_sections}!")
+        return tensor_split(a, indices_or_sections, d)
+
+    def arguments(args, kwargs):
+        return (*args, *(kwargs[k] for k in ("indices", "sections") if k in kwargs)), {}
+
+    symbol = composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, canonicalize=arguments, tags=VIEW)(apply)
+
+    @symbol.samples
+    def _(make):
+        yield make(4, 4, 4), 2
+        yield make(4, 4, 4), (1, 3)
+
+
+_axis_split("hsplit", 1, 1)
+_axis_split("vsplit", 2, 0)
+_axis_split("dsplit", 3, 2)
+
+
+def _unbind_meta(a, dim=0):
+    if not a.shape:
+        raise RuntimeError("Dimension specified as 0 but tensor has no dimensions")
+    d = wrap_dim(dim, len(a.shape))
+    shape = (*a.shape[:d], *a.shape[d + 1 :])
+    return tuple([like(a, shape) for _ in range(concrete(a.shape[d]))])
+
+
+@composite(torch.unbind, torch.Tensor.unbind, meta=_unbind_meta, tags=VIEW)
+def unbind(a, dim=0):
+    d = wrap_dim(dim, len(a.shape))
+    return tuple(prims.squeeze(slice_dim(a, d, i, i + 1), (d,)) for i in range(concrete(a.shape[d])))
+
+
+@unbind.samples
+def _(make):
+    yield make(3, 2), 0
+    yield make(3, 2), -1
+
+
+@unbind.error_samples
+def _(make):
+    yield make(), 0
+
+
+def _selected(a, dim, index) -> tuple:
+    if not a.shape:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    d = wrap_dim(dim, len(a.shape))
+    n = a.shape[d]
+    if index >= n or index < -n:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(a.shape)} at dimension {d}")
+    return d, index + n if index < 0 else index
+
+
+def _select_meta(a, dim, index):
+    if isinstance(index, TensorProxy):
+        d = wrap_dim(dim, len(a.shape))
+    else:
+        d, _ = _selected(a, dim, index)
+    return like(a, (*a.shape[:d], *a.shape[d + 1 :]))
+
+
+@composite(torch.select, torch.Tensor.select, meta=_select_meta, tags=VIEW)
+def select(a, dim, index):
+    if isinstance(index, TensorProxy):
+        d = wrap_dim(dim, len(a.shape))
+        return prims.squeeze(LTORCH["index_select"](a, d, reshape(index, (1,))), (d,))
+    d, i = _selected(a, dim, index)
+    return prims.squeeze(slice_dim(a, d, i, i + 1), (d,))
+
+
+@select.samples
+def _(make):
+    yield make(3, 2), 0, 1
+    yield make(3, 2), -1, -2
+
+
+@select.error_samples
+def _(make):
+    yield make(3, 2), 0, 3
+    yield make(), 0, 0
+
+
+def _narrowed(a, dim, start, length) -> tuple:
+    if not a.shape:
+        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
+    if isinstance(start, TensorProxy):
+        raise CaptureError("narrow starts where a tensor says", location=_location(), remedy="pass start as an int, or use index_select")
+    d = wrap_dim(dim, len(a.shape))
+    n = a.shape[d]
+    start = start + n if start < 0 else start
+    if length < 0 or start + length > n:
+        raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({n}).")
+    return d, start
+
+
+def _narrow_meta(a, dim, start, length):
+    d, _ = _narrowed(a, dim, start, length)
+    return like(a, (*a.shape[:d], length, *a.shape[d + 1 :]))
+
+
+@composite(torch.narrow, torch.Tensor.narrow, meta=_narrow_meta, tags=VIEW)
+def narrow(a, dim, start, length):
+    d, first = _narrowed(a, dim, start, length)
+    return slice_dim(a, d, first, first + length)
+
+
+@narrow.samples
+def _(make):
+    yield make(5, 2), 0, 1, 3
+    yield make(5, 2), 0, -2, 2
+
+
+@narrow.error_samples
+def _(make):
+    yield make(5, 2), 0, 3, 3
+
+
+def _location():
+    recorder = current_recorder()
+    return recorder.location() if recorder is not None and recorder.location is not None else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- repeating elements, borders
+
+
+def _interleaved(a, repeats, dim, output_size):
+    shape, d = ((a.numel_value,), 0) if dim is None else (a.shape, wrap_dim(dim, len(a.shape)))
+    if isinstance(repeats, TensorProxy):
+        if output_size is None:
+            raise CaptureError(
+                "repeat_interleave's repeats are in a tensor, so that the result's shape depends on data", location=_location(), remedy="pass output_size="
+            )
+        return shape, d, output_size
+    if repeats < 0:
+        raise RuntimeError("repeats can not be negative")
+    return shape, d, (shape[d] if shape else 1) * repeats
+
+
+def _repeat_interleave_meta(a, repeats, dim=None, *, output_size=None):
+    shape, d, n = _interleaved(a, repeats, dim, output_size)
+    return like(a, (*shape[:d], n, *shape[d + 1 :]))
+
+
+@composite(torch.repeat_interleave, torch.Tensor.repeat_interleave, meta=_repeat_interleave_meta, tags=MOVES)
+def repeat_interleave(a, repeats, dim=None, *, output_size=None):
+    shape, d, n = _interleaved(a, repeats, dim, output_size)
+    a = prims.reshape(a, shape) if shape != a.shape else a
+    if isinstance(repeats, TensorProxy):
+        return LTORCH["index_select"](a, d, LTORCH["repeat_interleave"](repeats, output_size=output_size))
+    spread = expand(unsqueeze(a, d + 1), (*shape[: d + 1], repeats, *shape[d + 1 :]))
+    return prims.reshape(spread, (*shape[:d], n, *shape[d + 1 :]))
+
+
+@repeat_interleave.samples
+def _(make):
+    yield make(3, 2), 2
+    yield make(3, 2), 2, 0
+    yield make(3, 2), 3, -1
+
+
+def _padding(a, pad) -> list[tuple]:
+    """(before, after) for each dimension."""
+    if len(pad) % 2 or len(pad) > 2 * len(a.shape):
+        raise RuntimeError("Padding length must be divisible by 2" if len(pad) % 2 else "Padding length should be less than or equal to two times the input dimension")
+    out = [(0, 0)] * len(a.shape)
+    for i in range(len(pad) // 2):
+        out[-1 - i] = (pad[2 * i], pad[2 * i + 1])
+    return out
+
+
+def _pad_meta(a, pad, mode="constant", value=None):
+    spread = _padding(a, pad)
+    if mode not in ("constant", "reflect", "replicate", "circular"):
+        raise NotImplementedError(f"Unrecognised padding mode {mode}")
+    if mode != "constant":
+        if len(a.shape) < 2 or not (len(pad) in (2 * len(a.shape) - 2, 2 * len(a.shape) - 4)):
+            raise NotImplementedError("Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now")
+        for n, (lo, hi) in zip(a.shape, spread, strict=True):
+            if (mode == "reflect" and (lo >= n or hi >= n) and (lo or hi)) or (mode == "circular" and (lo > n or hi > n)):
+                raise RuntimeError("Padding size should be less than the corresponding input dimension")
+    out = tuple([lo + n + hi for n, (lo, hi) in zip(a.shape, spread, strict=True)])
+    if any(n < 0 for (lo, hi), n in zip(spread, out, strict=True) if (type(lo) is int and lo < 0) or (type(hi) is int and hi < 0)):
+        raise RuntimeError("The input size, plus negative padding, resulted in a negative output size")
+    return like(a, out)
+
+
+def _bordered(a, dim: int, lo, hi, mode: str):
+    n = a.shape[dim]
+    if mode == "reflect":
+        before, after = prims.flip(slice_dim(a, dim, 1, 1 + lo), (dim,)), prims.flip(slice_dim(a, dim, n - 1 - hi, n - 1), (dim,))
+    elif mode == "circular":
+        before, after = slice_dim(a, dim, n - lo, n), slice_dim(a, dim, 0, hi)
+    else:
+        shape = a.shape
+        before = expand(slice_dim(a, dim, 0, 1), (*shape[:dim], lo, *shape[dim + 1 :]))
+        after = expand(slice_dim(a, dim, n - 1, n), (*shape[:dim], hi, *shape[dim + 1 :]))
+    return prims.cat([before, a, after], dim)
+
+
+@composite(F.pad, torch._C._nn.pad, meta=_pad_meta, tags=MOVES)
+def pad(a, pad, mode="constant", value=None):
+    spread = _padding(a, pad)
+    if mode == "constant":
+        return prims.pad(a, 0 if value is None else value, tuple(spread))
+    out = a
+    for d, (lo, hi) in enumerate(spread):
+        lo_cut, hi_cut = -min(lo, 0), -min(hi, 0)
+        if lo_cut or hi_cut:
+            out = slice_dim(out, d, lo_cut, out.shape[d] - hi_cut)
+        if lo > 0 or hi > 0:
+            out = _bordered(out, d, max(lo, 0), max(hi, 0), mode)
+    return prims.pad(out, 0, ((0, 0),) * len(a.shape)) if out is a else out
+
+
+@pad.samples
+def _(make):
+    yield make(2, 3), (1, 2)
+    yield make(2, 3), (1, 2, -1, 1), "constant", 2.5
+    yield make(2, 3, 4), (1, 2), "reflect"
+    yield make(2, 3, 4), (1, 2), "replicate"
+    yield make(2, 3, 4, 5), (1, 2, 0, 1), "circular"
+
+
+@pad.error_samples
+def _(make):
+    yield make(2, 3), (1,)
+    yield make(2, 3, 4), (4, 0), "reflect"

@@ -1,0 +1,389 @@
+"""Elements at places that tensors name: index_select, gather, scatter and their kin, embeddings."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core.proxies import METHODS, TensorProxy, like
+from thunder.core.symbol import current_recorder
+from thunder.errors import CaptureError
+from thunder.ops import shape_prims as prims
+from thunder.ops.define import alias, composite, prim, torch_prim
+from thunder.ops.dims import wrap_dim
+from thunder.ops.promotion import broadcast_shapes, is_number
+from thunder.ops.shape import expand, reshape
+
+INTEGERS = ("int64", "int32")
+
+
+def _location():
+    recorder = current_recorder()
+    return recorder.location() if recorder is not None and recorder.location is not None else None
+
+
+def _check_index(name: str, index, dtypes: tuple = INTEGERS) -> None:
+    if not isinstance(index, TensorProxy):
+        raise TypeError(f"{name}(): argument 'index' must be Tensor, not {type(index).__name__}")
+    if index.dtype.name not in dtypes:
+        raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index")
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+@prim(torch.index_select)
+def take(a, dim, index):
+    """Slices of dimension `dim` at the places of a 1-D integer tensor."""
+    return like(a, (*a.shape[:dim], index.shape[0], *a.shape[dim + 1 :]))
+
+
+def _index_select_meta(a, dim, index):
+    d = wrap_dim(dim, len(a.shape))
+    _check_index("index_select", index)
+    if len(index.shape) > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
+    return like(a, (*a.shape[:d], index.shape[0] if index.shape else 1, *a.shape[d + 1 :])) if a.shape else like(a)
+
+
+@composite(torch.index_select, torch.Tensor.index_select, meta=_index_select_meta)
+def index_select(a, dim, index):
+    if not a.shape:
+        return reshape(take(reshape(a, (1,)), 0, reshape(index, (1,))), ())
+    return take(a, wrap_dim(dim, len(a.shape)), reshape(index, (1,)) if not index.shape else index)
+
+
+@index_select.samples
+def _(make):
+    yield make(4, 3), 0, make(5, dtype=torch.int64, low=0, high=4)
+    yield make(4, 3), -1, make(2, dtype=torch.int32, low=0, high=3)
+    yield make(4, 3), 1, make(dtype=torch.int64, low=0, high=3)
+
+
+@index_select.error_samples
+def _(make):
+    yield make(4, 3), 0, make(2)
+    yield make(4, 3), 0, make(2, 2, dtype=torch.int64, low=0, high=3)
+    yield make(4, 3), 2, make(2, dtype=torch.int64, low=0, high=3)
+
+
+def _fits(a, index, d: int, name: str) -> None:
+    if len(a.shape or (1,)) != len(index.shape or (1,)):
+        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
+    for i, (m, n) in enumerate(zip(index.shape, a.shape, strict=False)):
+        if i != d and m is not n and m > n:
+            raise RuntimeError(f"Size does not match at dimension {i} expected index {list(index.shape)} to be no larger than self {list(a.shape)} apart from dimension {d}")
+
+
+@torch_prim(torch.gather, torch.Tensor.gather)
+def gather(a, dim, index, *, sparse_grad=False):
+    d = wrap_dim(dim, len(a.shape))
+    _check_index("gather", index)
+    _fits(a, index, d, "gather")
+    return like(a, index.shape)
+
+
+@gather.samples
+def _(make):
+    yield make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4)
+    yield make(4, 3), -1, make(4, 5, dtype=torch.int64, low=0, high=3)
+    yield make(4, 3), 1, make(2, 2, dtype=torch.int64, low=0, high=3)
+
+
+@gather.error_samples
+def _(make):
+    yield make(4, 3), 0, make(2, 4, dtype=torch.int64, low=0, high=4)
+    yield make(4, 3), 0, make(2, dtype=torch.int64, low=0, high=4)
+    yield make(4, 3), 0, make(2, 3)
+
+
+def _take_along_meta(a, indices, dim=None):
+    _check_index("torch.take_along_dim", indices)
+    if dim is None:
+        return like(a, (indices.numel_value,))
+    d = wrap_dim(dim, len(a.shape))
+    if len(a.shape) != len(indices.shape):
+        raise RuntimeError(
+            f"torch.take_along_dim(): input and indices should have the same number of dimensions, but got {len(a.shape)} dimensions for input, and {len(indices.shape)} dimensions for indices"
+        )
+    common = broadcast_shapes((*a.shape[:d], 1, *a.shape[d + 1 :]), (*indices.shape[:d], 1, *indices.shape[d + 1 :]))
+    return like(a, (*common[:d], indices.shape[d], *common[d + 1 :]))
+
+
+@composite(torch.take_along_dim, torch.Tensor.take_along_dim, meta=_take_along_meta)
+def take_along_dim(a, indices, dim=None):
+    if dim is None:
+        return gather(reshape(a, (-1,)), 0, reshape(indices, (-1,)))
+    d = wrap_dim(dim, len(a.shape))
+    common = _take_along_meta(a, indices, dim).shape
+    return gather(expand(a, (*common[:d], a.shape[d], *common[d + 1 :])), d, expand(indices, common))
+
+
+@take_along_dim.samples
+def _(make):
+    yield make(4, 3), make(4, 1, dtype=torch.int64, low=0, high=3), 1
+    yield make(4, 3), make(1, 3, dtype=torch.int64, low=0, high=4), 0
+    yield make(4, 3), make(5, dtype=torch.int64, low=0, high=12)
+
+
+@composite(torch.take, torch.Tensor.take, name="take")
+def take_flat(a, index):
+    if index.dtype.name != "int64":
+        raise RuntimeError("take(): Expected a long tensor for index")
+    return reshape(index_select(reshape(a, (-1,)), 0, reshape(index, (-1,))), index.shape)
+
+
+@take_flat.samples
+def _(make):
+    yield make(4, 3), make(2, 2, dtype=torch.int64, low=0, high=12)
+
+
+# ---------------------------------------------------------------------------------------------------------------- writing
+
+
+def _check_source(name: str, a, index, src) -> None:
+    if src.dtype is not a.dtype:
+        raise RuntimeError(f"{name}(): Expected self.dtype to be equal to src.dtype")
+    if len(index.shape or (1,)) != len(src.shape or (1,)):
+        raise RuntimeError("Index tensor must have the same number of dimensions as src tensor")
+    if any(m is not n and m > n for m, n in zip(index.shape, src.shape, strict=False)):
+        raise RuntimeError(f"Expected index {list(index.shape)} to be no larger than src {list(src.shape)}")
+
+
+def _scatter_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """scatter(a, dim, index, src_or_value): the value where it says so, positional."""
+    a, dim, index, *rest = args
+    kept = {k: v for k, v in kwargs.items() if k not in ("src", "value", "dim", "index") and v is not None}
+    source = rest[0] if rest and rest[0] is not None else kwargs.get("value", kwargs.get("src"))
+    return (a, dim, index, source), kept
+
+
+@torch_prim(torch.scatter, torch.Tensor.scatter, canonicalize=_scatter_arguments)
+def scatter(a, dim, index, src=None, *, value=None, reduce=None):
+    d = wrap_dim(dim, len(a.shape))
+    _check_index("scatter", index)
+    _fits(a, index, d, "scatter")
+    if isinstance(src, TensorProxy):
+        _check_source("scatter", a, index, src)
+    elif not is_number(src):
+        raise TypeError(f"scatter(): argument 'src' must be Tensor or Number, not {type(src).__name__}")
+    return like(a)
+
+
+@scatter.samples
+def _(make):
+    index = make(2, 3, dtype=torch.int64, low=0, high=4)
+    yield make(4, 3), 0, index[:1], make(2, 3)
+    yield make(4, 3), 0, index, 2.0
+    yield (make(4, 3), 0, index, 2.0), {"reduce": "multiply"}
+    yield (make(4, 3), 1, make(4, 1, dtype=torch.int64, low=0, high=3)), {"value": 3.0}
+    yield (make(4, 3), 1, make(4, 1, dtype=torch.int64, low=0, high=3)), {"src": make(4, 2)}
+
+
+@scatter.error_samples
+def _(make):
+    yield make(4, 3), 0, make(2, 4, dtype=torch.int64, low=0, high=4), 2.0
+    yield make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(1, 3)
+
+
+@torch_prim(torch.scatter_add, torch.Tensor.scatter_add, autocast="cuda:widest")
+def scatter_add(a, dim, index, src):
+    d = wrap_dim(dim, len(a.shape))
+    _check_index("scatter_add", index)
+    _fits(a, index, d, "scatter_add")
+    _check_source("scatter", a, index, src)
+    return like(a)
+
+
+@scatter_add.samples
+def _(make):
+    yield make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3)
+    yield make(4, 3), -1, make(4, 2, dtype=torch.int64, low=0, high=3), make(4, 3)
+
+
+@torch_prim(torch.scatter_reduce, torch.Tensor.scatter_reduce)
+def scatter_reduce(a, dim, index, src, reduce, *, include_self=True):
+    d = wrap_dim(dim, len(a.shape))
+    _check_index("scatter_reduce", index)
+    _fits(a, index, d, "scatter_reduce")
+    _check_source("scatter", a, index, src)
+    if reduce not in ("sum", "prod", "mean", "amax", "amin"):
+        raise RuntimeError(f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}.")
+    return like(a)
+
+
+@scatter_reduce.samples
+def _(make):
+    for how in ("sum", "prod", "mean", "amax", "amin"):
+        yield make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3), how
+    yield (make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3), "amax"), {"include_self": False}
+
+
+def _along(name: str, a, dim, index, source) -> None:
+    d = wrap_dim(dim, len(a.shape))
+    _check_index(name, index)
+    if len(index.shape) > 1:
+        raise IndexError(f"{name}(): Index is supposed to be a vector, but got dim: {len(index.shape)}")
+    if source.dtype is not a.dtype:
+        raise RuntimeError(f"{name}(): self ({a.dtype}) and source ({source.dtype}) must have the same scalar type")
+    wanted = (*a.shape[:d], index.shape[0] if index.shape else 1, *a.shape[d + 1 :]) if a.shape else ()
+    if len(source.shape) == len(wanted) and source.shape != wanted:
+        raise RuntimeError(f"{name}(): source {list(source.shape)} does not fit index {list(index.shape)} and self {list(a.shape)}")
+
+
+@torch_prim(torch.index_add, torch.Tensor.index_add)
+def index_add(a, dim, index, source, *, alpha=1):
+    _along("index_add", a, dim, index, source)
+    return like(a)
+
+
+@torch_prim(torch.index_copy, torch.Tensor.index_copy, autocast="cpu:widest")
+def index_copy(a, dim, index, source):
+    _along("index_copy_", a, dim, index, source)
+    if index.dtype.name != "int64":
+        raise IndexError("index_copy_(): Expected a long tensor for index")
+    return like(a)
+
+
+def _two_rows(make):
+    yield make(4, 3), 0, torch.tensor([2, 0]), make(2, 3)
+    yield make(4, 3), -1, torch.tensor([1]), make(4, 1)
+
+
+def _misfits(make):
+    yield make(4, 3), 0, torch.tensor([2, 0]), make(3, 3)
+
+
+for _symbol in (index_add, index_copy):
+    _symbol.samples(_two_rows)
+    _symbol.error_samples(_misfits)
+
+
+@torch_prim(torch.index_fill, torch.Tensor.index_fill)
+def index_fill(a, dim, index, value):
+    wrap_dim(dim, len(a.shape))
+    if index.dtype.name != "int64":
+        raise IndexError("index_fill_(): Expected dtype int64 for index.")
+    return like(a)
+
+
+@index_fill.samples
+def _(make):
+    yield make(4, 3), 0, torch.tensor([2, 0]), 1.5
+    yield make(4, 3), 1, torch.tensor([2]), make()
+
+
+@torch_prim(torch.index_put, torch.Tensor.index_put, autocast="cuda:widest")
+def index_put(a, indices, values, accumulate=False):
+    if len(indices) > len(a.shape):
+        raise IndexError(f"too many indices for tensor of dimension {len(a.shape)} (got {len(indices)})")
+    if values.dtype is not a.dtype:
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {_torch_name(a.dtype)} for the destination and {_torch_name(values.dtype)} for the source."
+        )
+    return like(a)
+
+
+def _torch_name(d) -> str:
+    return {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int", "bool8": "Bool", "float16": "Half", "bfloat16": "BFloat16"}.get(d.name, d.name)
+
+
+@index_put.samples
+def _(make):
+    at = torch.tensor([2, 0])
+    yield make(4, 3), (at,), make(2, 3)
+    yield make(4, 3), (at, at), make(2), True
+    yield make(4, 3), (at, at), make()
+
+
+@index_put.error_samples
+def _(make):
+    yield make(3), (torch.tensor([0]), torch.tensor([0])), make()
+
+
+def _refuse_mask(what: str, remedy: str):
+    def refuse(a, *args, **kwargs):
+        raise CaptureError(f"{what}: the shape of its result depends on data", location=_location(), remedy=remedy)
+
+    return refuse
+
+
+for _name, _remedy in {
+    "masked_select": "use torch.where or masked_fill, which keep the shape",
+    "nonzero": "use torch.where(condition, x, y), or compute the indices outside of the compiled function",
+    "argwhere": "use torch.where(condition, x, y), or compute the indices outside of the compiled function",
+    "unique": "compute it outside of the compiled function and pass it in",
+    "unique_consecutive": "compute it outside of the compiled function and pass it in",
+}.items():
+    _refuse = _refuse_mask(_name, _remedy)
+    alias(getattr(torch, _name), getattr(torch.Tensor, _name))(_refuse)
+    METHODS[_name] = _refuse
+
+
+# ---------------------------------------------------------------------------------------------------------------- embeddings
+
+
+def _embedding_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+    given = dict(zip(names, args[2:], strict=False)) | kwargs
+    if given.get("max_norm") is not None:
+        raise CaptureError("embedding with max_norm= changes its weight", location=_location(), remedy="renormalize the weight outside of the compiled function (torch.renorm)")
+    plain = {k: v for k, v in given.items() if k != "max_norm" and k != "norm_type" and v is not None and v is not False}
+    return args[:2], plain
+
+
+def _embedding_meta(a, weight, *, padding_idx=None, scale_grad_by_freq=False, sparse=False):
+    if a.dtype.name not in INTEGERS:
+        raise RuntimeError(f"Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got {a.dtype} instead")
+    if len(weight.shape) != 2:
+        raise RuntimeError("'weight' must be 2-D")
+    if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
+        raise AssertionError("Padding_idx must be within num_embeddings")
+    return like(weight, (*a.shape, weight.shape[1]))
+
+
+@composite(F.embedding, meta=_embedding_meta, canonicalize=_embedding_arguments)
+def embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    rows = take(weight, 0, prims.reshape(a, (a.numel_value,)))
+    return prims.reshape(rows, (*a.shape, weight.shape[1]))
+
+
+@embedding.samples
+def _(make):
+    yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)
+    yield (make(3, dtype=torch.int32, low=0, high=5), make(5, 4)), {"padding_idx": 1}
+
+
+@embedding.error_samples
+def _(make):
+    yield make(2, 3), make(5, 4)
+
+
+def _aten_embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    return embedding(indices, weight, padding_idx=None if padding_idx == -1 else padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+
+
+alias(torch.embedding)(_aten_embedding)
+
+
+@torch_prim(F.embedding_bag)
+def embedding_bag(
+    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False, per_sample_weights=None, include_last_offset=False,
+    padding_idx=None,
+):  # fmt: skip
+    if max_norm is not None:
+        raise CaptureError("embedding_bag with max_norm= changes its weight", location=_location(), remedy="renormalize the weight outside of the compiled function")
+    if len(a.shape) == 2:
+        return like(weight, (a.shape[0], weight.shape[1]))
+    if len(a.shape) != 1 or offsets is None:
+        raise ValueError("input has to be 1D or 2D Tensor, and offsets has to be a 1D Tensor")
+    return like(weight, (offsets.shape[0] - (1 if include_last_offset else 0), weight.shape[1]))
+
+
+@embedding_bag.samples
+def _(make):
+    yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)
+    yield make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2])
+    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"mode": "sum"}
+
+
