@@ -6,7 +6,7 @@ package defines all operations and gives proxies their methods.
 
 from __future__ import annotations
 
-from thunder.ops import data, elementwise, shape, rearrange, joining, indexing, scatter, linalg  # noqa: I001  families, in the order of their dependencies
+from thunder.ops import data, elementwise, shape, rearrange, joining, indexing, scatter, linalg, einsum  # noqa: I001  families, in the order of their dependencies
 from thunder.ops import inplace, methods, opaque
 from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
 
