@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["modes_key", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer"]
+__all__ = ["modes_key", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast", "autocast_state", "tensor_batch_check"]
 
-_any_autocast = torch._C._is_any_autocast_enabled
+any_autocast = torch._C._is_any_autocast_enabled
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 _function_mode_at = torch._C._get_function_stack_at
 _functorch_stack = torch._C._functorch.peek_interpreter_stack
@@ -25,7 +25,7 @@ def modes_key() -> tuple:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
-        autocast_state() if _any_autocast() else None,
+        autocast_state() if any_autocast() else None,
         _stack_of_modes() if _function_modes() else None,
     )
 
@@ -49,6 +49,36 @@ def _stack_of_modes() -> tuple:
 def describe_modes(old: tuple, new: tuple) -> str:
     """In words, what differs between two keys."""
     return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(_NAMES, old, new, strict=True) if a != b)
+
+
+def tensor_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
+    """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None: any size) of its example.
+
+    Strides are free. The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
+    """
+    try:
+        guards = torch._C._dynamo.guards.TensorGuards(
+            *tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors]
+        )
+        if guards.check(*tensors):
+            return guards.check
+    except (AttributeError, TypeError):
+        pass
+    return _python_batch_check(tensors, sizes)
+
+
+def _python_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
+    expected = [(type(t), t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), s) for t, s in zip(tensors, sizes, strict=True)]
+
+    def check(*given) -> bool:
+        for x, (kind, *rest, shape) in zip(given, expected, strict=True):
+            if type(x) is not kind or [x.dtype, x.device, x.requires_grad, x.is_conj(), x.is_neg()] != rest:
+                return False
+            if len(x.shape) != len(shape) or any(n is not None and n != m for n, m in zip(shape, x.shape, strict=True)):
+                return False
+        return True
+
+    return check
 
 
 def grad_enabled_in(modes: tuple) -> bool:

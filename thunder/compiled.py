@@ -20,7 +20,14 @@ from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
 from thunder.frontend import Captured, capture
 from thunder.options import (
-    CACHE_OPTIONS, MAX_ENTRIES, RECOMPILE_WARNING_LIMIT, SHARP_EDGES_OPTIONS, DebugOptions, JitOptions, check_interpretation, resolve_cache_option,
+    CACHE_OPTIONS,
+    MAX_ENTRIES,
+    RECOMPILE_WARNING_LIMIT,
+    SHARP_EDGES_OPTIONS,
+    DebugOptions,
+    JitOptions,
+    check_interpretation,
+    resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
 from thunder.pipeline import lower

@@ -5,7 +5,10 @@ An error of the user's own program, or of PyTorch in it, leaves a compiled funct
 
 from __future__ import annotations
 
-__all__ = ["ThunderError", "CaptureError", "MissingImplementationError", "GradientRequiredError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning", "RecompileWarning"]
+__all__ = [
+    "ThunderError", "CaptureError", "MissingImplementationError", "GradientRequiredError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
+    "RecompileWarning",
+]  # fmt: skip
 
 
 class ThunderError(RuntimeError):

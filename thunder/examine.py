@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from thunder.errors import ThunderError
 from thunder.ops import inplace_of, lookup
 
 __all__ = ["examine", "torch_calls"]
@@ -53,8 +54,8 @@ def examine(fn: Callable, *args, **kwargs) -> None:
     try:
         with torch.no_grad():
             compiled(*args, **kwargs)
-    except Exception as error:
-        print(f"Compiling it failed: {type(error).__name__}: {error}")
+    except ThunderError as error:
+        print(f"It cannot be compiled: {error}")
         return
     traces = thunder.last_traces(compiled)
     print(f"The program was compiled and run: {len(traces[0].bound_symbols)} operations captured, see thunder.last_traces")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from thunder.compiled import Compiled, CompileStats
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace
-from thunder.compiled import Compiled, CompileStats
 from thunder.options import CACHE_OPTIONS
 
 __all__ = [

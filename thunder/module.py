@@ -44,8 +44,9 @@ class ThunderModule(torch.nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        if "_model" in self._modules:
-            self._modules["_model"].training = mode  # type: ignore[union-attr]
+        model = self.__dict__.get("_modules", {}).get("_model")
+        if model is not None:
+            model.training = mode
 
     def __getattr__(self, name: str) -> Any:
         if name == "_model":

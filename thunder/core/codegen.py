@@ -16,7 +16,7 @@ from thunder.core.devices import Device
 from thunder.core.dtypes import dtype
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, type_string
 
-__all__ = ["Printer", "compile_source", "function_source"]
+__all__ = ["Printer", "Text", "compile_source", "function_source", "line_owners"]
 
 # how the modules that traces print are imported: printed name -> import line
 IMPORTS = {
@@ -28,6 +28,15 @@ IMPORTS = {
     "devices": "import thunder.core.devices as devices",
     "math": "import math",
 }
+
+
+class Text:
+    """A Python expression, where a value of a trace would stand."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str):
+        self.text = text
 
 
 class Printer:
@@ -65,6 +74,8 @@ class Printer:
             return self._in_module("dtypes", x.name) if prims else f"torch.{x.torch_name}"
         if t is Device:
             return f'{self._in_module("devices", "Device")}("{x.name}")' if prims else f'torch.device("{x.name}")'
+        if t is Text:
+            return x.text
         if x is ...:
             return "..."
         if t.__module__ == "torch" and t.__name__ in ("dtype", "device"):
@@ -157,12 +168,22 @@ def function_source(trace, printer: Printer, include_decorators: bool = True) ->
     result = f"  return {printer.value(trace.output)}"
     head = [f"# {trace.provenance}"] if trace.provenance else []
     imports = sorted(printer.imports, key=_import_key)
+    include_decorators = include_decorators and not trace.signature  # prologues and epilogues are not computations
     if include_decorators:
         imports.append("from thunder.executors.torchex import no_autocast")
     decorators = ["@torch.no_grad()", "@no_autocast"] if include_decorators else []
     signature = f"def {trace.name}({trace.signature or ', '.join(a.name for a in trace.args)}):"
     arguments = [f'  # {a.name}: "{type_string(a)}"' for a in trace.args]
     return "\n".join([*head, *imports, "", *decorators, signature, *arguments, *body, result])
+
+
+def line_owners(trace) -> dict[int, Any]:
+    """Line number of the compiled text of a trace -> the bound symbol it belongs to."""
+    printer = Printer(print_depth=1)
+    body = [(text, b) for b in trace.bound_symbols for text in printer.line(b)]
+    source = function_source(trace, Printer(print_depth=1), include_decorators=False).split("\n")
+    first = len(source) - len(body) - 1
+    return {first + i + 1: b for i, (_, b) in enumerate(body)}
 
 
 _serial = itertools.count()

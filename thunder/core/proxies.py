@@ -49,7 +49,11 @@ class MethodTable(dict):
 
     def call(self, name: str, *args, **kwargs):
         method = self.get(name)
-        return self.attribute(args[0], name)(*args[1:], **kwargs) if method is None else method(*args, **kwargs)
+        if method is not None:
+            return method(*args, **kwargs)
+        if self.fallback is None:
+            raise TypeError(f"{name} of a proxy has no meaning before thunder.ops is imported")
+        return self.fallback(args[0], name)(*args[1:], **kwargs)
 
     def attribute(self, proxy, name: str):
         method = self.get(name)
@@ -387,7 +391,7 @@ def proxies_in(value, found: list) -> list:
     return found
 
 
-def map_structure(function: Callable, value):
+def map_structure(function: Callable, value) -> Any:
     """`value` with `function` applied to every leaf of its tuples, lists, dicts and slices; the same object where nothing changed."""
     t = type(value)
     if t is tuple or t is list:

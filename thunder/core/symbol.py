@@ -17,7 +17,7 @@ from typing import Any
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
 from thunder.errors import MissingImplementationError
 
-__all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "detached", "adopt"]
+__all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "user_location", "detached", "adopt"]
 
 
 class OpTags(enum.Enum):
@@ -79,16 +79,17 @@ class Recorder:
     """The list of lines being written: the only mutable thing while a function is traced.
 
     context: see `Context`; replaced, not changed, when the program enters or leaves a mode. versions: proxies that an in-place operation
-    overwrote, by name, with what they stand for now. location: called for each line, gives where in the user's code it came from.
+    overwrote, by name, with what they stand for now. location: called for each line, gives where in the user's code it came from, in a form that costs
+    little; where: the same as (filename, line, function, source line), for errors.
     """
 
-    __slots__ = ("bound_symbols", "context", "versions", "location")
+    __slots__ = ("bound_symbols", "context", "versions", "location", "where")
 
-    def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None):
+    def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None, where: Callable[[], tuple | None] | None = None):
         self.bound_symbols: list[BoundSymbol] = []
         self.context = context or Context(Names())
         self.versions: dict[str, TensorProxy] = {}
-        self.location = location
+        self.location, self.where = location, where
 
     def latest(self, x):
         """What a proxy stands for after the in-place operations recorded so far."""
@@ -102,6 +103,12 @@ _current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 def current_recorder() -> Recorder | None:
     return _current.get()
+
+
+def user_location() -> tuple | None:
+    """(filename, line, function, source line) of the user's code that is being traced, where that is known."""
+    recorder = _current.get()
+    return recorder.where() if recorder is not None and recorder.where is not None else None
 
 
 @contextmanager
@@ -173,7 +180,7 @@ class Symbol:
         recorder = _current.get()
         if recorder is None:
             return self._run(args, kwargs)
-        if kwargs and not self.parameters.isdisjoint(kwargs):
+        if kwargs:
             args, kwargs = self._by_position(args, kwargs)
         if self.canonicalize is not None:
             args, kwargs = self.canonicalize(args, kwargs)
@@ -197,7 +204,7 @@ class Symbol:
             raise better from None
         return self.record(recorder, args, kwargs, out, subsymbols)
 
-    def record(self, recorder: Recorder, args: tuple, kwargs: dict, out, subsymbols: list[BoundSymbol] | None = None):
+    def record(self, recorder: Recorder, args, kwargs, out, subsymbols: list[BoundSymbol] | None = None):
         """Writes the line `out = self(*args, **kwargs)` and returns `out`, with names given and requires_grad set.
 
         A result that is one of the arguments, with nothing computed, is returned without a line.
@@ -258,16 +265,34 @@ class Symbol:
         return run(*args, **kwargs)
 
     def _by_position(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        kwargs, positional, names = dict(kwargs), list(args), list(self.parameters)
-        last = max((names.index(k) for k in kwargs if k in names), default=-1)
-        for i in range(len(positional), last + 1):
-            if names[i] in kwargs:
-                positional.append(kwargs.pop(names[i]))
-            elif names[i] in self.defaults:
-                positional.append(self.defaults[names[i]])
+        """Arguments given by the name of a positional parameter, or by PyTorch's or numpy's other name for it, put in their places."""
+        names = self.parameters
+        renamed = {self._spelling(k): v for k, v in kwargs.items()}
+        if names.isdisjoint(renamed):
+            return args, renamed
+        positional, order = list(args), list(names)
+        last = max(order.index(k) for k in renamed if k in names)
+        for name in order[len(args) : last + 1]:
+            if name in renamed:
+                positional.append(renamed.pop(name))
+            elif name in self.defaults:
+                positional.append(self.defaults[name])
             else:
-                raise TypeError(f"{self.name}() missing 1 required positional argument: {names[i]!r}")
-        return tuple(positional), kwargs
+                raise TypeError(f"{self.name}() missing 1 required positional argument: {name!r}")
+        for name in renamed:
+            if name in names:
+                raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
+        return tuple(positional), renamed
+
+    def _spelling(self, keyword: str) -> str:
+        """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim."""
+        if keyword in self.parameters:
+            return keyword
+        order = list(self.parameters)
+        position = {"input": 0, "self": 0, "other": 1, "exponent": 1, "tensor1": 1, "tensor2": 2, "mat2": 1, "vec": 1}.get(keyword)
+        if position is not None and position < len(order):
+            return order[position]
+        return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
 
 
 def _positional_parameters(function: Callable | None) -> tuple[KeysView[str], dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 
-from thunder.extend import OperatorExecutor, add_always_executor, register_executor
+from thunder.extend import OperatorExecutor, register_executor
 
 __all__ = ["python_ex"]
 

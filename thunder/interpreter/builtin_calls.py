@@ -9,6 +9,7 @@ import builtins
 import sys
 import types
 
+from thunder.interpreter.recursion import set_original_limit
 from thunder.interpreter.tracebacks import stub_frame
 
 
@@ -142,6 +143,14 @@ def _get_recursion_limit(host, function, args, kwargs):
     return host.recursion_limit
 
 
+def _set_recursion_limit(host, function, args, kwargs):
+    limit = int(args[0])
+    if limit < 1:
+        raise ValueError("recursion limit must be greater or equal than 1")
+    set_original_limit(limit)
+    host.recursion_limit = limit
+
+
 def _getattr(host, function, args, kwargs):
     if len(args) not in (2, 3) or kwargs or not isinstance(args[1], str):
         return host.call_native(function, args, kwargs)
@@ -188,12 +197,13 @@ _ROWS = {
     sys.exc_info: _exc_info,
     sys.exception: _exception,
     sys.getrecursionlimit: _get_recursion_limit,
+    sys.setrecursionlimit: _set_recursion_limit,
     getattr: _getattr,
     hasattr: _hasattr,
     setattr: _setattr,
     delattr: _delattr,
 }
 if hasattr(sys, "_getframemodulename"):
-    _ROWS[sys._getframemodulename] = _get_frame_module_name
+    _ROWS[sys._getframemodulename] = _get_frame_module_name  # pyright: ignore[reportAttributeAccessIssue]
 # By identity, so that a callable that cannot be hashed can be looked up.
 FRAME_CALLS = {id(function): handler for function, handler in _ROWS.items()}

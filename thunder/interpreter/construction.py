@@ -31,7 +31,7 @@ def type_call(host, cls, args, kwargs):
     if new_is_python:
         made = host.call(new, [cls, *args], kwargs)
     elif new is object.__new__:
-        made = new(cls)
+        made = object.__new__(cls)
     else:
         made = host.call_native(cls.__new__, [cls, *args], kwargs)
     if not isinstance(made, cls):

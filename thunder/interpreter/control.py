@@ -125,7 +125,7 @@ def GET_AWAITABLE(frame, stack, where):
         name = "__aenter__" if where == 1 else "__aexit__"
         kind = type(value).__name__
         raise TypeError(f"'async with' received an object from {name} that does not implement __await__: {kind}")
-    stack[-1] = awaitable(frame.host, value, f"object {type(value).__name__} can't be used in 'await' expression")
+    stack[-1] = awaitable(frame.host, value, None)
 
 
 def _is_awaitable(value):
@@ -136,11 +136,13 @@ def _is_awaitable(value):
 
 
 def awaitable(host, value, message):
-    """The iterator behind `await value`."""
+    """The iterator behind `await value`; TypeError with the message, or without one in the running version's words."""
     if _is_awaitable(value):
         return value
     method = host.load_special(value, "__await__")
     if method is NULL:
+        if message is None:
+            _await(value).send(None)
         raise TypeError(message)
     result = host.call(method, [], {})
     if type(result) is types.CoroutineType:
@@ -148,6 +150,10 @@ def awaitable(host, value, message):
     if not hasattr(type(result), "__next__"):
         raise TypeError(f"__await__() returned non-iterator of type '{type(result).__name__}'")
     return result
+
+
+async def _await(value):
+    await value
 
 
 def GET_AITER(frame, stack, _):
@@ -186,17 +192,21 @@ def ASYNC_GEN_WRAP(frame, stack, _):
 
 def STOPITERATION_ERROR(frame, stack, _):
     """A StopIteration that would leave a generator becomes a RuntimeError."""
-    error = stack[-1]
-    kind = frame.record.kind
+    stack[-1] = stop_iteration_error(frame.record.kind, stack[-1])
+
+
+def stop_iteration_error(kind, error):
+    """What leaves a generator of this kind (a CO_* flag) when `error` is raised in it."""
     what = "generator" if kind & 0x20 else "coroutine" if kind & 0x80 else "async generator"
     if isinstance(error, StopIteration):
         message = f"{what} raised StopIteration"
     elif kind & 0x200 and isinstance(error, StopAsyncIteration):
         message = "async generator raised StopAsyncIteration"
     else:
-        return
-    stack[-1] = replacement = RuntimeError(message)
+        return error
+    replacement = RuntimeError(message)
     replacement.__cause__ = replacement.__context__ = error
+    return replacement
 
 
 # ---------------------------------------------------------------- exceptions
@@ -389,23 +399,25 @@ def WITH_EXCEPT_START(frame, stack, depth):
 
 
 @functools.cache
-def _intrinsic(opname, number, arguments):
-    """A native function that runs one CALL_INTRINSIC instruction: type parameters and aliases have no Python spelling
-    that keeps their lazy evaluation."""
+def _intrinsic_code(opname, number, arguments):
+    """Code of a native function that runs one CALL_INTRINSIC instruction on its arguments: type parameters and aliases
+    have no Python spelling that keeps their lazy evaluation."""
     steps = [("RESUME", 0)] + [("LOAD_FAST", k) for k in range(arguments)] + [(opname, number), ("RETURN_VALUE", 0)]
-    code = (lambda a, b: None) if arguments == 2 else (lambda a: None)
+    template = ((lambda a, b: None) if arguments == 2 else (lambda a: None)).__code__
     body = b"".join(bytes((dis.opmap[name], argument)) for name, argument in steps)
-    template = code.__code__
-    return types.FunctionType(template.replace(co_code=body, co_stacksize=4, co_exceptiontable=b""), {})
+    return template.replace(co_code=body, co_stacksize=4, co_exceptiontable=b"")
 
 
 def INTRINSIC_1(frame, stack, number):
-    stack[-1] = _intrinsic("CALL_INTRINSIC_1", number, 1)(stack[-1])
+    # with the user's globals: a type variable takes its __module__ from them
+    native = types.FunctionType(_intrinsic_code("CALL_INTRINSIC_1", number, 1), frame.fn.__globals__)
+    stack[-1] = native(stack[-1])
 
 
 def INTRINSIC_2(frame, stack, number):
     b = stack.pop()
-    stack[-1] = _intrinsic("CALL_INTRINSIC_2", number, 2)(stack[-1], b)
+    native = types.FunctionType(_intrinsic_code("CALL_INTRINSIC_2", number, 2), frame.fn.__globals__)
+    stack[-1] = native(stack[-1], b)
 
 
 def UNSUPPORTED(frame, stack, opname):

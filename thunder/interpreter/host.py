@@ -6,12 +6,10 @@ The torch side subclasses it and overrides what it wants to see. Operations betw
 
 from __future__ import annotations
 
-import builtins
 import collections
 import functools
 import operator
 import sys
-import threading
 import types
 
 from thunder.interpreter.binding import bind
@@ -23,13 +21,13 @@ from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.history import FullLog, ShortLog
 from thunder.interpreter.instructions import CONVERSIONS, builtin_namespace, name_not_defined, unpacker
 from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
+from thunder.interpreter.recursion import FIRST_ROOM, original_limit
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.interpreter.tracebacks import clean
 
 UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 CO_ITERABLE_COROUTINE = 0x100
-# Native Python frames for one interpreted call: run, the handler, call, enter, and room for a subclass's own.
-FRAMES_PER_CALL = 8
+PLACEHOLDER = getattr(functools, "Placeholder", None)
 FUNCTION, METHOD = types.FunctionType, types.MethodType
 
 
@@ -48,13 +46,16 @@ class Host:
 
     named_type: type = _Unnamed
     uncatchable: tuple = (UnsupportedError,)
+    # Native Python frames for one interpreted call: run, the handler, call, enter, and room for a subclass's own.
+    native_frames_per_call = 8
 
     def __init__(self, record_history: bool = False):
         self.instructions = 0
         self.frames: collections.Counter = collections.Counter()
         self.stack_of_frames: list[Frame] = []
         self.exc: BaseException | None = None
-        self.recursion_limit = sys.getrecursionlimit()
+        self.recursion_limit = original_limit()
+        self.stack_room = FIRST_ROOM
         self.log = FullLog() if record_history else None
         self.history = ShortLog()
         self.frame_calls = FRAME_CALLS
@@ -63,16 +64,11 @@ class Host:
 
     def interpret(self, f, args=(), kwargs=None):
         """Call `f` in the interpreter. The traceback of an exception shows the user's frames only."""
-        error = None
-        with _deep_stack(self):
-            try:
-                return self.call(f, list(args), dict(kwargs or {}))
-            except BaseException as raised:  # noqa: BLE001 - raised again below, outside of the block
-                error = raised
         try:
-            raise error.with_traceback(clean(error.__traceback__))
-        finally:
-            del error
+            return self.call(f, list(args), dict(kwargs or {}))
+        except BaseException as error:
+            error.__traceback__ = clean(error.__traceback__)
+            raise
 
     def call(self, f, args, kwargs):
         """Call anything: Python functions are interpreted, also those behind methods, partials, classes and `__call__`."""
@@ -87,7 +83,7 @@ class Host:
         if isinstance(f, type):
             return construct(self, f, args, kwargs)
         if kind is functools.partial:
-            return self.call(f.func, [*f.args, *args], {**f.keywords, **kwargs})
+            return self.call(f.func, partial_arguments(f, args), {**f.keywords, **kwargs})
         method = type_attribute(kind, "__call__")
         if type(method) is FUNCTION:
             return self.call(method, [f, *args], kwargs)
@@ -111,7 +107,7 @@ class Host:
             if code.co_flags & CO_ITERABLE_COROUTINE:
                 driver = drive_awaitable
             driven = driver(frame)
-            driven.__name__, driven.__qualname__ = f.__name__, f.__qualname__
+            driven.__name__, driven.__qualname__ = f.__name__, f.__qualname__  # pyright: ignore[reportAttributeAccessIssue]
             return driven
         if self.log is None:
             return frame.run()
@@ -213,6 +209,11 @@ class Host:
         namespace = f.__globals__
         if name in namespace:
             return namespace[name]
+        if type(namespace) is not dict and hasattr(type(namespace), "__missing__"):
+            try:
+                return namespace[name]
+            except KeyError:
+                pass
         return self.load_builtin(namespace, name)
 
     def load_builtin(self, namespace, name):
@@ -272,11 +273,20 @@ class Host:
 
 def native_import_from(module, name):
     """Raise the running version's ImportError for a name that a module has not."""
-    code = compile(f"from {_IMPORTED} import {name}", "<import>", "exec")
+    code = compile(f"from module import {name}", "<import>", "exec")
     exec(code.replace(co_filename=__file__), {"__builtins__": {"__import__": lambda *_: module}})
 
 
-_IMPORTED = "module"
+def partial_arguments(f, args):
+    """The positional arguments of a call of a functools.partial; 3.14 has placeholders among them."""
+    if PLACEHOLDER is None or not any(value is PLACEHOLDER for value in f.args):
+        return [*f.args, *args]
+    given = iter(args)
+    merged = [next(given, PLACEHOLDER) if value is PLACEHOLDER else value for value in f.args]
+    if any(value is PLACEHOLDER for value in merged):
+        raise TypeError("missing positional arguments in 'partial' call; expected at least "
+                        f"{sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}")
+    return [*merged, *given]
 
 
 def type_attribute(kind, name):
@@ -285,41 +295,3 @@ def type_attribute(kind, name):
         if name in base.__dict__:
             return base.__dict__[name]
     return NULL
-
-
-class _deep_stack:
-    """Raises CPython's recursion limit while any interpreter runs, and gives the host the limit that its program sees.
-
-    One interpreted call takes several native Python frames (none of them on the C stack), so the machine counts the
-    interpreted frames itself. The limit is shared by all threads: the first to come raises it, the last to leave restores it.
-    """
-
-    lock = threading.Lock()
-    users = 0
-    original = 0
-
-    def __init__(self, host):
-        self.host, self.entered = host, False
-
-    def __enter__(self):
-        kind = _deep_stack
-        if self.host.stack_of_frames:
-            return
-        with kind.lock:
-            if kind.users == 0:
-                kind.original = sys.getrecursionlimit()
-                sys.setrecursionlimit(kind.original * FRAMES_PER_CALL)
-            kind.users += 1
-            self.entered = True
-            self.host.recursion_limit = kind.original
-
-    def __exit__(self, *_):
-        kind = _deep_stack
-        if self.entered:
-            with kind.lock:
-                kind.users -= 1
-                if kind.users == 0:
-                    sys.setrecursionlimit(kind.original)
-
-
-BUILTINS = builtins

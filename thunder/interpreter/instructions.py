@@ -368,7 +368,7 @@ def DICT_UPDATE(frame, stack, n):
 def DICT_MERGE(frame, stack, depths):
     """`**values` of a call: like DICT_UPDATE, but a key may come once only."""
     n, callable_depth = depths
-    values, target, function = frame.host.touch(stack.pop()), stack[-n], stack[-callable_depth + 1]
+    values, target, function = frame.host.touch(stack.pop()), stack[-n], stack[-callable_depth]
     if not hasattr(values, "keys"):
         raise TypeError(f"{function_text(function)} argument after ** must be a mapping, not {type(values).__name__}")
     for key in values.keys():
@@ -530,7 +530,7 @@ def CALL_FUNCTION_EX(frame, stack, flags):
         if not hasattr(keywords, "keys"):
             kind = type(keywords).__name__
             raise TypeError(f"{function_text(function)} argument after ** must be a mapping, not {kind}")
-        keywords = dict(keywords)
+        keywords = dict(keywords)  # pyright: ignore[reportCallIssue, reportArgumentType]
         for key in keywords:
             if not isinstance(key, str):
                 raise TypeError("keywords must be strings")

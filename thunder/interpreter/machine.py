@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import types
 
-from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context
+from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
+from thunder.interpreter.recursion import run_deeper
 from thunder.interpreter.tracebacks import clean, entry
 
 
@@ -35,8 +36,8 @@ class Frame:
         """
         host, program, stack, ip = self.host, self.program, self.stack, self.ip
         frames = host.stack_of_frames
-        if len(frames) >= host.recursion_limit:
-            raise RecursionError("maximum recursion depth exceeded")
+        if len(frames) >= host.stack_room:
+            return run_deeper(self, sent, thrown)
         if self.suspended:
             self.suspended = False
             stack.append(sent)
@@ -72,7 +73,7 @@ class Frame:
                             self.suspended = target != RETURN
                             start = ip + 1
                             return stack.pop()
-                except BaseException as error:
+                except BaseException as error:  # noqa: BLE001 - it goes to the program's handler, or on
                     executed += self.ip - start + 1
                     start = ip = self.ip + 1
                     ip = start = self.catch(error)
@@ -96,6 +97,8 @@ class Frame:
         error.__traceback__ = traceback
         handler = self.record.handlers[self.ip]
         if handler is None:
+            if self.record.kind:  # 3.11 leaves this to the generator object; later versions have an instruction for it
+                error = stop_iteration_error(self.record.kind, error)
             raise error
         target, depth, keeps_instruction = handler
         stack = self.stack
@@ -142,7 +145,8 @@ def drive(frame):
             thrown = error
 
 
-drive_awaitable = types.coroutine(drive)
+# For generators marked by @types.coroutine. The mark is set on the function itself, so this is a copy.
+drive_awaitable = types.coroutine(types.FunctionType(drive.__code__, globals(), "drive_awaitable"))
 
 
 class _Steps:

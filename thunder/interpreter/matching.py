@@ -24,7 +24,7 @@ def match_keys(host, subject, keys):
 def match_class(host, subject, cls, positional, names):
     """The attributes that a class pattern asks for as a tuple, or None when the subject does not match."""
     if not isinstance(cls, type):
-        raise TypeError("called match pattern must be a class")
+        _raise_no_class(cls)
     if not host.call(isinstance, [subject, cls], {}):
         return None
     values, seen = [], set()
@@ -53,6 +53,13 @@ def match_class(host, subject, cls, positional, names):
             return None
         values.append(value)
     return tuple(values)
+
+
+def _raise_no_class(cls):
+    """Raise the running version's error for `case cls()` when `cls` is no class."""
+    match None:
+        case cls():
+            pass
 
 
 def _positional_attributes(host, cls, positional):

@@ -47,7 +47,7 @@ _NAMESPACES = [
     ("torch.linalg", torch.linalg),
     ("torch.fft", torch.fft),
     ("Tensor", torch.Tensor),
-    ("torch._C._nn", torch._C._nn),
+    ("torch._C._nn", torch._C._nn),  # pyright: ignore[reportAttributeAccessIssue]
     ("torch.ops.aten", torch.ops.aten),
 ]
 

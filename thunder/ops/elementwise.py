@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.data import convert
-from thunder.ops.define import alias, composite, prim
-from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device
+from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
+from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
+from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["unary", "binary", "broadcast_to"]
 
@@ -39,10 +41,10 @@ def unary(
     *torch_functions: Callable,
     promotes: Callable = Promotion.KEEP,
     domain: tuple[float, float] = (-3.0, 3.0),
-    integers: bool = True,
+    samples: str = "all",
     autocast: str | None = None,
 ) -> Symbol:
-    """A row: name, the torch functions it is, how types follow, the interval that samples come from, whether integer tensors are accepted."""
+    """A row: name, the torch functions it is, how types follow, the interval that samples come from, and their types: "all", "float" or "integer"."""
     run = torch_functions[0]
     primitive = prim(run, name=name)(lambda a: like(a, dtype=promotes(a.dtype)[1]))
 
@@ -56,14 +58,15 @@ def unary(
 
     symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast)(decomposition)
 
-    def samples(make):
-        yield make(4, 3, low=domain[0], high=domain[1])
-        yield make(low=domain[0], high=domain[1])
-        yield make(0, 2, low=domain[0], high=domain[1])
-        if integers:
+    def sampler(make):
+        if samples != "integer":
+            yield make(4, 3, low=domain[0], high=domain[1])
+            yield make(low=domain[0], high=domain[1])
+            yield make(0, 2, low=domain[0], high=domain[1])
+        if samples != "float":
             yield make(5, dtype=torch.int64, low=max(0, int(domain[0])), high=2)
 
-    symbol.samples(samples)
+    symbol.samples(sampler)
     return symbol
 
 
@@ -72,20 +75,147 @@ def _pair(name: str) -> tuple[Callable, ...]:
     return tuple(f for space in (torch, torch.Tensor) if (f := getattr(space, name, None)) is not None)
 
 
-for _name, _options in {
-    "abs": {"promotes": Promotion.COMPLEX_TO_REAL},
-    "neg": {},
-    "exp": {"promotes": Promotion.INT_TO_FLOAT, "autocast": "float32"},
-    "sin": {"promotes": Promotion.INT_TO_FLOAT},
-    "cos": {"promotes": Promotion.INT_TO_FLOAT},
-    "tanh": {"promotes": Promotion.INT_TO_FLOAT},
-    "sigmoid": {"promotes": Promotion.INT_TO_FLOAT},
-    "rsqrt": {"promotes": Promotion.INT_TO_FLOAT, "domain": (0.1, 4.0), "autocast": "float32"},
-    "sqrt": {"promotes": Promotion.INT_TO_FLOAT, "domain": (0.0, 4.0)},
-    "log": {"promotes": Promotion.INT_TO_FLOAT, "domain": (0.1, 4.0), "autocast": "float32"},
-    "erf": {"promotes": Promotion.INT_TO_FLOAT},
-}.items():
-    unary(_name, *_pair(_name), **_options)
+_FLOAT = {"promotes": Promotion.INT_TO_FLOAT}
+_FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "float32"}
+_BOOL = {"promotes": Promotion.BOOL_RESULT}
+UNARY = {
+    "abs": {"promotes": Promotion.COMPLEX_TO_REAL}, "absolute": {"promotes": Promotion.COMPLEX_TO_REAL},
+    "acos": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arccos": _FLOAT | {"domain": (-0.9, 0.9)},
+    "acosh": _FLOAT | {"domain": (1.1, 4.0)}, "arccosh": _FLOAT | {"domain": (1.1, 4.0)},
+    "angle": {"promotes": Promotion.ANGLE},
+    "asin": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arcsin": _FLOAT | {"domain": (-0.9, 0.9)},
+    "asinh": _FLOAT, "arcsinh": _FLOAT, "atan": _FLOAT, "arctan": _FLOAT,
+    "atanh": _FLOAT | {"domain": (-0.9, 0.9)}, "arctanh": _FLOAT | {"domain": (-0.9, 0.9)},
+    "bitwise_not": {"samples": "integer"},
+    "ceil": {}, "floor": {}, "trunc": {}, "fix": {}, "frac": {"samples": "float"},
+    "conj_physical": {},
+    "cos": _FLOAT, "cosh": _FLOAT32, "sin": _FLOAT, "sinh": _FLOAT32, "tan": _FLOAT32 | {"domain": (-1.4, 1.4)}, "tanh": _FLOAT,
+    "deg2rad": _FLOAT, "rad2deg": _FLOAT,
+    "digamma": _FLOAT | {"domain": (0.2, 4.0)}, "lgamma": _FLOAT | {"domain": (0.2, 4.0)},
+    "erf": _FLOAT, "erfc": _FLOAT, "erfinv": _FLOAT32 | {"domain": (-0.9, 0.9)},
+    "exp": _FLOAT32, "exp2": _FLOAT, "expm1": _FLOAT32,
+    "i0": _FLOAT, "sinc": _FLOAT, "sigmoid": _FLOAT,
+    "isfinite": _BOOL, "isinf": _BOOL, "isnan": _BOOL, "isneginf": _BOOL, "isposinf": _BOOL, "isreal": _BOOL, "signbit": _BOOL, "logical_not": _BOOL,
+    "log": _FLOAT32 | {"domain": (0.1, 4.0)}, "log10": _FLOAT32 | {"domain": (0.1, 4.0)}, "log1p": _FLOAT32 | {"domain": (-0.5, 4.0)},
+    "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
+    "neg": {}, "negative": {}, "positive": {},
+    "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)}, "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
+    "sgn": {}, "sign": {}, "square": {},
+}  # fmt: skip
+_SPECIAL = {"sigmoid": ("expit", "sigmoid"), "digamma": ("digamma", "psi"), "lgamma": ("gammaln",)}
+for _name, _options in UNARY.items():
+    _special = [f for n in _SPECIAL.get(_name, (_name,)) if (f := getattr(torch.special, n, None)) is not None]
+    _functional = [f for f in (getattr(torch.nn.functional, _name, None),) if f is not None]
+    unary(_name, *_pair(_name), *_special, *_functional, **_options)
+for _name in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "ndtr", "ndtri"):
+    unary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float")
+alias(torch.Tensor.__abs__)(LTORCH["abs"])
+METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not"))
+alias(torch.Tensor.__neg__)(LTORCH["neg"])
+alias(torch.Tensor.__invert__)(LTORCH["bitwise_not"])
+
+
+@prim(torch.round, name="round")
+def round_prim(a, decimals):
+    return like(a)
+
+
+@composite(torch.round, torch.Tensor.round, torch.special.round, meta=lambda a, *, decimals=0: like(a))
+def round(a, *, decimals=0):
+    return round_prim(a, decimals=decimals) if decimals else _round_to_even(a)
+
+
+_round_to_even = prim(torch.round, name="round_to_even")(lambda a: like(a))
+
+
+@round.samples
+def _(make):
+    yield make(4, 3)
+    yield (make(4, 3),), {"decimals": 2}
+
+
+def _nan_to_num_meta(a, nan=0.0, posinf=None, neginf=None):
+    return like(a)
+
+
+@composite(torch.nan_to_num, torch.Tensor.nan_to_num, meta=_nan_to_num_meta)
+def nan_to_num(a, nan=0.0, posinf=None, neginf=None):
+    if a.dtype.category < dtypes.FLOAT:
+        return LTORCH["clone"](a)
+    low, high = finite_range(a.dtype)
+    out = where(isnan(a), 0.0 if nan is None else nan, a)
+    out = where(LTORCH["isposinf"](a), high if posinf is None else posinf, out)
+    return where(LTORCH["isneginf"](a), low if neginf is None else neginf, out)
+
+
+@nan_to_num.samples
+def _(make):
+    yield make(4, 3)
+    yield make(4, 3), 0.0, 1.0, -1.0
+
+
+def finite_range(d: dtypes.dtype) -> tuple[float, float]:
+    """The least and the greatest finite value of a float type."""
+    info = torch.finfo(to_torch_dtype(dtypes.real_of(d)))  # type: ignore[arg-type]
+    return info.min, info.max
+
+
+isnan = LTORCH["isnan"]
+
+
+@prim(torch.real, tags=(OpTags.VIEW,))
+def real_prim(a):
+    return like(a, dtype=dtypes.real_of(a.dtype))
+
+
+@composite(torch.real, meta=lambda a: a if a.dtype.category < 3 else like(a, dtype=dtypes.real_of(a.dtype)), properties=("real",), tags=(OpTags.VIEW,))
+def real(a):
+    return a if a.dtype.category < 3 else real_prim(a)
+
+
+@prim(torch.imag, tags=(OpTags.VIEW,))
+def imag_prim(a):
+    return like(a, dtype=dtypes.real_of(a.dtype))
+
+
+@composite(torch.imag, meta=lambda a: like(a, dtype=dtypes.real_of(a.dtype)), properties=("imag",), tags=(OpTags.VIEW,))
+def imag(a):
+    if a.dtype.category < 3:
+        raise RuntimeError("imag is not implemented for tensors with non-complex dtypes.")
+    return imag_prim(a)
+
+
+@composite(torch.conj, torch.Tensor.conj, meta=lambda a: a if a.dtype.category < 3 else like(a), tags=(OpTags.VIEW,))
+def conj(a):
+    return a if a.dtype.category < 3 else PRIMS["conj_physical"](a)
+
+
+@prim(torch.frexp)
+def frexp_prim(a):
+    return like(a), like(a, dtype=dtypes.int32)
+
+
+@composite(torch.frexp, torch.Tensor.frexp, meta=lambda a: (like(a), like(a, dtype=dtypes.int32)))
+def frexp(a):
+    return frexp_prim(a)
+
+
+def _logit_meta(a, eps=None):
+    return like(a, dtype=to_float(a.dtype))
+
+
+@composite(torch.logit, torch.Tensor.logit, torch.special.logit, meta=_logit_meta)
+def logit(a, eps=None):
+    x = convert(a, to_float(a.dtype))
+    if eps is not None:
+        x = clamp(x, eps, 1.0 - eps)
+    return LTORCH["log"](x / (1.0 - x))
+
+
+@logit.samples
+def _(make):
+    yield make(4, 3, low=0.1, high=0.9)
+    yield make(4, 3, low=0.1, high=0.9), 0.2
 
 
 # ---------------------------------------------------------------------------------------------------------------- binary
@@ -111,9 +241,13 @@ def binary(
     operator: str | None = None,
     prim_name: str | None = None,
     domain: tuple[float, float] = (-3.0, 3.0),
+    samples: str = "all",
     autocast: str | None = None,
 ) -> Symbol:
-    """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"` for `__add__`) it implements."""
+    """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"` for `__add__`) it implements.
+
+    samples: the types they have: "all", "float", "integer", or "same" for operations that take two tensors of one type only.
+    """
     run = torch_functions[0]
 
     def prim_meta(a, b):
@@ -148,24 +282,51 @@ def binary(
     if operator is not None:
         operator_methods(symbol, operator)
     low, high = domain
+    kind = {"dtype": torch.int64} if samples == "integer" else {}
 
-    def samples(make):
-        yield make(4, 3, low=low, high=high), make(4, 3, low=low, high=high)
-        yield make(2, 1, low=low, high=high), make(1, 5, low=low, high=high)
-        yield make(4, 3, low=low, high=high), make(3, low=low, high=high)
-        yield make(3, low=low, high=high), 2.0
-        yield make(3, low=low, high=high), 2
-        yield make(3, low=low, high=high), make(low=low, high=high)
+    def sampler(make):
+        yield make(4, 3, low=low, high=high, **kind), make(4, 3, low=low, high=high, **kind)
+        yield make(2, 1, low=low, high=high, **kind), make(1, 5, low=low, high=high, **kind)
+        yield make(4, 3, low=low, high=high, **kind), make(3, low=low, high=high, **kind)
+        yield make(3, low=low, high=high, **kind), make(low=low, high=high, **kind)
+        if samples == "all":
+            yield make(3, low=low, high=high), 2.0
+            yield make(3, low=low, high=high), 2
 
-    symbol.samples(samples)
+    symbol.samples(sampler)
     return symbol
 
 
 
-for _name, _python in {"mul": python_operator.mul, "maximum": None, "minimum": None}.items():
-    binary(_name, *_pair(_name), operator=_name if _python else None, python=_python)
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    binary(_name, *_pair(_name), operator=_name, python=getattr(python_operator, _name), promotes=Promotion.BOOL_RESULT)
+_INT = {"samples": "integer"}
+_F = {"promotes": Promotion.INT_TO_FLOAT}
+BINARY: dict[str, dict] = {
+    "mul": {"operator": "mul", "python": python_operator.mul}, "multiply": {"python": python_operator.mul},
+    "maximum": {}, "minimum": {}, "fmax": {}, "fmin": {},
+    "atan2": _F, "arctan2": _F, "copysign": _F, "hypot": {"samples": "float"}, "nextafter": {"samples": "float"}, "heaviside": {"samples": "same"},
+    "logaddexp": {"samples": "float"}, "logaddexp2": {"samples": "float"},
+    "fmod": {"domain": (0.5, 3.0)}, "remainder": {"operator": "mod", "python": python_operator.mod, "domain": (0.5, 3.0)},
+    "floor_divide": {"operator": "floordiv", "python": python_operator.floordiv, "domain": (0.5, 3.0)},
+    "gcd": _INT, "lcm": _INT,
+    "bitwise_and": _INT | {"operator": "and"}, "bitwise_or": _INT | {"operator": "or"}, "bitwise_xor": _INT | {"operator": "xor"},
+    "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
+    "logical_and": {"promotes": Promotion.BOOL_RESULT}, "logical_or": {"promotes": Promotion.BOOL_RESULT}, "logical_xor": {"promotes": Promotion.BOOL_RESULT},
+    "true_divide": _F | {"operator": "truediv", "python": python_operator.truediv, "domain": (0.5, 3.0), "prim_name": "true_divide"},
+    "pow": {"operator": "pow", "python": python_operator.pow, "domain": (0.5, 3.0), "autocast": "float32"},
+    "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
+    "ldexp": {"promotes": Promotion.INT_TO_FLOAT, "samples": "same"},
+    "xlogy": _F | {"domain": (0.5, 3.0)},
+}  # fmt: skip
+for _name, _options in BINARY.items():
+    _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
+    binary(_name, *_pair(_name), *_extra, **_options)
+for _name, _old in {"eq": None, "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}.items():
+    _python = getattr(python_operator, _name)
+    binary(_name, *_pair(_name), operator=_name, python=_python, promotes=Promotion.BOOL_RESULT)
+    if _old is not None:
+        binary(_old, *_pair(_old), python=_python, promotes=Promotion.BOOL_RESULT)
+for _name in ("xlog1py", "zeta"):
+    binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
 
 
 def _scaled(name: str, python: Callable) -> Symbol:
@@ -191,3 +352,195 @@ def _scaled(name: str, python: Callable) -> Symbol:
 
 add = _scaled("add", python_operator.add)
 sub = _scaled("sub", python_operator.sub)
+
+
+@composite(torch.subtract, torch.Tensor.subtract, meta=sub.meta)
+def subtract(a, b, *, alpha=1):
+    return sub(a, b, alpha=alpha)
+
+
+@composite(torch.rsub, meta=lambda a, b, *, alpha=1: sub.meta(b, a))
+def rsub(a, b, *, alpha=1):
+    return sub(b, a if alpha == 1 else a * alpha)
+
+
+def _div_meta(a, b, *, rounding_mode=None):
+    if rounding_mode is None:
+        return true_divide.meta(a, b)
+    if rounding_mode not in ("trunc", "floor"):
+        raise RuntimeError(f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'")
+    return LTORCH["floor_divide"].meta(a, b)
+
+
+def _div(name: str) -> Symbol:
+    def decomposition(a, b, *, rounding_mode=None):
+        if rounding_mode is None:
+            return true_divide.decomposition(a, b)
+        if rounding_mode == "floor":
+            return LTORCH["floor_divide"](a, b)
+        exact = true_divide(a, b)
+        return convert(LTORCH["trunc"](exact), result_type(a, b)) if type(exact) is TensorProxy else int(exact)
+
+    return composite(*_pair(name), name=name, meta=_div_meta)(decomposition)
+
+
+true_divide = LTORCH["true_divide"]
+div, divide = _div("div"), _div("divide")
+operator_methods(div, "truediv")
+
+
+@div.samples
+def _(make):
+    yield make(4, 3), make(4, 3, low=0.5)
+    yield make(4, 3), 2
+    yield make(4, dtype=torch.int64, low=1, high=9), make(4, dtype=torch.int64, low=1, high=4)
+    yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "floor"}
+    yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "trunc"}
+
+
+@prim(torch.polygamma)
+def polygamma_prim(n, a):
+    return like(a, dtype=to_float(a.dtype))
+
+
+@composite(torch.polygamma, torch.special.polygamma, meta=lambda n, a: like(a, dtype=to_float(a.dtype)))
+def polygamma(n, a):
+    return polygamma_prim(n, a)
+
+
+# ---------------------------------------------------------------------------------------------------------------- three operands
+
+
+def _elementwise_meta(*operands) -> TensorProxy:
+    """The type of an elementwise result of tensors and numbers."""
+    tensors = [x for x in operands if type(x) is TensorProxy]
+    return like(tensors[0], broadcast_shapes(*(t.shape for t in tensors)), result_type(*operands), same_device(*tensors))
+
+
+@prim(torch.where, name="where")
+def where_prim(condition, a, b):
+    t = a if type(a) is TensorProxy else b if type(b) is TensorProxy else condition
+    return like(t, condition.shape, result_type(a, b), condition.device)
+
+
+def _where_meta(condition, input=None, other=None):
+    if input is None or other is None:
+        raise RuntimeError("torch.where with a condition only has a result whose shape depends on data")
+    if condition.dtype is not dtypes.bool8 and condition.dtype is not dtypes.uint8:
+        raise RuntimeError(f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}")
+    tensors = [x for x in (condition, input, other) if type(x) is TensorProxy]
+    return like(condition, broadcast_shapes(*(t.shape for t in tensors)), result_type(input, other), same_device(*tensors))
+
+
+@composite(torch.where, meta=_where_meta, autocast="widest")
+def where(condition, input=None, other=None):
+    shape = broadcast_shapes(*(t.shape for t in (condition, input, other) if type(t) is TensorProxy))
+    kind = result_type(input, other)
+    a, b = (broadcast_to(convert(x, kind), shape) if type(x) is TensorProxy else x for x in (input, other))
+    return where_prim(broadcast_to(convert(condition, dtypes.bool8), shape), a, b)
+
+
+@where.samples
+def _(make):
+    yield make(4, 3, dtype=torch.bool), make(4, 3), make(4, 3)
+    yield make(4, 1, dtype=torch.bool), make(3), 0.0
+    yield make(4, 3, dtype=torch.bool), 1.0, 2.0
+
+
+@alias(torch.Tensor.where)
+def where_method(a, condition, other):
+    return where(condition, a, other)
+
+
+def _masked_fill_meta(a, mask, value):
+    if mask.dtype is not dtypes.bool8:
+        raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype " + mask.dtype.name)
+    return like(a, broadcast_shapes(a.shape, mask.shape))
+
+
+@composite(torch.masked_fill, torch.Tensor.masked_fill, meta=_masked_fill_meta)
+def masked_fill(a, mask, value):
+    filled = convert(value, a.dtype) if type(value) is TensorProxy else value
+    return convert(where(mask, filled, a), a.dtype)
+
+
+@masked_fill.samples
+def _(make):
+    yield make(4, 3), make(4, 3, dtype=torch.bool), 0.5
+    yield make(4, 3), make(3, dtype=torch.bool), -1
+    yield make(4, 3), make(4, 1, dtype=torch.bool), make()
+
+
+def _clamp_meta(a, min=None, max=None):
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    return _elementwise_meta(a, *(x for x in (min, max) if x is not None))
+
+
+def _clamp(name: str) -> Symbol:
+    def decomposition(a, min=None, max=None):
+        out, kind = a, _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
+        for bound, compare in ((min, LTORCH["lt"]), (max, LTORCH["gt"])):
+            if bound is not None:
+                bound = convert(bound, kind) if type(bound) is TensorProxy else bound
+                out = where(compare(out, bound), bound, out)
+        return convert(out, kind)
+
+    return composite(*_pair(name), name=name, meta=_clamp_meta)(decomposition)
+
+
+clamp, clip = _clamp("clamp"), _clamp("clip")
+
+
+@clamp.samples
+def _(make):
+    yield make(4, 3), -0.5, 0.5
+    yield (make(4, 3),), {"min": 0}
+    yield make(4, 3), make(3), make(4, 1, low=3, high=4)
+
+
+@composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min))
+def clamp_min(a, min):
+    return clamp(a, min, None)
+
+
+@composite(torch.clamp_max, torch.Tensor.clamp_max, meta=lambda a, max: _clamp_meta(a, None, max))
+def clamp_max(a, max):
+    return clamp(a, None, max)
+
+
+@composite(torch.addcmul, torch.Tensor.addcmul, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="widest")
+def addcmul(a, b, c, *, value=1):
+    return a + (b * c if value == 1 else b * c * value)
+
+
+@addcmul.samples
+def _(make):
+    yield make(4, 3), make(4, 3), make(3)
+    yield (make(4, 3), make(4, 1), make(3)), {"value": 2}
+
+
+@composite(
+    torch.addcdiv, torch.Tensor.addcdiv, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="widest",
+)  # fmt: skip
+def addcdiv(a, b, c, *, value=1):
+    return a + (b / c if value == 1 else b / c * value)
+
+
+@addcdiv.samples
+def _(make):
+    yield make(4, 3), make(4, 3), make(3, low=0.5)
+    yield (make(4, 3), make(4, 1), make(3, low=0.5)), {"value": 2}
+
+
+@composite(torch.lerp, torch.Tensor.lerp, meta=lambda start, end, weight: _elementwise_meta(start, end, *(w for w in (weight,) if type(w) is TensorProxy)))
+def lerp(start, end, weight):
+    if type(weight) is not TensorProxy:
+        return start + (end - start) * weight if weight < 0.5 else end - (end - start) * (1 - weight)
+    return where(LTORCH["abs"](weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
+
+
+@lerp.samples
+def _(make):
+    yield make(4, 3), make(4, 3), 0.3
+    yield make(4, 3), make(4, 3), make(3)

@@ -6,11 +6,11 @@ Allowed where nobody else can see the mutation: on a value that the program made
 from __future__ import annotations
 
 from thunder.core.proxies import METHODS, TensorProxy
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
-from thunder.ops.define import LTORCH
+from thunder.ops.define import LTORCH, alias
 
-__all__ = ["write", "overwrite", "setitem", "refuse_unknown"]
+__all__ = ["write", "overwrite", "setitem", "overwriting", "refuse_unknown"]
 
 _REMEDY = "use the out-of-place form (x = x.add(y) for x.add_(y), torch.where or torch.scatter for an indexed assignment) or mutate a clone"
 
@@ -63,7 +63,20 @@ def _check_private(recorder: Recorder, value: TensorProxy, name: str) -> None:
 
 
 def _refuse(recorder: Recorder, reason: str):
-    raise CaptureError(f"{reason}; mutation that others can see is not supported yet", location=recorder.location() if recorder.location else None, remedy=_REMEDY)
+    raise CaptureError(f"{reason}; mutation that others can see is not supported yet", location=user_location(), remedy=_REMEDY)
+
+
+def overwriting(symbol: Symbol) -> None:
+    """`symbol(a, ..., inplace=True)` overwrites `a`: the call is recorded without the flag, and `a` stands for the result from then on."""
+    position = list(symbol.parameters).index("inplace")
+
+    def call(*args, **kwargs):
+        wanted = kwargs.pop("inplace", False) if "inplace" in kwargs else len(args) > position and args[position]
+        args = args[:position] + args[position + 1 :]
+        return write(symbol, args, kwargs) if wanted else symbol(*args, **kwargs)
+
+    call.__name__ = symbol.name
+    alias(*symbol.torch_functions)(call)
 
 
 def refuse_unknown(function, kwargs: dict) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from thunder.core.proxies import METHODS, TensorProxy
-from thunder.core.symbol import current_recorder
+from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import alias, inplace_of, lookup
@@ -71,18 +71,13 @@ def _requires_grad(a: TensorProxy, wanted: bool) -> TensorProxy:
     if wanted == a.requires_grad:
         return a
     raise CaptureError(
-        f"requires_grad_({wanted}) changes a tensor inside the compiled function", location=_location(), remedy="set requires_grad before the call"
+        f"requires_grad_({wanted}) changes a tensor inside the compiled function", location=user_location(), remedy="set requires_grad before the call"
     )
-
-
-def _location():
-    recorder = current_recorder()
-    return recorder.location() if recorder is not None and recorder.location is not None else None
 
 
 def _needs_value(what: str, remedy: str):
     def refuse(a, *args, **kwargs):
-        raise CaptureError(f"{what}, which is known only when the program runs", location=_location(), remedy=remedy)
+        raise CaptureError(f"{what}, which is known only when the program runs", location=user_location(), remedy=remedy)
 
     return refuse
 

@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
-from thunder.core.symbol import OpTags, Symbol, current_recorder
+from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import torch_path
 from thunder.ops.explain import as_torch
@@ -70,7 +70,7 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
             f"the shape or value of {name}'s result depends on data",
-            location=_location(),
+            location=user_location(),
             remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
         ) from error
 
@@ -83,8 +83,3 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
 
     del keep
     return map_structure(typed, out)
-
-
-def _location():
-    recorder = current_recorder()
-    return recorder.location() if recorder is not None and recorder.location is not None else None

@@ -78,6 +78,8 @@ class Promotion:
     INT_TO_FLOAT = staticmethod(lambda d: (to_float(d), to_float(d)))
     BOOL_RESULT = staticmethod(lambda d: (d, dtypes.bool8))
     COMPLEX_TO_REAL = staticmethod(lambda d: (d, dtypes.real_of(d)))
+    TO_DOUBLE = staticmethod(lambda d: (dtypes.complex128, dtypes.complex128) if d.category == COMPLEX else (dtypes.float64, dtypes.float64))
+    ANGLE = staticmethod(lambda d: (to_float(d), dtypes.real_of(to_float(d))))
     BOOL_TO_INT = staticmethod(lambda d: (dtypes.int64, dtypes.int64) if d.category == dtypes.BOOL else (d, d))
 
 

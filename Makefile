@@ -1,0 +1,36 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes its own virtual environment first.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test test-all test-versions lint clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -c 'import torch' 2>/dev/null || $(VENV)/bin/pip install -q torch==2.13.0
+	$(VENV)/bin/pip install -q -e '.[dev,transformers,plots]'
+	touch $@
+
+demo: $(VENV)/.installed
+	$(RUN) examples/demo.py
+
+test: lint
+	$(RUN) -m pytest -n 2 tests
+
+test-all: test test-versions
+	$(RUN) benchmarks/models.py
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check thunder tests benchmarks examples
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pyright
+
+# the interpreter's corpus, without torch, under every Python that is found
+test-versions:
+	@for v in 3.11 3.12 3.13; do \
+	  p=$$(command -v python$$v || true); full=$$(pyenv versions --bare 2>/dev/null | grep "^$$v\." | tail -1); \
+	  if [ -n "$$full" ]; then echo "Python $$full"; PYENV_VERSION=$$full PYTHONPATH=. python$$v -m tests.interpreter.corpus_runner || exit 1; \
+	  elif [ -n "$$p" ]; then echo "Python $$v"; PYTHONPATH=. $$p -m tests.interpreter.corpus_runner || exit 1; else echo "Python $$v: not found"; fi; done
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,138 @@
+"""The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
+
+In the order of the flow: `sources` (where values come from), `capture` (the interpreter's host), `containers` (snapshots), `calls` (operations, handlers),
+`native` (tables of what runs natively), `guards` (the prologue), `epilogue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import _torch_compat as compat
+from thunder.core.proxies import NumberProxy, TensorProxy, proxies_in
+from thunder.core.symbol import recording
+from thunder.core.trace import Trace
+from thunder.errors import CaptureError
+from thunder.frontend.calls import RecordingMode
+from thunder.frontend.capture import Capture
+from thunder.frontend.epilogue import EpilogueWriter
+from thunder.frontend.guards import PrologueWriter
+from thunder.frontend.sources import Source
+from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
+from thunder.ops.torch_types import from_tensor_dtype
+from thunder.options import JitOptions
+
+__all__ = ["Captured", "capture"]
+
+
+class Captured:
+    """What a reading of a program found. It holds no tensor of the call's."""
+
+    def __init__(self, c: Capture, result: Any):
+        self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
+        self._host = _History(c)
+        self.parameters = c.parameters
+        epilogue = EpilogueWriter(c)
+        trace, self.epilogue_fn, output = epilogue.write(result)
+        self.epilogue_traces = [trace] if trace is not None else []
+        self.effects = frozenset((id(o), n) for kind, o, n in c.effects.values() if kind == "attr")
+        self._computation(c, output)
+        writer = PrologueWriter(c)
+        prologue, self.prologue_fn = writer.write()
+        self.prologue_traces = [prologue]
+        self.guard_count = len(c.guards) + sum(len(n) for _, _, n in c.namespaces.values()) + len(c.tensor_guards)
+        self._extract = (writer.variables, c.input_sources)
+
+    def _computation(self, c: Capture, output) -> None:
+        lines = c.recorder.bound_symbols
+        used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
+        symbols = {n for p in used for n in _symbols_of(p)}
+        tensors = [p for p in c.real if p in used]
+        numbers = [n for n in c.numbers.values() if n.name in symbols]
+        inputs = [*tensors, *numbers]
+        c.input_sources = [c.real[p][1] for p in tensors] + [c.number_sources[n.name] for n in numbers]
+        self.any_input_requires_grad = any(p.requires_grad for p in tensors)
+        self.output_requires_grad = any(type(p) is TensorProxy and p.requires_grad and p not in c.real for p in proxies_in(output, []))
+        self.computation = Trace("computation", inputs, lines, output, c.recorder.context.names)
+
+    def user_location(self, trace: Trace, traceback) -> tuple | None:
+        """The user's line that the failing line of a generated program came from."""
+        function = trace._callable
+        while traceback is not None and function is not None:
+            if traceback.tb_frame.f_code is function.__code__:
+                from thunder.core.codegen import line_owners
+
+                owner = line_owners(trace).get(traceback.tb_lineno)
+                return self._host.where(owner.location) if owner is not None and owner.location else None
+            traceback = traceback.tb_next
+        return None
+
+    # --- history
+    def interpreted_instructions(self) -> list:
+        return interpreted_instructions(self._host)
+
+    def interpreter_log(self) -> list:
+        return interpreter_log(self._host)
+
+    def print_interpreter_log(self, print_fn: Callable, **options) -> None:
+        print_log(self._host, print_fn, **options)
+
+
+class _History:
+    """What the queries about an interpretation need of its host, without what it captured."""
+
+    def __init__(self, c: Capture):
+        self.log, self.history = c.log, c.history
+
+    def where(self, location) -> tuple:
+        from thunder.interpreter import format_location
+
+        filename, line, _, source, function = format_location(location)
+        return filename, line, function, source or ""
+
+
+def _symbols_of(p) -> set[str]:
+    if isinstance(p, NumberProxy):
+        return p.expression.symbols()
+    found: set[str] = set()
+    if type(p) is TensorProxy:
+        for n in p.shape:
+            if isinstance(n, NumberProxy):
+                found |= n.expression.symbols()
+    return found
+
+
+def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset()) -> Captured:
+    """Reads one call of a program. counters: attributes that earlier readings saw read and written, whose numbers stay symbolic.
+
+    Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
+    """
+    c = Capture(fn, args, kwargs, options, counters)
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(dtype))
+    cast = compat.autocast_state()
+    try:
+        with recording(c.recorder), RecordingMode(c):
+            result = _run(c)
+        if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state()) != (grad, dtype, cast):
+            raise CaptureError("the program leaves another grad mode, default dtype or autocast state behind", remedy="use the context managers (with torch.no_grad(): ...)")
+        return Captured(c, result)
+    except UnsupportedError as error:
+        raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
+    finally:
+        torch._C._set_grad_enabled(grad)
+        torch.set_default_dtype(dtype)
+
+
+def _run(c: Capture):
+    """Calls the program in the interpreter, with proxies in the place of tensors."""
+    root = Source(None, "root", "fn", "model" if isinstance(c.fn, torch.nn.Module) else getattr(c.fn, "__name__", "fn"))
+    if isinstance(c.fn, torch.nn.Module) or not hasattr(c.fn, "__code__"):
+        c.read(c.fn, root)
+    arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
+    args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.args)]
+    kwargs = {k: c.read(v, keywords.item(k)) for k, v in c.kwargs.items()}
+    return c.interpret(c.fn, args, kwargs)

@@ -1,0 +1,651 @@
+"""Calls: which callables are operations, which are interpreted, which run natively, and the handlers of those that need care."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import operator
+import types
+import warnings
+
+import torch
+import torch.utils.checkpoint
+
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
+from thunder.core.symbol import Symbol
+from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.frontend import containers
+from thunder.frontend.native import (
+    CALLABLE_FIRST,
+    CONTAINERS,
+    ENUM,
+    HARMLESS,
+    ITERATING,
+    impure,
+    native_module,
+)  # fmt: skip
+from thunder.interpreter import construction
+from thunder.interpreter.host import Host
+from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
+from thunder.ops import inplace_of, lookup
+from thunder.ops.methods import call_torch
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.options import SHARP_EDGES_OPTIONS
+
+__all__ = ["call", "call_native", "record", "tensor_attribute", "binary", "unary", "compare", "sharp_edge", "RecordingMode"]
+
+OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
+IDENTITY_CALLS = {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType}
+
+
+class RecordingMode(torch.overrides.TorchFunctionMode):
+    """Records every torch call, wherever it is made: code that runs natively never loses an operation."""
+
+    def __init__(self, capture):
+        super().__init__()
+        self.capture = capture
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return record(self.capture, func, args, kwargs or {})
+
+
+# ---------------------------------------------------------------------------------------------------------------- tensors
+
+_CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
+
+
+class SymbolicSize(tuple):
+    """`x.shape` with entries that stay symbolic."""
+
+    def numel(self):
+        return functools.reduce(operator.mul, self, 1)
+
+
+def _shape(p: TensorProxy):
+    return torch.Size(p.shape) if all(type(n) is int for n in p.shape) else SymbolicSize(p.shape)
+
+
+def tensor_attribute(c, p: TensorProxy, n: str):
+    """What user code sees of a tensor."""
+    p = c.recorder.latest(p)
+    if n == "shape":
+        return _shape(p)
+    if n in _CONVERTED:
+        return _CONVERTED[n](p)
+    if n in ("requires_grad", "ndim"):
+        return getattr(p, n)
+    if n == "__class__":
+        return kind_of(c, p)
+    real, source = c.real.get(p, (None, None))
+    if real is not None:
+        with torch._C.DisableTorchFunction():
+            if n == "grad":
+                return c.read(real.grad, source.attr("grad"))
+            if n in real.__dict__:
+                return c.read(real.__dict__[n], source.attr(n))
+            if n in ("is_leaf", "grad_fn", "names"):
+                return getattr(real, n)
+    if n in METHODS or n == "size":
+        from thunder.frontend.capture import TensorMethod
+
+        return TensorMethod(p, n)
+    attribute = getattr(torch.Tensor, n, None)
+    if attribute is not None and callable(attribute) and n not in METHODS.properties:
+        from thunder.frontend.capture import TensorMethod
+
+        return TensorMethod(p, n)
+    if attribute is None:
+        raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
+    c.synchronize()
+    value = getattr(p, n)
+    return value
+
+
+def kind_of(c, p: TensorProxy) -> type:
+    """The class that user code believes a proxy has."""
+    real = c.real.get(p)
+    return type(real[0]) if real is not None else torch.Tensor
+
+
+def _call_method(c, method, args, kwargs):
+    p, n = method.proxy, method.name
+    if n == "size":
+        shape = _shape(c.recorder.latest(p))
+        dim = args[0] if args else kwargs.get("dim")
+        return shape if dim is None else shape[dim]
+    function = METHODS.get(n)
+    if function is None:
+        function = getattr(torch.Tensor, n)
+        return record(c, function, [p, *args], kwargs)
+    c.synchronize()
+    return function(p, *_materialized(c, args), **_materialized(c, kwargs))
+
+
+def _materialized(c, values):
+    """Arguments of an operation: snapshots read, real tensors lifted, lists as they are."""
+    t = type(values)
+    if t is dict:
+        return {k: _materialize(c, v) for k, v in values.items()}
+    return [_materialize(c, v) for v in values]
+
+
+def _materialize(c, v):
+    t = type(v)
+    if t is TensorProxy or t is int or t is float or v is None or t is bool or t is str:
+        return v
+    if isinstance(v, torch.Tensor):
+        return c.lift(v)
+    if t in CONTAINERS or t is tuple or t is slice:
+        containers.escape(c, v)
+        return map_structure(c.lift, v) if t in (list, tuple, dict, slice) else v
+    return v
+
+
+def record(c, function, args, kwargs):
+    """A call of a torch function."""
+    if function in _PASSED_ON:
+        return function(*args, **kwargs)
+    c.synchronize()
+    args, kwargs = _materialized(c, args), _materialized(c, kwargs)
+    operation = lookup(function)
+    if operation is not None:
+        return operation(*args, **kwargs)
+    getter = getattr(function, "__self__", None)
+    if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
+        return tensor_attribute(c, args[0], getter.__name__)
+    return call_torch(function, tuple(args), kwargs)
+
+
+def _named(names: str) -> set:
+    found = set()
+    for n in names.split():
+        f = getattr(torch._C, n, None) or getattr(torch, n, None)
+        if f is not None:
+            found.add(f)
+    return found
+
+
+# functions that torch-function modes see and that are no operations
+_PASSED_ON = _named(
+    "_set_grad_enabled set_autocast_enabled set_autocast_dtype set_autocast_cache_enabled autocast_increment_nesting autocast_decrement_nesting clear_autocast_cache "
+    "is_autocast_enabled get_autocast_dtype is_autocast_cache_enabled get_default_dtype is_grad_enabled _is_torch_function_all_disabled device dtype Generator "
+    "get_default_device set_default_dtype promote_types finfo iinfo"
+) | {torch.Tensor.__repr__, torch.get_default_device}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- operators
+
+
+def _python_operator(c, names: tuple, a, b):
+    """Binary operators of user classes: the Python-level methods, in CPython's order."""
+    forward, reflected = names
+    ta, tb = type(a), type(b)
+    order = [(a, b, forward), (b, a, reflected)]
+    if tb is not ta and issubclass(tb, ta) and c.slot(tb, reflected) is not None:
+        order.reverse()
+    for x, y, n in order:
+        f = c.slot(type(x), n)
+        if f is not None and not native_module(f.__globals__.get("__name__")):
+            result = c.call(f, [x, y], {})
+            if result is not NotImplemented:
+                return True, result
+    return False, None
+
+
+_DUNDERS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul", "&": "and", "|": "or", "^": "xor", "<<": "lshift",
+    ">>": "rshift",
+}  # fmt: skip
+_COMPARE = {"<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"), ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__")}
+_PLAIN = (int, float, bool, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, complex, NumberProxy)
+
+
+def binary(c, symbol, a, b):
+    ta, tb = type(a), type(b)
+    if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        c.synchronize()
+        return ARITHMETIC[symbol](_materialize(c, a), _materialize(c, b))
+    c.touch(a)
+    c.touch(b)
+    if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
+        stem = _DUNDERS[symbol.rstrip("=")]
+        if symbol.endswith("=") and (f := c.slot(ta, f"__i{stem}__")) is not None:
+            result = c.call(f, [a, b], {})
+            if result is not NotImplemented:
+                return result
+        found, result = _python_operator(c, (f"__{stem}__", f"__r{stem}__"), a, b)
+        if found:
+            return result
+    return ARITHMETIC[symbol](a, b)
+
+
+def unary(c, symbol, a):
+    c.touch(a)
+    f = c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
+    if type(a) is TensorProxy:
+        c.synchronize()
+    elif f is not None:
+        return c.call(f, [a], {})
+    return {"-": operator.neg, "~": operator.invert, "+": operator.pos}[symbol](a)
+
+
+def compare(c, symbol, a, b):
+    if type(a) is TensorProxy or type(b) is TensorProxy:
+        c.synchronize()
+        return COMPARISONS[symbol](_materialize(c, a), _materialize(c, b))
+    c.touch(a)
+    c.touch(b)
+    if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
+        found, result = _python_operator(c, _COMPARE[symbol], a, b)
+        if found:
+            return result
+    return COMPARISONS[symbol](a, b)
+
+
+# ---------------------------------------------------------------------------------------------------------------- calls
+
+
+def call(c, f, args, kwargs):
+    """Any call of the program."""
+    from thunder.frontend.capture import TensorMethod
+
+    t = type(f)
+    if t is types.MethodType:
+        return call(c, f.__func__, [f.__self__, *args], kwargs)
+    if t is TensorMethod:
+        return _call_method(c, f, args, kwargs)
+    if c.replacements and (symbol := _replacement(c, f)) is not None:
+        return _call_symbol(c, symbol, args, kwargs)
+    handler = HANDLERS.get(id(f))
+    if handler is not None:
+        return handler(c, f, args, kwargs)
+    if t is types.FunctionType:
+        return _call_function(c, f, args, kwargs)
+    if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
+        return {"__setattr__": c.raw_store, "__delattr__": c.delete_attr, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
+    if t in IDENTITY_CALLS:
+        return _call_builtin(c, f, args, kwargs)
+    if t is functools.partial:
+        return call(c, f.func, [*f.args, *args], {**f.keywords, **kwargs})
+    if t is Symbol:
+        return _call_symbol(c, f, args, kwargs)
+    if isinstance(f, type):
+        return _construct(c, f, args, kwargs)
+    if hasattr(t, "_lc_cd"):  # a compiled function or module: its original becomes part of this program
+        return call(c, f._lc_cd.fn, args, kwargs)
+    if lookup(f) is not None:
+        return record(c, f, args, kwargs)
+    method = c.slot(t, "__call__")
+    if method is not None:
+        if not native_module(t.__module__) or isinstance(f, torch.nn.Module):
+            c.class_name(t, "__call__", method)
+        return call(c, method, [f, *args], kwargs)
+    if t is functools._lru_cache_wrapper and _reaches(c, args, kwargs):
+        return call(c, f.__wrapped__, args, kwargs)
+    return call_native(c, f, args, kwargs)
+
+
+def _replacement(c, f):
+    try:
+        return c.replacements.get(f)
+    except TypeError:
+        return None
+
+
+def _call_symbol(c, symbol, args, kwargs):
+    c.synchronize()
+    return symbol(*_materialized(c, args), **_materialized(c, kwargs))
+
+
+def _call_function(c, f, args, kwargs):
+    if lookup(f) is not None:
+        return record(c, f, args, kwargs)
+    if inplace_of(f) is not None:
+        return record(c, f, args, kwargs)
+    module = f.__globals__.get("__name__")
+    if native_module(module) and id(f) not in c.fresh:
+        if f in OVERRIDABLE:
+            return record(c, f, args, kwargs)
+        if not _reaches(c, args, kwargs):
+            return call_native(c, f, args, kwargs)
+    return c.enter(f, args, kwargs)
+
+
+def _reaches(c, args, kwargs) -> bool:
+    """Whether an argument is something whose use must be seen: a tensor, an outside object, a function of the user's."""
+    for a in (*args, *kwargs.values()) if kwargs else args:
+        t = type(a)
+        if t is TensorProxy or id(a) in c.sources or isinstance(a, NumberProxy):
+            return True
+        if t is types.MethodType and id(a.__self__) in c.sources:
+            return True
+        if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
+            return True
+    return False
+
+
+def _is_torch(f) -> bool:
+    module = getattr(f, "__module__", None)
+    if module is None:
+        module = getattr(getattr(f, "__objclass__", None), "__module__", None) or getattr(type(getattr(f, "__self__", None)), "__module__", "")
+    return module.split(".")[0] == "torch"
+
+
+def _call_builtin(c, f, args, kwargs):
+    if lookup(f) is not None or inplace_of(f) is not None:
+        return record(c, f, args, kwargs)
+    s = getattr(f, "__self__", None)
+    if type(s) is TensorProxy:
+        return f(*_materialized(c, args), **_materialized(c, kwargs))
+    if s is not None and c.lazy and id(s) in c.lazy:
+        n = f.__name__
+        if isinstance(s, dict) and n == "get" and args:
+            return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
+        if n not in ("append", "extend") or isinstance(s, collections.deque):
+            containers.observe(c, s)
+    elif s is None and args and c.lazy and id(args[0]) in c.lazy:
+        containers.observe(c, args[0])
+    if _is_iterating(f):
+        args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
+        kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
+    elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
+        args = [_iterable(c, a) for a in args]
+        kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
+    return call_native(c, f, args, kwargs)
+
+
+def _is_iterating(f) -> bool:
+    try:
+        return f in ITERATING
+    except TypeError:
+        return False
+
+
+def _iterable(c, a):
+    if type(a) is not TensorProxy and c.slot(type(a), "__iter__") and not isinstance(a, dict):
+        return c.iterate(a)
+    if id(a) in c.outside_iterators:
+        return c.iterate(a)
+    return c.touch(a)
+
+
+def _callable_for_native(c, f):
+    """Native code will call `f`: it comes back to the machine."""
+    if type(f) in (types.FunctionType, types.MethodType) or c.slot(type(f), "__call__") or lookup(f) is not None:
+        return lambda *a, **k: c.call(f, list(a), k)
+    return f
+
+
+def call_native(c, f, args, kwargs):
+    if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
+        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
+    why = impure(f)
+    if why is not None:
+        c.sharp(why)
+    if c.lazy:
+        for a in (*args, *kwargs.values()):
+            containers.escape(c, a)
+    if _looks_inside(f):
+        for a in (getattr(f, "__self__", None), *args, *kwargs.values()):
+            if id(a) in c.sources:
+                leak(c, a)
+    if _is_torch(f):
+        c.synchronize()
+        args, kwargs = [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs
+    return Host.call_native(c, f, args, kwargs)
+
+
+def _looks_inside(f) -> bool:
+    if type(getattr(f, "__self__", None)) in CONTAINERS:
+        return False
+    try:
+        return f not in HARMLESS
+    except TypeError:
+        return True
+
+
+def leak(c, o, depth: int = 2) -> None:
+    """An outside object goes to native code that may look inside: all of its attributes are guarded, two levels deep."""
+    source = c.sources.get(id(o))
+    if source is None or isinstance(o, (torch.nn.Module, type, types.FunctionType)) or type(o) in CONTAINERS or ("leak", id(o)) in c.seen_names:
+        return
+    c.seen_names.add(("leak", id(o)))
+    d = getattr(o, "__dict__", None)
+    if not isinstance(d, dict):
+        return
+    c.guard(source.attr("__dict__"), "keys", tuple(d))
+    for n, x in list(d.items()):
+        child = c.read(x, source.attr(n))
+        if depth and id(child) in c.sources:
+            containers.escape(c, child)
+            leak(c, child, depth - 1)
+
+
+def _construct(c, cls, args, kwargs):
+    if lookup(cls) is not None:
+        return record(c, cls, args, kwargs)
+    if cls in ITERATING:
+        args = [_callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
+        return call_native(c, cls, args, kwargs)
+    if cls in (int, float, bool) and args and isinstance(args[0], NumberProxy):
+        return _convert_number(cls, args[0])
+    if cls is dict or cls is collections.OrderedDict:
+        return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else list(c.iterate(a)) for a in args], kwargs)
+    if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
+        return record(c, cls, args, kwargs) if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter else call_native(c, cls, args, kwargs)
+    new, init = c.resolve(cls, "__new__")[1], c.resolve(cls, "__init__")
+    new = getattr(new, "__func__", new)
+    interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
+    interpreted_init = init[0] == "func" and (not native_module(init[1].__globals__.get("__name__")) or _reaches(c, args, kwargs))
+    custom_meta = c.slot(type(cls), "__call__") is not None and not native_module(type(cls).__module__)
+    if not (interpreted_new or interpreted_init or custom_meta):
+        return call_native(c, cls, args, kwargs)
+    return construction.construct(c, cls, args, kwargs)
+
+
+def _convert_number(cls, n: NumberProxy):
+    if cls is bool or n.python_type is cls:
+        return bool(n) if cls is bool else n
+    return cls(n.concrete())
+
+
+# ---------------------------------------------------------------------------------------------------------------- handlers
+
+
+def _type(c, f, args, kwargs):
+    if len(args) != 1 or kwargs:
+        return _construct(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
+    a = args[0]
+    return kind_of(c, a) if type(a) is TensorProxy else a.python_type if isinstance(a, NumberProxy) else type(a)
+
+
+def _isinstance(c, f, args, kwargs):
+    o, cls = args
+    if isinstance(cls, types.UnionType):
+        cls = cls.__args__
+    if isinstance(cls, tuple):
+        return any(_isinstance(c, f, [o, x], {}) for x in cls)
+    if type(o) is TensorProxy:
+        kind = kind_of(c, o)
+        return issubclass(kind, cls) or (o in c.real and isinstance(c.real[o][0], cls))
+    if isinstance(o, NumberProxy):
+        return issubclass(o.python_type, cls)
+    if type(o) is SymbolicSize and cls is torch.Size:
+        return True
+    check = c.slot(type(cls), "__instancecheck__") if isinstance(cls, type) else None
+    if check is not None and not native_module(check.__globals__.get("__name__")):
+        return bool(c.call(check, [cls, o], {}))
+    return isinstance(o, cls)
+
+
+def _len(c, f, args, kwargs):
+    (o,) = args
+    c.touch(o)
+    if type(o) is TensorProxy:
+        shape = c.recorder.latest(o).shape
+        return shape[0] if shape else len(o)
+    custom = c.slot(type(o), "__len__")
+    return c.call(custom, [o], {}) if custom else len(o)
+
+
+def _next(c, f, args, kwargs):
+    if id(args[0]) in c.outside_iterators:
+        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
+    custom = c.slot(type(args[0]), "__next__")
+    if custom is None or kwargs:
+        return next(*args, **kwargs)
+    try:
+        return c.call(custom, [args[0]], {})
+    except StopIteration:
+        if len(args) < 2:
+            raise
+        return args[1]
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _module_call(c, f, args, kwargs):
+    """nn.Module.__call__: without hooks it goes straight to forward."""
+    m = args[0]
+    d = m.__dict__
+    M = torch.nn.modules.module
+    has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
+    has_global = M._global_forward_hooks or M._global_forward_pre_hooks or M._global_backward_hooks or M._global_backward_pre_hooks
+    if d.get("_compiled_call_impl") is not None:
+        c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
+    if has_hooks or has_global:
+        if d["_backward_hooks"] or d["_backward_pre_hooks"] or M._global_backward_hooks or M._global_backward_pre_hooks:
+            c.refuse("a module with full backward hooks is called", "remove the hooks, or register hooks on the compiled module's outputs")
+        _guard_hooks(c, m)
+        return c.enter(torch.nn.Module._call_impl, args, kwargs)
+    if id(m) in c.sources and id(m) not in c.seen_hooks:
+        if not c.seen_hooks:
+            c.hook_dicts += [M._global_forward_hooks, M._global_forward_pre_hooks, M._global_backward_hooks, M._global_backward_pre_hooks]
+        c.seen_hooks.add(id(m))
+        c.hook_dicts += [d[n] for n in HOOKS]
+    return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
+
+
+def _guard_hooks(c, m) -> None:
+    """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay so."""
+    source = c.sources.get(id(m))
+    if source is None:
+        return
+    for n in HOOKS:
+        c.touch(c.load_attr(m, n))
+
+
+def _checkpoint(c, f, args, kwargs):
+    options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {"preserve_rng_state"}
+    if kwargs.get("use_reentrant"):
+        c.refuse("torch.utils.checkpoint with use_reentrant=True", "pass use_reentrant=False")
+    return c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
+
+
+def _torch_compile(c, f, args, kwargs):
+    c.refuse("torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile")
+
+
+def _constant(value):
+    return lambda c, f, args, kwargs: value
+
+
+def _callable(c, f, args, kwargs):
+    return False if type(args[0]) is TensorProxy else callable(args[0])
+
+
+def _id(c, f, args, kwargs):
+    return id(args[0])
+
+
+def _fill(name):
+    def handler(c, f, args, kwargs):
+        return Host.call(c, f, args, kwargs)
+
+    return handler
+
+
+def _checks(c, f, args, kwargs):
+    """torch._assert and torch._check: a condition on tensors cannot be asked."""
+    condition, *rest = args
+    if type(condition) is TensorProxy:
+        c.sharp("an assertion on a tensor's value is not checked in the compiled program")
+        return None
+    return c.enter(f, args, kwargs)
+
+
+def _print(c, f, args, kwargs):
+    c.sharp("print() runs while the program is captured and not again")
+    return print(*args, **kwargs)
+
+
+HANDLERS: dict[int, object] = {}
+
+
+def _install() -> None:
+    frame_calls = Host().frame_calls
+    HANDLERS.update(dict.fromkeys(frame_calls, _fill("frame")))
+    M = torch.nn.Module
+    table = {
+        type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, print: _print,
+        bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
+        M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,
+        M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),
+        M.__setattr__: _module_setattr,
+        object.__setattr__: lambda c, f, a, k: c.raw_store(*a),
+        object.__delattr__: lambda c, f, a, k: c.delete_attr(*a),
+        object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
+        torch.utils.checkpoint.checkpoint: _checkpoint,
+        torch.compile: _torch_compile,
+        torch.compiler.is_compiling: _constant(True),
+        torch.compiler.is_dynamo_compiling: _constant(False),
+        torch.overrides.has_torch_function: _constant(False),
+        torch.overrides.has_torch_function_unary: _constant(False),
+        torch.overrides.has_torch_function_variadic: _constant(False),
+        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
+        torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
+        torch._assert: _checks,
+        torch._C._log_api_usage_once: _constant(None),
+    }  # fmt: skip
+    HANDLERS.update({id(f): h for f, h in table.items()})
+    KEEP.extend(table)
+
+
+KEEP: list = []
+
+
+def _module_setattr(c, f, args, kwargs):
+    """nn.Module.__setattr__ of an outside module: the name may be a parameter, a buffer or a child."""
+    m, n, v = args
+    if id(m) in c.sources:
+        parameters = m.__dict__.get("_parameters", {})
+        if n in parameters and v is not None and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter) and not isinstance(v, torch.nn.Parameter):
+            raise TypeError(f"cannot assign '{_type_name(c, v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
+    c.raw_store(m, n, v)
+
+
+def _type_name(c, v) -> str:
+    return "torch.FloatTensor" if type(v) is TensorProxy else type(v).__name__
+
+
+_install()
+
+
+# ---------------------------------------------------------------------------------------------------------------- sharp edges
+
+
+def sharp_edge(c, what: str) -> None:
+    location = c.user_location()
+    where = f"{location[0]}:{location[1]}" if location else "unknown place"
+    text = f"{what}, at {where}"
+    option = c.options.sharp_edges
+    if option is SHARP_EDGES_OPTIONS.ERROR:
+        raise SharpEdgeError(text)
+    if text not in c.sharp_edges:
+        c.sharp_edges.append(text)
+        if option is SHARP_EDGES_OPTIONS.WARN:
+            warnings.warn(text, SharpEdgeWarning, stacklevel=2)
+
+

@@ -1,0 +1,665 @@
+"""Capture: the interpreter's host that reads a PyTorch program.
+
+Values travel bare. An object reachable from the call's arguments, from the function, its globals or closures has a source in a side table, by identity.
+Reading through a source turns tensors into proxies, guards primitive values, and turns containers into snapshots whose children are read when
+somebody looks. Operations on proxies are recorded; writes to outside objects become effects.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import _torch_compat as compat
+from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy
+from thunder.core.symbol import Context, Names, Recorder
+from thunder.core.symbolic import constant, symbol
+from thunder.errors import CaptureError
+from thunder.frontend import calls, containers
+from thunder.frontend.native import CONTAINERS, ENUM, IDENTITY, PRIMITIVE, native_module, tracked_anyway
+from thunder.frontend.sources import Source
+from thunder.interpreter import Host, format_location
+from thunder.ops import autocast
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
+from thunder.options import CACHE_OPTIONS, JitOptions
+
+__all__ = ["Capture", "TensorMethod"]
+
+_RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
+
+
+class TensorMethod:
+    """`x.view`: a method of a proxy that the program has not called yet."""
+
+    __slots__ = ("proxy", "name")
+
+    def __init__(self, proxy: TensorProxy, name: str):
+        self.proxy, self.name = proxy, name
+
+    def __call__(self, *args, **kwargs):
+        return getattr(self.proxy, self.name)(*args, **kwargs)
+
+
+class Capture(Host):
+    """One reading of a program. Everything named by an id here is kept alive by `keep` until the reading is over."""
+
+    named_type = TensorProxy
+    uncatchable = (*Host.uncatchable, CaptureError)
+
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset()):
+        super().__init__(record_history=options.debug.record_interpreter_history)
+        self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
+        self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
+        self.counters = counters  # (id(object), attribute) of numbers that earlier readings saw both read and written
+        self.parameters = parameter_names(fn)
+        self.replacements = options.replacements
+        names = Names()
+        names.taken |= _RESERVED
+        for executor in options.executors:
+            names.taken.update(executor.opmap)
+        self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.location, where=self.user_location)
+        # where values come from
+        self.sources: dict[int, Source] = {}
+        self.keep: dict[int, Any] = {}
+        self.pinned: dict[Source, Any] = {}
+        self.constants: dict[str, Any] = {}
+        self.constant_sources: dict[int, Source] = {}
+        self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
+        self.real: dict[TensorProxy, tuple[torch.Tensor, Source]] = {}
+        # what the program was found to depend on
+        self.guards: dict[tuple, Any] = {}
+        self.namespaces: dict[int, tuple] = {}
+        self.tensor_guards: dict[Source, tuple] = {}
+        self.dict_items: set[Source] = set()
+        self.hook_dicts: list[dict] = []
+        self.relations: dict[tuple, bool] = {}
+        self.number_sources: dict[str, Source] = {}
+        self.numbers: dict[Source, NumberProxy] = {}
+        # containers, and what the program wrote
+        self.snapshots: dict[int, Any] = {}  # id(original) -> snapshot
+        self.lazy: dict[int, tuple] = {}  # id(snapshot) -> (original, source), while nobody has looked
+        self.pristine: dict[int, tuple] = {}  # id(snapshot) -> (original, source, what was read)
+        self.read_items: dict[int, dict] = {}
+        self.overlay: dict[tuple, Any] = {}
+        self.effects: dict[tuple, tuple] = {}
+        self.fresh: set[int] = set()
+        self.outside_iterators: dict[int, Any] = {}
+        self.sharp_edges: list[str] = []
+        self.resolved: dict[tuple, tuple] = {}
+        self.seen_names: set = set()
+        self.seen_hooks: set[int] = set()
+
+    # ------------------------------------------------------------------------------------------------ sources and guards
+
+    def const(self, value, label: str = "") -> Source:
+        """A source that is the object itself, pinned in the generated code."""
+        found = self.constant_sources.get(id(value))
+        if found is None:
+            name = f"K{len(self.constants)}"
+            self.constants[name], self.keep[id(value)] = value, value
+            found = self.constant_sources[id(value)] = Source(None, "const", name, label or getattr(value, "__name__", type(value).__name__))
+        return found
+
+    def guard(self, source: Source, kind: str, expected, other: Source | None = None) -> None:
+        self.guards.setdefault((source, kind, other), expected)
+
+    def namespace(self, space, label: str, name: str, value) -> None:
+        """`name` in a module's globals or a class means this object: one batched identity check for each namespace."""
+        entry = self.namespaces.get(id(space))
+        if entry is None:
+            entry = self.namespaces[id(space)] = (space, label, {})
+            self.keep[id(space)] = space
+        entry[2].setdefault(name, value)
+
+    def relate(self, a, relation: str, b, outcome: bool) -> None:
+        """The program decided by a relation between symbolic numbers."""
+        self.relations.setdefault((a, relation, b), outcome)
+
+    def _known(self, value, source: Source) -> None:
+        self.sources[id(value)], self.keep[id(value)] = source, value
+
+    def read(self, value, source: Source):
+        """A value came in through a source: what the program may hold of it."""
+        t = type(value)
+        if t in PRIMITIVE:
+            return self._primitive(value, t, source)
+        if t is TensorProxy:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, source)
+        if t in CONTAINERS:
+            return containers.snapshot(self, value, source)
+        known = self.sources.get(id(value))
+        if known is not None:
+            if known is not source:
+                self.guard(source, *(("same", known) if known.step != "const" else ("is", value)))
+            return value
+        if isinstance(value, torch.nn.Module):
+            if source.base is not None:
+                self.guard(source, "is", value)
+            self.pinned[source] = value
+            self._known(value, source)
+            return value
+        if isinstance(value, tuple):
+            return self._tuple(value, source)
+        if t is types.MethodType:
+            self.guard(source, "type", types.MethodType)
+            self.guard(source.attr("__func__"), "is", value.__func__)
+            return types.MethodType(value.__func__, self.read(value.__self__, source.attr("__self__")))
+        if t in IDENTITY or isinstance(value, (type, ENUM, frozenset)) or (native_module(t.__module__) and not isinstance(value, tracked_anyway)):
+            if hasattr(t, "__next__") and t.__module__ == "builtins":
+                self.outside_iterators[id(value)] = value
+            self.guard(source, "is", value)
+            return value
+        self._known(value, source)
+        self.guard(source, "type", t)
+        return value
+
+    def _primitive(self, value, t: type, source: Source):
+        if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:
+            return self.number(value, source)
+        self.guards.setdefault((source, "value", None), value)
+        return value
+
+    def number(self, value, source: Source) -> NumberProxy:
+        """A number that stays symbolic."""
+        found = self.numbers.get(source)
+        if found is None:
+            t = type(value)
+            name = self.recorder.context.names.make("i" if t is int else "f")
+            found = self.numbers[source] = (IntegerProxy if t is int else FloatProxy)(name, value, symbol(name), self.relate)
+            self.number_sources[name] = source
+            if source.step != "size":
+                self.guard(source, "type", t)
+            if t is int and source.root.key in ("args", "kwargs"):
+                for special in (0, 1):
+                    self.relate(symbol(name), "!=", constant(special), True)
+        return found
+
+    def _tuple(self, value: tuple, source: Source):
+        if all(type(x) in PRIMITIVE for x in value) and not self.symbolic:
+            self.guard(source, "value", value)
+            return value
+        self.guard(source, "type", type(value))
+        self.guard(source, "len", len(value))
+        children = [self.read(x, source.item(i)) for i, x in enumerate(value)]
+        return type(value)._make(children) if hasattr(value, "_make") else tuple(children) if type(value) is tuple else type(value)(children)
+
+    # ------------------------------------------------------------------------------------------------ tensors
+
+    def tensor(self, value: torch.Tensor, source: Source) -> TensorProxy:
+        """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is reached."""
+        is_argument = source.root.key in ("args", "kwargs")
+        key = source if is_argument else id(value)
+        found = self.tensors.get(key)
+        if found is None:
+            with torch._C.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
+                found = self.tensors[key] = self._new_proxy(value, source, is_argument)
+            self.keep[id(value)] = value
+        elif self.real[found][1] is not source:
+            self.guard(source, "same", self.real[found][1])
+        return found
+
+    def _new_proxy(self, value: torch.Tensor, source: Source, is_argument: bool) -> TensorProxy:
+        refuse_unusual(value, source, self)
+        shape: tuple = tuple(value.shape)
+        guarded = shape
+        if self.symbolic and is_argument:
+            guarded = tuple(n if n < 2 else None for n in shape)
+            shape = tuple(n if n < 2 else self.number(n, source.child("size", i)) for i, n in enumerate(shape))
+        names = self.recorder.context.names
+        proxy = TensorProxy(
+            names.claim(source.name(self.parameters)), shape=shape, dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
+            requires_grad=value.requires_grad,
+        )  # fmt: skip
+        self.tensor_guards[source] = (value, guarded)
+        self.real[proxy] = (value, source)
+        return proxy
+
+    def lift(self, value):
+        """A real tensor that came from nowhere the program can name: pinned."""
+        return self.tensor(value, self.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value
+
+    def name_value(self, value, name: str) -> None:
+        """The first variable that a result is stored in gives it its name, where that is free."""
+        current = value.name
+        names = self.recorder.context.names
+        if current[:1] == "t" and current[1:].isdigit() and name not in names.taken and current not in self.recorder.versions:
+            names.taken.add(name)
+            value.name = name
+
+    def synchronize(self) -> None:
+        """The recorder's context follows PyTorch's own modes, which the program switches as it always does."""
+        context = self.recorder.context
+        grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+        cast = compat.autocast_state() if compat.any_autocast() else None
+        if grad is not context.grad_enabled or from_tensor_dtype(dtype) is not context.default_dtype or cast != getattr(context.autocast, "state", None):
+            policy = autocast.policy(cast) if cast else None
+            self.recorder.context = context.replace(grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy)
+
+    # ------------------------------------------------------------------------------------------------ attributes
+
+    def resolve(self, t: type, name: str) -> tuple:
+        """(kind, attribute, owner) of a name on a class: property, func, data (descriptor), get (descriptor), plain; None where there is none."""
+        found = self.resolved.get((t, name))
+        if found is None:
+            found = (None, None, None)
+            for c in t.__mro__:
+                if name in c.__dict__:
+                    a = c.__dict__[name]
+                    ta = type(a)
+                    kind = (
+                        "property" if ta is property else "func" if ta is types.FunctionType else "data" if hasattr(ta, "__set__")
+                        else "get" if hasattr(ta, "__get__") else "plain"
+                    )  # fmt: skip
+                    found = (kind, a, c)
+                    break
+            self.resolved[t, name] = found
+        return found
+
+    def slot(self, t: type, name: str):
+        """The Python-level implementation of a special method, or None."""
+        kind, a, _ = self.resolve(t, name)
+        return a if kind == "func" else None
+
+    def load_attr(self, o, n):
+        t = type(o)
+        if t is TensorProxy:
+            return calls.tensor_attribute(self, o, n)
+        if self.overlay and (id(o), n) in self.overlay:
+            return self._overlaid(o, n)
+        if t is types.ModuleType or isinstance(o, types.ModuleType):
+            return self.namespace_value(vars(o), f"{o.__name__}.", n, getattr(o, n))
+        if t in PRIMITIVE or t in CONTAINERS or t is tuple:
+            return getattr(o, n)
+        if isinstance(o, type):
+            return self._class_attribute(o, n)
+        if t is types.FunctionType or t is types.MethodType:
+            return getattr(o, n)
+        if t is super:
+            return self._super_attribute(o, n)
+        if isinstance(o, NumberProxy):
+            return {"real": o, "imag": 0}[n] if n in ("real", "imag") else getattr(o.concrete(), n)
+        return self._instance_attribute(o, t, n)
+
+    def _overlaid(self, o, n):
+        value = self.overlay[id(o), n]
+        if value is DELETED:
+            raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}")
+        return value
+
+    def _instance_attribute(self, o, t: type, n: str):
+        custom = self.slot(t, "__getattribute__")
+        if custom is not None:
+            return getattr(o, n) if native_module(custom.__globals__.get("__name__")) else self.call(custom, [o, n], {})
+        return self.plain_attribute(o, n)
+
+    def plain_attribute(self, o, n: str):
+        """object.__getattribute__, and the class's __getattr__ after it."""
+        t = type(o)
+        if self.overlay and (id(o), n) in self.overlay:
+            return self._overlaid(o, n)
+        source = self.sources.get(id(o))
+        kind, a, owner = self.resolve(t, n)
+        if kind == "property":
+            self.class_name(t, n, a)
+            return self.call(a.fget, [o], {}) if a.fget else getattr(o, n)
+        if kind == "data":
+            return self._data_attribute(o, t, n, source)
+        try:
+            d = object.__getattribute__(o, "__dict__")
+        except AttributeError:
+            d = ()
+        if n in d:
+            return d[n] if source is None else self._own_attribute(o, d[n], n, source)
+        if source is not None and kind is not None and d != ():
+            self.guards.setdefault((source, "nodict", None), {})[n] = None
+        if kind == "func":
+            if source is not None or not native_module(owner.__module__):
+                self.class_name(t, n, a)
+            return types.MethodType(a, o)
+        if type(a) is functools.cached_property:
+            value = self.call(a.func, [o], {})
+            self.raw_store(o, n, value)
+            return value
+        if kind == "get":
+            return getattr(o, n)  # classmethod, staticmethod and other descriptors
+        if kind == "plain":
+            return a if native_module(owner.__module__) else self.read(a, self.const(owner).attr(n))
+        return self._missing_attribute(o, t, n, source)
+
+    def _data_attribute(self, o, t: type, n: str, source: Source | None):
+        if n == "__class__":
+            return t
+        value = getattr(o, n)
+        if source is None:
+            return value
+        return containers.attribute_dict(self, o, value, source) if n == "__dict__" else self.read(value, source.attr(n))
+
+    def _own_attribute(self, o, value, n: str, source: Source):
+        if self.counters and type(value) in (int, float) and (id(o), n) in self.counters:
+            return self.number(value, source.attr(n))
+        return self.read(value, source.attr(n))
+
+    def _missing_attribute(self, o, t: type, n: str, source: Source | None):
+        custom = self.slot(t, "__getattr__")
+        if custom is torch.nn.Module.__getattr__:
+            return self.module_attribute(o, source, n)
+        if custom is not None:
+            return self.call(custom, [o, n], {})
+        if source is not None and not hasattr(o, n):
+            self.guard(source.attr(n), "noattr", None)
+        return getattr(o, n)
+
+    def module_attribute(self, m, source: Source | None, n: str):
+        """nn.Module.__getattr__: parameters, buffers, children."""
+        if (id(m), n) in self.overlay:
+            return self._overlaid(m, n)
+        for where in ("_parameters", "_buffers", "_modules"):
+            d = m.__dict__.get(where)
+            if d is not None and n in d:
+                return d[n] if source is None else self.read(d[n], source.attr(where).item(n))
+        if source is not None:
+            self.guard(source.attr(n), "noattr", None)
+        raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
+
+    def class_name(self, t: type, n: str, a) -> None:
+        """Methods are looked up on the class: what the name means there is checked."""
+        if (t, n) not in self.seen_names:
+            self.seen_names.add((t, n))
+            self.namespace(t, f"{t.__qualname__}.", n, getattr(t, n, a))
+
+    def _class_attribute(self, c: type, n: str):
+        value = getattr(c, n)
+        t = type(value)
+        if t in IDENTITY or isinstance(value, (type, types.MethodType, ENUM)):
+            if t is types.FunctionType and not native_module(c.__module__):
+                self.class_name(c, n, value)
+            return value
+        if native_module(c.__module__) or (t in PRIMITIVE and n.startswith("__")):
+            return value
+        if t in PRIMITIVE or t in CONTAINERS or isinstance(value, torch.Tensor):
+            return self.read(value, self.const(c).attr(n))
+        return value
+
+    def _super_attribute(self, s, n: str):
+        o = s.__self__
+        mro = (s.__self_class__ or type(o)).__mro__
+        for c in mro[mro.index(s.__thisclass__) + 1 :]:
+            if type(c.__dict__.get(n)) is property:
+                return self.call(c.__dict__[n].fget, [o], {})
+        return getattr(s, n)
+
+    def namespace_value(self, space: dict, label: str, n: str, value):
+        """What a name in a module's globals means."""
+        t = type(value)
+        if t in IDENTITY or isinstance(value, (type, types.ModuleType)):
+            if (id(space), n) not in self.seen_names:
+                self.seen_names.add((id(space), n))
+                if n in space:
+                    self.namespace(space, label, n, value)
+            return value
+        if native_module(space.get("__name__")):
+            return value
+        return self.read(value, self.const(space, "global").item(n))
+
+    def load_global(self, f, n):
+        space = f.__globals__
+        if self.overlay and (id(space), n) in self.overlay:
+            return self._overlaid(space, n)
+        if n in space:
+            return self.namespace_value(space, "global ", n, space[n])
+        return self.load_builtin(space, n)
+
+    # ------------------------------------------------------------------------------------------------ writes
+
+    def store_attr(self, o, n, v):
+        t = type(o)
+        if t is TensorProxy:
+            self.refuse(f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict")
+        custom = self.slot(t, "__setattr__")
+        if custom is not None and custom is not torch.nn.Module.__setattr__:
+            return self.call(custom, [o, n, v], {})
+        kind, a, _ = self.resolve(t, n)
+        if kind == "property" and a.fset:
+            return self.call(a.fset, [o, v], {})
+        self.raw_store(o, n, v)
+
+    def raw_store(self, o, n, v) -> None:
+        """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
+        if id(o) not in self.sources and not (isinstance(o, (type, types.ModuleType)) and id(o) not in self.fresh):
+            if isinstance(o, torch.nn.Module) and type(v) is TensorProxy:
+                o.__dict__[n] = v
+            elif isinstance(o, (torch.nn.Module, type, types.FunctionType)):
+                setattr(o, n, v)
+            else:
+                object.__setattr__(o, n, v)
+            return
+        if id(o) not in self.sources:
+            self._known(o, self.const(o))
+        self.overlay[id(o), n] = v
+        self.effects[id(o), n] = ("attr", o, n)
+
+    def delete_attr(self, o, n):
+        if id(o) not in self.sources:
+            return delattr(o, n)
+        self.load_attr(o, n)
+        self.overlay[id(o), n] = DELETED
+        self.effects[id(o), n] = ("delattr", o, n)
+
+    def store_global(self, f, n, v):
+        space = f.__globals__
+        self.const(space, "global")
+        self.overlay[id(space), n] = v
+        self.effects[id(space), n] = ("global", space, n)
+
+    def delete_global(self, f, n):
+        self.load_global(f, n)
+        self.store_global(f, n, DELETED)
+        self.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
+
+    # ------------------------------------------------------------------------------------------------ cells and defaults
+
+    def load_cell(self, f, cell, name):
+        if self.overlay and (id(cell), None) in self.overlay:
+            return self.overlay[id(cell), None]
+        value = super().load_cell(f, cell, name)
+        if id(f) in self.fresh or name == "__class__" or type(value) in (TensorProxy, types.CellType):
+            return value
+        if name not in f.__code__.co_freevars or native_module(f.__globals__.get("__name__")) or f.__globals__.get("__name__") == "contextlib":
+            return value
+        source = self.const(f).child("cell", f.__code__.co_freevars.index(name), name)
+        source.label = name
+        return self.read(value, source)
+
+    def store_cell(self, f, cell, v):
+        if id(f) in self.fresh or name_of_cell(f, cell) is None:
+            cell.cell_contents = v
+            return
+        self.keep[id(cell)] = cell
+        self.overlay[id(cell), None] = v
+        self.effects[id(cell), None] = ("cell", cell, None)
+
+    def made_function(self, f):
+        self.fresh.add(id(f))
+        self.keep[id(f)] = f
+        return f
+
+    def default(self, f, name, value):
+        if type(value) in PRIMITIVE or type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
+            return value
+        code = f.__code__
+        if name in (f.__kwdefaults__ or ()):
+            return self.read(value, self.const(f).attr("__kwdefaults__").item(name))
+        index = code.co_varnames.index(name) - code.co_argcount
+        return self.read(value, self.const(f).attr("__defaults__").item(index))
+
+    # ------------------------------------------------------------------------------------------------ containers, operators
+
+    def getitem(self, o, k):
+        return containers.getitem(self, o, k)
+
+    def setitem(self, o, k, v):
+        containers.setitem(self, o, k, v)
+
+    def delitem(self, o, k):
+        self.touch(o)
+        custom = self.slot(type(o), "__delitem__")
+        if custom is not None:
+            self.call(custom, [o, k], {})
+        else:
+            del o[k]
+
+    def contains(self, o, v):
+        return containers.contains(self, o, v)
+
+    def iterate(self, o):
+        return containers.iterate(self, o)
+
+    def touch(self, value):
+        if self.lazy and id(value) in self.lazy:
+            containers.observe(self, value)
+        return value
+
+    def truth(self, o):
+        self.touch(o)
+        for n in ("__bool__", "__len__"):
+            kind, f, _ = self.resolve(type(o), n)
+            if kind == "func" and not native_module(f.__globals__.get("__name__")):
+                return bool(self.call(f, [o], {}))
+            if kind:
+                break
+        return bool(o)
+
+    def same(self, a, b):
+        if a is b:
+            return True
+        ta, tb = type(a), type(b)
+        if ta is not tb or ta in PRIMITIVE:
+            return False
+        if ta is TensorProxy:
+            return self._same_tensor(a, b)
+        sa, sb = self.sources.get(id(a)), self.sources.get(id(b))
+        if sa is not None and sb is not None:
+            self.guard(sa, "isnot", sb, sb)
+        return False
+
+    def _same_tensor(self, a, b) -> bool:
+        if a not in self.real or b not in self.real:
+            return False
+        (x, sx), (y, sy) = self.real[a], self.real[b]
+        if x is y:
+            self.guard(sx, "same", sy, sy)
+        else:
+            self.guard(sx, "isnot", sy, sy)
+        return x is y
+
+    def binary(self, symbol_, a, b):
+        return calls.binary(self, symbol_, a, b)
+
+    def unary(self, symbol_, a):
+        return calls.unary(self, symbol_, a)
+
+    def compare(self, symbol_, a, b):
+        return calls.compare(self, symbol_, a, b)
+
+    def unpack(self, value, before, after=None):
+        if type(value) is TensorProxy or self.lazy or id(value) in self.outside_iterators:
+            value = list(self.iterate(value))
+        return super().unpack(value, before, after)
+
+    def format_value(self, value, conversion, spec):
+        if type(value) is TensorProxy:
+            self.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
+        self.touch(value)
+        return super().format_value(value, conversion, spec)
+
+    # ------------------------------------------------------------------------------------------------ calls
+
+    def call(self, f, args, kwargs):
+        return calls.call(self, f, args, kwargs)
+
+    def call_native(self, f, args, kwargs):
+        return calls.call_native(self, f, args, kwargs)
+
+    # ------------------------------------------------------------------------------------------------ trouble
+
+    def user_location(self, location=None) -> tuple | None:
+        """(filename, line, function, source line) of the innermost frame that is not library code."""
+        if location is None:
+            for frame in reversed(self.stack_of_frames):
+                if not native_module(frame.fn.__globals__.get("__name__")) and not frame.fn.__globals__.get("__name__", "").startswith("torch."):
+                    location = (frame.fn.__code__, frame.ip)
+                    break
+            else:
+                location = self.location()
+        if location is None:
+            return None
+        filename, line, _, source, function = format_location(location)
+        return filename, line, function, source or ""
+
+    def refuse(self, reason: str, remedy: str = ""):
+        raise CaptureError(reason, location=self.user_location(), remedy=remedy)
+
+    def sharp(self, what: str) -> None:
+        """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
+        calls.sharp_edge(self, what)
+
+    # ------------------------------------------------------------------------------------------------ for the prologue
+
+    def distinct_groups(self) -> list[tuple[list[Source], str]]:
+        """Where the program writes, what it writes to must stay apart from what it reads."""
+        if not self.effects and not containers.changed(self):
+            return []
+        boxes = [
+            s for i, s in self.sources.items()
+            if s.step != "const" and s.root.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
+        ]  # fmt: skip
+        return [(list(dict.fromkeys(boxes)), "objects")]
+
+
+class _Deleted:
+    """What an attribute or name is after the program deleted it."""
+
+
+DELETED = _Deleted()
+
+
+def name_of_cell(f, cell) -> int | None:
+    """The index of a cell in a function's closure, None for a cell of the running frame itself."""
+    for i, c in enumerate(f.__closure__ or ()):
+        if c is cell:
+            return i
+    return None
+
+
+def parameter_names(fn) -> tuple[str, ...]:
+    """Names of the positional parameters that the user wrote, without self; beyond them `name_0`, `name_1` for `*name`."""
+    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    bound = isinstance(target, types.MethodType)
+    target = getattr(target, "__func__", target)
+    while isinstance(target, functools.partial):
+        target = target.func
+    code = getattr(target, "__code__", None)
+    if code is None:
+        code, bound = getattr(vars(type(target)).get("__call__"), "__code__", None), True
+    if code is None:
+        return ()
+    names = code.co_varnames[: code.co_argcount][1 if bound else 0 :]
+    if code.co_flags & 4:
+        rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
+        names = (*names, *(f"{rest}_{i}" for i in range(64)))
+    return tuple(names)
+
+
+def refuse_unusual(value: torch.Tensor, source: Source, capture: Capture) -> None:
+    """Tensors that a proxy cannot stand for."""
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or type(value).__torch_function__ is torch._C._disabled_torch_function_impl
+    if not plain and type(value).__torch_function__ is not torch.Tensor.__torch_function__:
+        capture.refuse(f"{source.describe(capture.parameters)} is a {type(value).__name__}, a tensor subclass with its own rules", "pass a plain tensor")
+    if value.layout is not torch.strided:
+        capture.refuse(f"{source.describe(capture.parameters)} has layout {value.layout}", "pass a dense tensor")

@@ -1,0 +1,211 @@
+"""Containers from outside: read through snapshots, whose children have sources, and whose changes are effects.
+
+A snapshot is an empty container of the same type that stands for the original; `observe` fills it and guards its length or keys. A dict of which
+only single keys are read is guarded by those keys only.
+"""
+
+from __future__ import annotations
+
+import collections
+
+from thunder.core.proxies import TensorProxy
+from thunder.frontend.native import native_module
+
+__all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "changed"]
+
+
+def snapshot(c, value, source):
+    """The stand-in for a container that came in through a source."""
+    s = c.snapshots.get(id(value))
+    if s is not None:
+        known = c.sources[id(s)]
+        if known is not source:
+            c.guard(source, "same", known, known)
+        return s
+    t = type(value)
+    s = t() if t is not collections.defaultdict else t(value.default_factory)
+    if t is collections.deque:
+        s = t(maxlen=value.maxlen)
+    c.snapshots[id(value)] = s
+    c.keep[id(value)], c.keep[id(s)] = value, s
+    c.sources[id(s)] = source
+    c.lazy[id(s)] = (value, source)
+    c.guard(source, "type", t)
+    return s
+
+
+def observe(c, s) -> None:
+    """Somebody looks at all of a snapshot."""
+    value, source = c.lazy.pop(id(s))
+    if isinstance(value, dict):
+        added = dict(s)
+        s.clear()
+        c.guard(source, "keys", tuple(value))
+        before = c.read_items.get(id(s), {})
+        for k, x in value.items():
+            s[k] = before[k] if k in before else c.read(x, source.item(k))
+        c.pristine[id(s)] = (value, source, dict(s))
+        s.update(added)
+    elif isinstance(value, set):
+        c.guard(source, "set", frozenset(value))
+        c.pristine[id(s)] = (value, source, set(value))
+        s |= value
+    else:
+        c.guard(source, "len", len(value))
+        children = [c.read(x, source.item(i)) for i, x in enumerate(value)]
+        c.pristine[id(s)] = (value, source, children)
+        added = list(s)
+        s.clear()
+        s.extend(children + added)
+
+
+def dict_item(c, s, k, *default):
+    """One key of a dict that nobody has read as a whole: that key is guarded, no other."""
+    if k in s:
+        return s[k]
+    value, source = c.lazy[id(s)]
+    item = source.item(k)
+    if k in value:
+        c.dict_items.add(item)
+        child = c.read(value[k], item)
+        c.read_items.setdefault(id(s), {})[k] = child
+        s[k] = child
+        return child
+    c.guard(item, "absent", None)
+    if default:
+        return default[0]
+    if hasattr(type(value), "__missing__"):
+        observe(c, s)
+        return s[k]
+    raise KeyError(k)
+
+
+def escape(c, value, depth: int = 3):
+    """The value goes to native code: whatever that could read in it is read now."""
+    if not c.lazy:
+        return value
+    if id(value) in c.lazy:
+        observe(c, value)
+    t = type(value)
+    if depth and t in (list, tuple, dict, slice) and (t is slice or len(value) < 200):
+        for x in value.values() if t is dict else (value.start, value.stop, value.step) if t is slice else value:
+            escape(c, x, depth - 1)
+    return value
+
+
+def _hashable(k) -> bool:
+    try:
+        hash(k)
+    except TypeError:
+        return False
+    return True
+
+
+def getitem(c, o, k):
+    if c.lazy and id(o) in c.lazy:
+        if isinstance(o, dict) and _hashable(k):
+            return dict_item(c, o, k)
+        observe(c, o)
+    t = type(o)
+    if t is TensorProxy:
+        return c.call(o.__getitem__, [escape(c, k)], {})
+    custom = c.slot(t, "__getitem__")
+    if custom is not None and not native_module(custom.__globals__.get("__name__")):
+        return c.call(custom, [o, k], {})
+    if isinstance(o, type):
+        return o[k]
+    return o[k]
+
+
+def setitem(c, o, k, v) -> None:
+    if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
+        observe(c, o)
+    if type(o) is TensorProxy:
+        c.call(o.__setitem__, [escape(c, k), v], {})
+        return
+    custom = c.slot(type(o), "__setitem__")
+    if custom is not None:
+        c.call(custom, [o, k, v], {})
+    else:
+        o[k] = v
+
+
+def contains(c, o, v) -> bool:
+    if c.lazy and id(o) in c.lazy:
+        if isinstance(o, dict) and _hashable(v):
+            if v in o:
+                return True
+            original, source = c.lazy[id(o)]
+            c.guard(source.item(v), "present" if v in original else "absent", None)
+            return v in original
+        observe(c, o)
+    t = type(o)
+    custom = c.slot(t, "__contains__")
+    if t is not TensorProxy and custom is not None:
+        return bool(c.call(custom, [o, v], {}))
+    if t is not TensorProxy and c.slot(t, "__iter__"):
+        return v in c.iterate(o)
+    return v in o
+
+
+def iterate(c, o):
+    c.touch(o)
+    if id(o) in c.outside_iterators:
+        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
+    t = type(o)
+    if t is TensorProxy:
+        return iter(o)
+    custom = c.slot(t, "__iter__")
+    if custom is not None and not (native_module(custom.__globals__.get("__name__")) and id(o) not in c.sources):
+        return c.call(custom, [o], {})
+    if custom is None and (item := c.slot(t, "__getitem__")) is not None and not isinstance(o, (dict, list, tuple)):
+        return _by_index(c, item, o)
+    return iter(o)
+
+
+def _by_index(c, item, o):
+    """The old protocol: items 0, 1, 2 ... until an IndexError."""
+    i = 0
+    while True:
+        try:
+            yield c.call(item, [o, i], {})
+        except IndexError:
+            return
+        i += 1
+
+
+def attribute_dict(c, o, value: dict, source):
+    """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute."""
+    c.guard(source.attr("__dict__"), "keys", tuple(value))
+    return {k: c.overlay.get((id(o), k), None) if (id(o), k) in c.overlay else c.read(x, source.attr(k)) for k, x in value.items()}
+
+
+def changed(c) -> list[tuple]:
+    """What the program did to outside containers: (kind, original, source, key, value)."""
+    found: list[tuple] = []
+    for sid, (original, source) in c.lazy.items():  # only written to, or single keys read
+        s = c.keep[sid]
+        mine = c.read_items.get(sid, {})
+        if isinstance(s, dict):
+            found += [("item", original, source, k, v) for k, v in s.items() if k not in mine or mine[k] is not v]
+            found += [("delitem", original, source, k, None) for k in mine if k not in s]
+        elif s:
+            found.append(("extend", original, source, None, list(s)))
+    for sid, (original, source, was) in c.pristine.items():
+        s = c.keep[sid]
+        if isinstance(s, dict):
+            found += _changed_dict(s, was, original, source)
+        elif isinstance(s, set):
+            if s != was:
+                found.append(("set", original, source, None, s))
+        elif len(s) != len(was) or any(a is not b for a, b in zip(s, was, strict=True)):
+            grown = len(s) > len(was) and all(a is b for a, b in zip(s, was, strict=False))
+            found.append(("extend", original, source, None, list(s)[len(was) :]) if grown else ("replace", original, source, None, list(s)))
+    return found
+
+
+def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:
+    if [k for k in s if k in was] != [k for k in was if k in s]:  # the order of what stayed changed
+        return [("replacedict", original, source, None, dict(s))]
+    out = [("delitem", original, source, k, None) for k in was if k not in s]
+    return out + [("item", original, source, k, v) for k, v in s.items() if k not in was or was[k] is not v]

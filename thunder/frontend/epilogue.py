@@ -1,0 +1,244 @@
+"""The epilogue: Python that builds the user's result from the computation's values, and writes back what the program wrote.
+
+A result made of tensors, numbers and plain new containers needs none: the computation returns it as it is.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, Names
+from thunder.core.trace import Trace
+from thunder.frontend import containers
+from thunder.frontend.guards import check_symbol, written
+from thunder.frontend.native import ENUM
+
+__all__ = ["EpilogueWriter", "is_plain"]
+
+_LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
+
+
+def is_plain(c, value, seen: set[int]) -> bool:
+    """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
+    t = type(value)
+    if t is TensorProxy or isinstance(value, NumberProxy) or t in _LITERAL:
+        return True
+    if t not in (tuple, list, dict) or id(value) in c.sources:
+        return False
+    if t is not tuple:
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+    if t is dict:
+        return all(type(k) in (str, int) for k in value) and all(is_plain(c, v, seen) for v in value.values())
+    return all(is_plain(c, v, seen) for v in value)
+
+
+class EpilogueWriter:
+    """Writes statements that build values; each object of the program's own making is built once."""
+
+    def __init__(self, c):
+        self.c = c
+        self.lines: list[str] = []
+        self.objects: dict[str, Any] = {"setattr": setattr, "delattr": delattr}
+        self.names = Names()
+        self.names.taken |= {"fn", "args", "kwargs", "values"}
+        self.values: dict[Proxy, str] = {}  # what the computation must return, in order
+        self.built: dict[int, str] = {}
+        self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
+
+    def pin(self, value) -> str:
+        name = next((n for n, v in self.objects.items() if v is value), None)
+        if name is None:
+            name = self.names.make("C")
+            self.objects[name] = value
+        return name
+
+    def path(self, source) -> str:
+        """An outside object, found again from the call's arguments or pinned."""
+        pinned = self.c.pinned.get(source)
+        if pinned is not None and source.root.key not in ("args", "kwargs"):
+            return self.pin(pinned)
+        if source.base is None:
+            return self.pin(self.c.constants[source.key]) if source.step == "const" else source.key
+        b = self.path(source.base)
+        if source.step == "attr":
+            return f"{b}.{source.key}"
+        if source.step == "cell":
+            return f"{b}.__closure__[{source.key}].cell_contents"
+        return f"{b}[{self.literal(source.key)}]"
+
+    def literal(self, value) -> str:
+        return repr(value) if type(value) in (int, str, bool, type(None), bytes) else self.pin(value)
+
+    # --- values
+    def build(self, value) -> str:
+        """An expression for a value of the captured program."""
+        c = self.c
+        t = type(value)
+        if t is TensorProxy or isinstance(value, NumberProxy):
+            return self._proxy(value)
+        if t in _LITERAL and t not in (float, complex, torch.dtype, torch.device):
+            return repr(value)
+        if id(value) in self.built:
+            return self.built[id(value)]
+        if id(value) in self.originals:
+            return self.path(self.originals[id(value)])
+        if id(value) in c.sources:
+            return self._outside(value)
+        if isinstance(value, tuple):
+            return self._tuple(value, t)
+        if t is types.MethodType:
+            return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
+        if isinstance(value, (list, dict, set, frozenset, collections.deque)):
+            return self._container(value, t)
+        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(value).__name__ in ("map", "filter", "zip", "enumerate"):
+            c.refuse(f"a {type(value).__name__} leaves the compiled function", "return a list or a tuple: list(...) of it")
+        if self._is_fixed(value, t):
+            return self.pin(value)
+        return self._object(value, t)
+
+    def _proxy(self, value) -> str:
+        if isinstance(value, TensorProxy):
+            value = self.c.recorder.latest(value)
+        if value not in self.values:
+            self.values[value] = self.names.claim(value.name if value.name.isidentifier() else "n")
+        return self.values[value]
+
+    def _outside(self, value) -> str:
+        if isinstance(value, (torch.nn.Module, type, types.FunctionType, types.ModuleType)) and self.c.sources[id(value)].root.key not in ("args", "kwargs"):
+            return self.pin(value)
+        return self.path(self.c.sources[id(value)])
+
+    def _is_fixed(self, value, t: type) -> bool:
+        if isinstance(value, (type, ENUM, types.ModuleType, types.BuiltinFunctionType, torch.Generator, torch.nn.Module, range, slice, torch.Size)) or t in _LITERAL:
+            return True
+        if t is types.FunctionType:
+            if any(type(x) is TensorProxy for x in (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))):
+                self.c.refuse(f"the function {value.__qualname__} that leaves the compiled function holds a tensor of it", "return the tensor itself")
+            return True
+        return not hasattr(value, "__dict__") and not getattr(t, "__slots__", ())
+
+    def _variable(self, value, expression: str) -> str:
+        name = self.built[id(value)] = self.names.make("o")
+        self.c.keep[id(value)] = value
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def _tuple(self, value: tuple, t: type) -> str:
+        inside = [self.build(x) for x in value]
+        if hasattr(value, "_make"):
+            return self._variable(value, f"{self.pin(t)}({', '.join(inside)})")
+        text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
+        return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
+
+    def _container(self, value, t: type) -> str:
+        if t is frozenset:
+            return f"{self.pin(frozenset)}(({', '.join(self.build(x) + ',' for x in value)}))"
+        if t is collections.defaultdict:
+            name = self._variable(value, f"{self.pin(t)}({self.build(value.default_factory)})")
+        elif t in (list, dict, set):
+            name = self._variable(value, {list: "[]", dict: "{}", set: "set()"}[t])
+        elif t is collections.deque:
+            name = self._variable(value, f"{self.pin(t)}(maxlen={value.maxlen})")
+        else:
+            name = self._variable(value, f"{self.pin(t)}.__new__({self.pin(t)})")
+        if isinstance(value, dict):
+            base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+            store = None if t in (dict, collections.OrderedDict, collections.defaultdict) else self.pin(base.__setitem__)
+            for k in list(dict.keys(value)):
+                key, item = self.build(k), self.build(dict.__getitem__(value, k))
+                self.lines.append(f"{name}[{key}] = {item}" if store is None else f"{store}({name}, {key}, {item})")
+        else:
+            inside = [self.build(x) for x in value]
+            if inside:
+                self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
+        if t not in (list, dict, set) and getattr(value, "__dict__", None):
+            self._attributes(value, name)
+        return name
+
+    def _object(self, value, t: type) -> str:
+        name = self._variable(value, f"{self.pin(object.__new__)}({self.pin(t)})")
+        self._attributes(value, name)
+        return name
+
+    def _attributes(self, value, name: str) -> None:
+        for k, v in getattr(value, "__dict__", {}).items():
+            self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
+        for cls in type(value).__mro__:
+            slots = cls.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
+                    self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {self.build(getattr(value, slot))})")
+
+    # --- effects
+    def effects(self) -> None:
+        """Statements that write back, values first: nothing is written before everything was computed."""
+        c = self.c
+        writes = []
+        for key, (kind, o, n) in list(c.effects.items()):
+            writes.append(self._write(kind, o, n, c.overlay[key]))
+        for kind, original, source, k, v in containers.changed(c):
+            writes.append(self._write_container(kind, self.path(source), k, v))
+        self.lines += [w for w in writes if w]
+
+    def _write(self, kind: str, o, n, v) -> str:
+        if kind == "attr":
+            target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
+            return f"setattr({target}, {n!r}, {self.build(v)})"
+        if kind == "delattr":
+            return f"delattr({self.path(self.c.sources[id(o)])}, {n!r})"
+        if kind == "global":
+            return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
+        if kind == "delglobal":
+            return f"del {self.pin(o)}[{n!r}]"
+        return f"{self.pin(o)}.cell_contents = {self.build(v)}"
+
+    def _write_container(self, kind: str, x: str, k, v) -> str:
+        if kind == "item":
+            return f"{x}[{self.build(k)}] = {self.build(v)}"
+        if kind == "delitem":
+            return f"del {x}[{self.build(k)}]"
+        value = self.build(v)
+        renewed = f"{x}.clear(); {x}.update({value})"
+        return {"extend": f"{x}.extend({value})", "replace": f"{x}[:] = {value}", "set": renewed, "replacedict": renewed}[kind]
+
+    # --- the whole
+    def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
+        """(trace, function, what the computation returns). No trace and no function where the computation's value is the result."""
+        c = self.c
+        if not c.effects and not containers.changed(c) and is_plain(c, result, set()):
+            return None, None, _latest(c, result)
+        expression = self.build(result)
+        self.effects()
+        names = list(self.values.values())
+        unpack = [f"{', '.join(names)}, = values"] if names else []
+        lines = [
+            BoundSymbol(check_symbol("pack"), (), {"text": [text], "objects": {}}, None, inputs=(), outputs=()) for text in (*unpack, *self.lines)
+        ]
+        trace, function = written("epilogue", "fn, args, kwargs, values", lines, expression, self.names, self.objects)
+        return trace, function, tuple(self.values)
+
+
+def _latest(c, value):
+    t = type(value)
+    if t is TensorProxy:
+        return c.recorder.latest(value)
+    if t is tuple or t is list:
+        return t([_latest(c, x) for x in value])
+    if t is dict:
+        return {k: _latest(c, x) for k, x in value.items()}
+    return value
+
+
+def _filled(cell) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False

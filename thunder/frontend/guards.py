@@ -1,0 +1,338 @@
+"""Guards, and the prologue: straight-line Python that says whether a compiled program fits a call.
+
+It returns the computation's inputs as a tuple, or a str that says in words why the program does not fit. Nothing in it raises to decide.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import _torch_compat as compat
+from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.symbol import BoundSymbol, Names, Symbol
+from thunder.core.trace import Trace
+from thunder.frontend.sources import Source
+
+__all__ = ["PrologueWriter"]
+
+
+class _Missing:
+    """What is read where nothing is."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING = _Missing()
+
+
+def _print_text(line: BoundSymbol, printer: Printer) -> list[str]:
+    printer.context.update(line.kwargs["objects"])
+    return line.kwargs["text"]
+
+
+_SYMBOLS: dict[str, Symbol] = {}
+
+
+def check_symbol(kind: str) -> Symbol:
+    """The primitive of a kind of prologue line; its text is made when the line is."""
+    symbol = _SYMBOLS.get(kind)
+    if symbol is None:
+        symbol = _SYMBOLS[kind] = Symbol(kind, module="prims", is_prim=True, python_printer=_print_text)
+    return symbol
+
+
+def _literal(v) -> bool:
+    return type(v) in (int, str, bool, type(None), bytes) or (type(v) is float and v == v and abs(v) != float("inf"))
+
+
+def say(value) -> str:
+    """A value in a reason: short, tensors by their metadata."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.device} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def was_is(path: str, was: str, now) -> str:
+    return f"{path} was {was}, is {say(now)}"
+
+
+def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str:
+    """The first tensor that is not what it was, and how it differs."""
+    for (path, was), value in zip(expected, values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            return f"{path} was a tensor, is {say(value)}"
+        if type(value) is not was["type"]:
+            return f"{path} was a {was['type'].__name__}, is a {type(value).__name__}"
+        if len(value.shape) != len(was["shape"]):
+            return f"{path} had {len(was['shape'])} dimensions, has {len(value.shape)}"
+        for i, (a, b) in enumerate(zip(was["shape"], value.shape, strict=True)):
+            if a is not None and a != b:
+                return f"{path}.shape[{i}] was {a}, is {b}"
+        for name in ("dtype", "device", "requires_grad"):
+            if getattr(value, name) != was[name]:
+                return f"{path}.{name} was {was[name]}, is {getattr(value, name)}"
+    return "a tensor's conjugation, layout or subclass state changed: " + ", ".join(p for p, _ in expected)
+
+
+def written(name: str, signature: str, lines: list[BoundSymbol], result: str, names: Names, objects: dict) -> tuple[Trace, Callable]:
+    """A program whose lines are text: the trace that shows it, and the function."""
+    trace = Trace(name, (), lines, Text(result), names, signature=signature)
+    body = [f"  {text}" for line in lines for text in line.kwargs["text"]]
+    source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
+    return trace, compile_source(source, name, objects)
+
+
+class PrologueWriter:
+    """Turns the guards of a capture into prologue lines."""
+
+    def __init__(self, capture):
+        self.capture = capture
+        self.objects: dict[str, Any] = {"MISSING": MISSING, "was_is": was_is}
+        self.variables: dict[Source, str] = {}
+        self.lines: list[BoundSymbol] = []
+        self.names = Names()
+        self.names.taken |= {"fn", "args", "kwargs"}
+        self.pins: dict[int, str] = {}
+
+    # --- text
+    def pin(self, value, stem: str = "C") -> str:
+        name = self.pins.get(id(value))
+        if name is None:
+            name = self.pins[id(value)] = self.names.make(stem)
+            self.objects[name] = value
+        return name
+
+    def emit(self, kind: str, *text: str, comment: str = "") -> None:
+        if comment:
+            text = (f"# {comment}", *text)
+        self.lines.append(BoundSymbol(check_symbol(kind), (), {"text": list(text), "objects": {}}, None, inputs=(), outputs=()))
+
+    def miss(self, kind: str, condition: str, reason: str) -> None:
+        """A check; `reason` is a Python expression."""
+        self.emit(kind, f"if {condition}: return {reason}")
+
+    def describe(self, source: Source) -> str:
+        return source.describe(self.capture.parameters)
+
+    def literal(self, value) -> str:
+        return repr(value) if _literal(value) else self.pin(value)
+
+    def variable(self, source: Source) -> str:
+        """The variable that holds what is at a source; it is read at its first mention."""
+        pinned = self.capture.pinned.get(source)
+        if pinned is not None and source.step != "const":
+            return self.pin(pinned, "M")
+        if source.base is None:
+            return self.pin(self.capture.constants[source.key]) if source.step == "const" else source.key
+        name = self.variables.get(source)
+        if name is None:
+            read = self.read(source)
+            name = self.variables[source] = self.names.claim(source.name(self.capture.parameters))
+            self.emit("unpack", f"{name} = {read}", comment=self.describe(source) if source.root.key == "fn" else "")
+        return name
+
+    def read(self, source: Source) -> str:
+        base, key = source.base, source.key
+        if source.step == "item" and base.step == "attr" and base.key in ("_parameters", "_buffers", "_modules"):
+            owner = self.capture.pinned.get(base.base)
+            if owner is not None:
+                return f"{self.pin(owner.__dict__[base.key], 'D')}.get({key!r})"
+        if source.step == "attr" and key == "__dict__":
+            return f"{self.variable(base)}.__dict__"
+        b = self.variable(base)
+        if source.step == "attr":
+            return f"getattr({b}, {key!r}, MISSING)"
+        if source.step == "cell":
+            return f"{self.pin(cell_reader(key), 'cell')}({b})"
+        if source.step == "size":
+            return f"{b}.shape[{key}]"
+        return f"{b}.get({key!r}, MISSING)" if source in self.capture.dict_items and _literal(key) else f"{b}[{self.literal(key)}]"
+
+    # --- the checks
+    def write(self) -> tuple[Trace, Callable]:
+        capture = self.capture
+        self._call_shape()
+        self._namespaces()
+        self._hooks()
+        for (source, kind, _), want in list(capture.guards.items()):
+            self._guard(source, kind, want)
+        self._tensors()
+        self._numbers()
+        self._distinct()
+        inputs = [self.variable(s) for s in capture.input_sources]
+        result = f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})"
+        return written("prologue", "fn, args, kwargs", self.lines, result, self.names, self.objects)
+
+    def _call_shape(self) -> None:
+        capture = self.capture
+        self.miss("check_len", f"len(args) != {len(capture.args)}", f"was_is('the number of positional arguments', '{len(capture.args)}', len(args))")
+        if capture.kwargs:
+            keys = self.pin(frozenset(capture.kwargs), "keys")
+            self.miss("check_keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {str(sorted(capture.kwargs))!r}, sorted(kwargs))")
+        else:
+            self.miss("check_empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
+
+    def _namespaces(self) -> None:
+        """Functions, classes and modules found by name: one batched identity check for each namespace."""
+        for space, label, names in self.capture.namespaces.values():
+            keys, want = tuple(names), self.pin(tuple(names.values()), "want")
+            getter = operator.attrgetter(*keys) if isinstance(space, type) else operator.itemgetter(*keys)
+            get, where = self.pin(getter, "get"), self.pin(space, "space")
+            if len(keys) == 1:
+                want = self.pin(names[keys[0]], "want")
+            self.objects.update(changed=changed_name, gone=(KeyError, AttributeError))
+            self.emit(
+                "check_names", "try:", f"  if {get}({where}) != {want}: return changed({where}, {self.pin(keys, 'names')}, {want}, {label!r})",
+                f"except gone as error: return f'{label}{{error}} is gone'",
+            )  # fmt: skip
+
+    def _hooks(self) -> None:
+        hooks = self.capture.hook_dicts
+        if hooks:
+            self.objects["any"] = any
+            self.miss("check_hooks", f"any({self.pin(tuple(hooks), 'hooks')})", "'a module has hooks now'")
+
+    def _guard(self, source: Source, kind: str, want) -> None:
+        path = self.describe(source)
+        method = getattr(self, f"_guard_{kind}", None)
+        if method is not None:
+            method(source, path, want)
+            return
+        if kind == "is":
+            v = self.read(source) if source in self.capture.pinned else self.variable(source)
+            self.miss("check_is", f"{v} is not {self.pin(want, 'M')}", f"{path + ' is another object than before'!r}")
+            return
+        v = self.variable(source)
+        if kind == "type":
+            self.objects.setdefault("type", type)
+            self.miss("check_type", f"type({v}) is not {self.pin(want)}", f"{path + f' was of type {want.__name__}, is of type '!r} + type({v}).__name__")
+        elif kind == "same":
+            self.miss("check_same", f"{v} is not {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' were one object'!r}")
+        elif kind == "isnot":
+            self.miss("check_distinct", f"{v} is {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' became one object'!r}")
+        elif kind == "len":
+            self.miss("check_len", f"len({v}) != {want}", f"was_is({f'len({path})'!r}, '{want}', len({v}))")
+        elif kind == "keys":
+            self.miss("check_keys", f"tuple({v}) != {self.pin(want)}", f"{f'the keys of {path} changed'!r}")
+        elif kind == "set":
+            self.miss("check_elements", f"{v} != {self.pin(want)}", f"{f'the elements of {path} changed'!r}")
+
+    def _guard_value(self, source: Source, path: str, want) -> None:
+        v = self.variable(source)
+        reason = f"was_is({path!r}, {say(want)!r}, {v})"
+        if want is None or type(want) in (bool, torch.dtype, torch.layout, torch.memory_format) or want is ... or want is NotImplemented:
+            self.miss("check_literal_like", f"{v} is not {self.literal(want)}", reason)
+        elif isinstance(want, float) and want != want:
+            self.miss("check_number", f"type({v}) is not float or {v} == {v}", reason)
+        else:
+            kind = "check_string_value" if type(want) is str else "check_number_type_and_value" if type(want) in (int, float) else "check_value"
+            self.miss(kind, f"type({v}) is not {self.pin(type(want))} or {v} != {self.literal(want)}", reason)
+            if type(want) is float and want == 0.0:  # 0.0 and -0.0 are equal
+                self.miss("check_number", f"str({v}) != {str(want)!r}", reason)
+            if type(want) in (tuple, torch.Size, range, slice):
+                self.objects["same_types"] = same_types
+                self.miss("check_value", f"not same_types({v}, {self.pin(want)})", reason)
+
+    def _guard_nodict(self, source: Source, path: str, want) -> None:
+        v = self.variable(source)
+        condition = f"{next(iter(want))!r} in {v}.__dict__" if len(want) == 1 else f"not {v}.__dict__.keys().isdisjoint({self.pin(tuple(want))})"
+        self.miss("check_absent", condition, f"{f'one of {list(want)} was set on {path}'!r}")
+
+    def _guard_noattr(self, source: Source, path: str, want) -> None:
+        self.miss("check_absent", f"hasattr({self.variable(source.base)}, {source.key!r})", f"{path + ' exists now'!r}")
+
+    def _guard_absent(self, source: Source, path: str, want) -> None:
+        self.miss("check_absent", f"{self.literal(source.key)} in {self.variable(source.base)}", f"{path + ' exists now'!r}")
+
+    def _guard_present(self, source: Source, path: str, want) -> None:
+        self.miss("check_present", f"{self.literal(source.key)} not in {self.variable(source.base)}", f"{path + ' is gone'!r}")
+
+    def _tensors(self) -> None:
+        """All tensors in one batch: type, dtype, device, shape, requires_grad."""
+        capture = self.capture
+        if not capture.tensor_guards:
+            return
+        variables = [self.variable(s) for s in capture.tensor_guards]
+        expected, tensors, sizes = [], [], []
+        for source, (tensor, shape) in capture.tensor_guards.items():
+            was = {"type": type(tensor), "shape": shape, "dtype": tensor.dtype, "device": tensor.device, "requires_grad": tensor.requires_grad}
+            expected.append((self.describe(source), was))
+            tensors.append(tensor)
+            sizes.append(shape)
+        self.objects["check_tensor_metadata"] = compat.tensor_batch_check(tensors, sizes)
+        self.objects["why"] = describe_tensor_miss
+        inside = ", ".join(variables)
+        self.miss("check_tensor_metadata", f"not check_tensor_metadata({inside})", f"why({self.pin(expected, 'expected')}, ({inside},))")
+
+    def _numbers(self) -> None:
+        """Relations between symbolic numbers that the program decided by."""
+        for (a, relation, b), outcome in self.capture.relations.items():
+            for name in sorted(a.symbols() | b.symbols()):
+                self.variable(self.capture.number_sources[name])
+            table = {n: self.variables[self.capture.number_sources[n]] for n in a.symbols() | b.symbols()}
+            text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
+            held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
+            values = " + ', ' + ".join(f"was_is({self.describe(self.capture.number_sources[n])!r}, '{self._hint(n)}', {v})" for n, v in table.items())
+            self.objects["math"] = math
+            self.miss("check_relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
+
+    def _hint(self, name: str):
+        return next(n.value for n in self.capture.numbers.values() if n.name == name)
+
+    def _distinct(self) -> None:
+        """What the program writes to must stay apart from what it reads, and tensors that had one name each must not become one."""
+        for sources, what in self.capture.distinct_groups():
+            variables = [self.variable(s) for s in sources]
+            if len(variables) > 1:
+                self.objects.setdefault("id", id)
+                self.miss("check_distinct", f"len({{{', '.join(f'id({v})' for v in variables)}}}) != {len(variables)}", f"{f'two {what} became one object'!r}")
+
+
+def changed_name(space, names, want, label: str) -> str:
+    for name, value in zip(names, want if len(names) > 1 else (want,), strict=True):
+        now = getattr(space, name, MISSING) if isinstance(space, type) else space.get(name, MISSING)
+        if now is not value:
+            return f"{label}{name} is another object than before"
+    return f"a name in {label} changed"
+
+
+def same_types(a, b) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same_types, a, b))
+    if isinstance(a, slice):
+        return all(map(same_types, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
+    return True
+
+
+def cell_reader(index: int) -> Callable:
+    def cell(function):
+        try:
+            return function.__closure__[index].cell_contents
+        except ValueError:
+            return MISSING
+
+    return cell
+
+
+def _renamed(expression, table: dict[str, str]) -> str:
+    return re.sub(r"\b[a-z]+\d+\b", lambda m: table.get(m.group(), m.group()), str(expression))
+
+
+def _described(expression, writer: PrologueWriter) -> str:
+    def spoken(m):
+        source = writer.capture.number_sources.get(m.group())
+        return writer.describe(source).replace('"', "'") if source is not None else m.group()
+
+    return re.sub(r"\b[a-z]+\d+\b", spoken, str(expression))
+
+

@@ -1,0 +1,78 @@
+"""Tables: which code runs natively during capture, and which values need no tracking."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import enum
+import functools
+import os
+import threading
+import types
+import weakref
+
+import torch
+import torch.utils.checkpoint
+
+__all__ = ["PRIMITIVE", "IDENTITY", "CONTAINERS", "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "impure", "ENUM"]
+
+# values that are compared by value and never tracked
+PRIMITIVE = {
+    int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout, range, slice,
+    type(NotImplemented),
+}  # fmt: skip
+# values that are what they are by identity
+IDENTITY = {
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.GenericAlias, types.UnionType, functools._lru_cache_wrapper, object, torch.Generator,
+}  # fmt: skip
+CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque}
+
+# Python code of these packages runs natively unless it gets a tracked object or a function of the user's
+_NATIVE = {
+    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "copy", "weakref", "importlib", "types", "math", "torch", "numpy", "operator",
+    "threading", "contextvars", "random", "time", "traceback", "linecache", "packaging", "posixpath", "genericpath", "typing_extensions", "collections",
+    "dataclasses", "builtins", "_thread", "ast", "tokenize", "textwrap", "json", "pathlib", "huggingface_hub", "thunder", "itertools", "string", "os", "sys",
+    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile", "pickle", "_weakrefset",
+}  # fmt: skip
+_INTERPRETED = (
+    "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils._contextlib", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
+    "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention",
+)  # fmt: skip
+
+
+@functools.cache
+def native_module(name: str | None) -> bool:
+    """Whether functions of a module are library code that runs natively by default."""
+    if name is None:
+        return False
+    return name.split(".")[0] in _NATIVE and not name.startswith(_INTERPRETED)
+
+
+tracked_anyway = (type(os.environ), threading.local, torch.nn.Module)  # outside state that lives in a library object
+ITERATING = {list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed, functools.reduce, collections.deque, dict.fromkeys}
+ITERATING |= {str.join, "".join}
+CALLABLE_FIRST = {map, filter, functools.reduce}
+# native callables that keep or compare their arguments but never look inside them
+HARMLESS = {
+    isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed, repr, types.MethodType, functools.partial,
+    object.__new__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
+}  # fmt: skip
+_IMPURE = {"random", "time", "secrets", "uuid"}
+_EFFECTS = {print: "print() runs while the program is captured and not again", input: "input() is asked once", open: "open() runs while the program is captured"}
+
+
+def impure(f) -> str | None:
+    """Why calling `f` once at capture is not what calling it every time would be, or None."""
+    try:
+        if f in _EFFECTS:
+            return _EFFECTS[f]
+    except TypeError:
+        return None
+    module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
+    if module in _IMPURE and getattr(f, "__qualname__", "") not in ("struct_time",):
+        return f"{getattr(f, '__qualname__', f)}() gives another value at each call"
+    return None
+
+
+ENUM = enum.Enum

@@ -1,0 +1,69 @@
+"""CPython's recursion limit while programs are interpreted.
+
+One interpreted call takes several native Python frames (none of them on the C stack), so the machine counts the interpreted
+frames itself and raises CPython's limit as the program goes deeper. The limit is raised only by what the next
+`ROOM` interpreted frames need and lowered on the way back: native code that recurses without end must meet a limit that the
+C stack can bear. The limit belongs to all threads, so the largest need of any host holds.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+ROOM = 64  # interpreted frames between two changes of the limit
+FIRST_ROOM = 16  # interpreted frames that need no change
+
+_lock = threading.Lock()
+_needs: dict[int, int] = {}
+_original = sys.getrecursionlimit()
+
+
+def original_limit() -> int:
+    """The limit that programs see."""
+    return _original if _needs else sys.getrecursionlimit()
+
+
+def set_original_limit(limit: int) -> None:
+    """An interpreted program called sys.setrecursionlimit."""
+    global _original
+    with _lock:
+        _original = limit
+        sys.setrecursionlimit(max([limit, *_needs.values()]))
+
+
+def _require(host, limit):
+    """Note what a host needs, None for nothing; returns what it needed before."""
+    global _original
+    with _lock:
+        if not _needs:
+            _original = sys.getrecursionlimit()
+        before = _needs.pop(id(host), None)
+        if limit is not None:
+            _needs[id(host)] = limit
+        sys.setrecursionlimit(max([_original, *_needs.values()]))
+        return before
+
+
+def _native_depth():
+    frame, depth = sys._getframe(), 0
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def run_deeper(frame, sent, thrown):
+    """Frame.run where the room that was made is used up."""
+    host = frame.host
+    depth, limit, room = len(host.stack_of_frames), host.recursion_limit, host.stack_room
+    if depth >= limit:
+        raise RecursionError("maximum recursion depth exceeded")
+    # Native code keeps what CPython would have left for it.
+    need = _native_depth() + max(limit - depth, 0) + ROOM * host.native_frames_per_call
+    before = _require(host, need)
+    host.stack_room = min(depth + ROOM, limit)
+    try:
+        return frame.run(sent, thrown)
+    finally:
+        host.stack_room = room
+        _require(host, before)

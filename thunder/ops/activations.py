@@ -1,0 +1,213 @@
+"""Activation functions of torch.nn.functional."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.define import LTORCH, composite
+from thunder.ops.elementwise import clamp, where
+from thunder.ops.inplace import overwriting
+
+__all__ = ["activation"]
+
+abs, erf, exp, log1p, sigmoid, tanh = (LTORCH[n] for n in ("abs", "erf", "exp", "log1p", "sigmoid", "tanh"))
+
+
+def _float_like(a, *args, **kwargs) -> TensorProxy:
+    if type(a) is not TensorProxy:
+        raise TypeError(f"argument 'input' must be Tensor, not {type(a).__name__}")
+    return like(a)
+
+
+def activation(*torch_functions: Callable, autocast: str | None = None) -> Callable[[Callable], Symbol]:
+    """A composite of one tensor and numbers, typed like the tensor, with samples of its own; `inplace=True` overwrites."""
+
+    def define(decomposition: Callable) -> Symbol:
+        symbol = composite(*torch_functions, meta=_float_like, autocast=autocast)(decomposition)
+        if "inplace" in symbol.parameters:
+            overwriting(symbol)
+
+        def samples(make):
+            yield make(4, 3)
+            yield make()
+
+        symbol.samples(samples)
+        return symbol
+
+    return define
+
+
+def _nn(name: str) -> tuple[Callable, ...]:
+    """Every callable of PyTorch's that goes by this name."""
+    spaces = (F, torch, torch.Tensor, torch._C._nn)
+    return tuple(dict.fromkeys(f for space in spaces if (f := getattr(space, name, None)) is not None))
+
+
+@activation(*_nn("relu"))
+def relu(a, inplace=False):
+    return where(a > 0, a, 0) if a.dtype.category < 2 else where(LTORCH["isnan"](a), a, LTORCH["maximum"](a, LTORCH["zeros_like"](a)))
+
+
+@activation(*_nn("relu6"))
+def relu6(a, inplace=False):
+    return clamp(a, 0, 6)
+
+
+@activation(*_nn("leaky_relu"))
+def leaky_relu(a, negative_slope=0.01, inplace=False):
+    return where(a > 0, a, a * negative_slope)
+
+
+@activation(*_nn("elu"), autocast=None)
+def elu(a, alpha=1.0, inplace=False):
+    return where(a > 0, a, alpha * LTORCH["expm1"](a))
+
+
+@activation(*_nn("celu"))
+def celu(a, alpha=1.0, inplace=False):
+    return where(a > 0, a, alpha * LTORCH["expm1"](a / alpha))
+
+
+@activation(*_nn("selu"))
+def selu(a, inplace=False):
+    # constants of Klambauer et al., "Self-Normalizing Neural Networks" (2017)
+    alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+    return scale * where(a > 0, a, alpha * LTORCH["expm1"](a))
+
+
+@activation(*_nn("gelu"))
+def gelu(a, *, approximate="none"):
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)
+        return 0.5 * a * (1 + tanh(inner))
+    if approximate != "none":
+        raise RuntimeError("approximate argument must be either none or tanh.")
+    return a * 0.5 * (1 + erf(a * (1 / math.sqrt(2))))
+
+
+@gelu.samples
+def _(make):
+    yield make(4, 3)
+    yield (make(4, 3),), {"approximate": "tanh"}
+
+
+@activation(*_nn("silu"))
+def silu(a, inplace=False):
+    return a * sigmoid(a)
+
+
+@activation(*_nn("mish"))
+def mish(a, inplace=False):
+    return a * tanh(softplus(a))
+
+
+@activation(*_nn("softplus"), autocast="float32")
+def softplus(a, beta=1.0, threshold=20.0):
+    scaled = a * beta
+    return where(scaled > threshold, a, log1p(exp(clamp(scaled, None, threshold))) / beta)
+
+
+@activation(*_nn("hardtanh"))
+def hardtanh(a, min_val=-1.0, max_val=1.0, inplace=False):
+    return clamp(a, min_val, max_val)
+
+
+@activation(*_nn("hardsigmoid"))
+def hardsigmoid(a, inplace=False):
+    return clamp(a + 3, 0, 6) / 6
+
+
+@activation(*_nn("hardswish"))
+def hardswish(a, inplace=False):
+    return a * clamp(a + 3, 0, 6) / 6
+
+
+@activation(*_nn("hardshrink"))
+def hardshrink(a, lambd=0.5):
+    return where(abs(a) <= lambd, 0.0, a)
+
+
+@activation(*_nn("softshrink"))
+def softshrink(a, lambd=0.5):
+    return where(a > lambd, a - lambd, where(a < -lambd, a + lambd, a * 0))
+
+
+@activation(F.softsign)
+def softsign(a):
+    return a / (1 + abs(a))
+
+
+@activation(F.tanhshrink)
+def tanhshrink(a):
+    return a - tanh(a)
+
+
+@activation(F.logsigmoid, *_nn("log_sigmoid"))
+def logsigmoid(a):
+    return clamp(a, None, 0.0) - log1p(exp(-abs(a)))
+
+
+@composite(*_nn("threshold"), meta=_float_like)
+def threshold(a, threshold, value, inplace=False):
+    return where(a <= threshold, value, a)
+
+
+overwriting(threshold)
+
+
+@threshold.samples
+def _(make):
+    yield make(4, 3), 0.1, 20.0
+
+
+@composite(*_nn("prelu"), meta=lambda a, weight: like(a), autocast="lower")
+def prelu(a, weight):
+    if len(a.shape) > 1 and weight.shape != () and weight.shape[0] != 1:
+        weight = LTORCH["reshape"](weight, (weight.shape[0], *(1,) * (len(a.shape) - 2)))
+    return where(a > 0, a, weight * a)
+
+
+@prelu.samples
+def _(make):
+    yield make(4, 3), make(1)
+    yield make(4, 3, 2), make(3)
+
+
+@composite(*_nn("rrelu"), meta=_float_like, tags=(OpTags.RANDOM_OP,))
+def rrelu(a, lower=1 / 8, upper=1 / 3, training=False, inplace=False):
+    if training:
+        raise RuntimeError("rrelu with training=True draws random numbers: it has no decomposition")
+    return where(a >= 0, a, a * ((lower + upper) / 2))
+
+
+overwriting(rrelu)
+
+
+@rrelu.samples
+def _(make):
+    yield make(4, 3)
+
+
+def _glu_meta(a, dim=-1):
+    d = dim % len(a.shape) if a.shape else 0
+    if not a.shape or a.shape[d] % 2:
+        raise RuntimeError(f"Halving dimension must be even, but dimension {d} is size {a.shape[d] if a.shape else 0}")
+    return like(a, (*a.shape[:d], a.shape[d] // 2, *a.shape[d + 1 :]))
+
+
+@composite(*_nn("glu"), meta=_glu_meta)
+def glu(a, dim=-1):
+    left, right = LTORCH["chunk"](a, 2, dim)
+    return left * sigmoid(right)
+
+
+@glu.samples
+def _(make):
+    yield make(4, 6)
+    yield make(4, 6), 0

@@ -1,0 +1,428 @@
+"""Tensors made from nothing: factories, ranges, constants of Python data, triangles."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.devices import to_device
+from thunder.core.dtypes import to_dtype
+from thunder.core.proxies import NumberProxy, TensorProxy, like, map_structure, number_value
+from thunder.core.symbol import Symbol, current_recorder
+from thunder.ops.data import convert
+from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.elementwise import where
+from thunder.ops.promotion import default_dtype, is_number, number_dtype
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+
+__all__ = ["full_prim", "full", "zeros", "ones", "arange"]
+
+
+def default_device(device):
+    """The device asked for, or the program's default one."""
+    if device is not None:
+        return to_device(device)
+    recorder = current_recorder()
+    chosen = recorder.context.default_device if recorder is not None else None
+    return to_device(chosen or "cpu")
+
+
+def _made(shape, device, dtype) -> TensorProxy:
+    return TensorProxy(shape=tuple(shape), device=device, dtype=dtype)
+
+
+def _torch_kwargs(device, dtype) -> dict:
+    return {"device": to_torch_device(device), "dtype": to_torch_dtype(dtype)}
+
+
+@prim(lambda shape, value, *, device, dtype: torch.full(tuple(shape), value, **_torch_kwargs(device, dtype)), name="full")
+def full_prim(shape, value, *, device, dtype):
+    return _made(shape, device, dtype)
+
+
+def _shape_of(args: tuple) -> tuple:
+    """`zeros(2, 3)` and `zeros((2, 3))` alike."""
+    shape = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    for n in shape:
+        if not isinstance(n, (int, NumberProxy)):
+            raise TypeError(f"sizes must be ints, not {type(n).__name__}")
+    return tuple(shape)
+
+
+def _options(kwargs: dict, dtype, device=None) -> dict:
+    """dtype and device filled in; what says nothing left out."""
+    given = {k: v for k, v in kwargs.items() if v is not None and not (k in ("pin_memory", "requires_grad") and v is False) and k != "layout"}
+    given.pop("memory_format", None)
+    given["device"] = default_device(given.get("device")) if given.get("device") is not None or device is None else device
+    given["dtype"] = to_dtype(given["dtype"]) if "dtype" in given else dtype
+    return {"device": given.pop("device"), "dtype": given.pop("dtype"), **given}
+
+
+def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    kwargs = dict(kwargs)
+    size = kwargs.pop("size", None)
+    shape, value = (args[0], args[1]) if len(args) > 1 else (size if size is not None else args[0], kwargs.pop("fill_value"))
+    kind = value.dtype if type(value) is TensorProxy else number_dtype(value)
+    return (_shape_of((shape,)), value), _options(kwargs, kind)
+
+
+def _full_meta(shape, fill_value, *, device, dtype):
+    return _made(shape, device, dtype)
+
+
+@composite(torch.full, meta=_full_meta, canonicalize=_full_arguments)
+def full(shape, fill_value, *, device, dtype):
+    return full_prim(shape, fill_value, device=device, dtype=dtype)
+
+
+@full.samples
+def _(make):
+    yield ((2, 3), 1.5), {}
+    yield ((2,), 3), {"dtype": torch.float64}
+
+
+def _factory_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    kwargs = dict(kwargs)
+    size = kwargs.pop("size", None)
+    kwargs.pop("names", None)
+    return (_shape_of(args if size is None else (size,)),), _options(kwargs, default_dtype())
+
+
+def _factory(name: str, value) -> Symbol:
+    def decomposition(shape, *, device, dtype):
+        return full_prim(shape, value, device=device, dtype=dtype)
+
+    return composite(getattr(torch, name), name=name, meta=lambda shape, *, device, dtype: _made(shape, device, dtype), canonicalize=_factory_arguments)(decomposition)
+
+
+zeros, ones, empty = _factory("zeros", 0), _factory("ones", 1), _factory("empty", 0)
+
+
+for _symbol in (zeros, ones):
+
+    @_symbol.samples
+    def _(make):
+        yield ((2, 3),), {}
+        yield (2, 3), {"dtype": torch.int64}
+
+
+def _like_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    a, *rest = args
+    kwargs = {k: v for k, v in kwargs.items() if v is not torch.preserve_format}
+    if "fill_value" in kwargs:
+        rest = [kwargs.pop("fill_value")]
+    return (a, *rest), _options(kwargs, a.dtype, a.device)
+
+
+def _like_factory(name: str, value) -> Symbol:
+    def meta(a, *, device, dtype):
+        return like(a, device=device, dtype=dtype)
+
+    def decomposition(a, *, device, dtype):
+        return full_prim(a.shape, value, device=device, dtype=dtype)
+
+    symbol = composite(getattr(torch, name), name=name, meta=meta, canonicalize=_like_arguments)(decomposition)
+
+    @symbol.samples
+    def _(make):
+        if name != "empty_like":
+            yield make(2, 3)
+            yield (make(2, 3),), {"dtype": torch.float64}
+
+    return symbol
+
+
+zeros_like, ones_like, empty_like = _like_factory("zeros_like", 0), _like_factory("ones_like", 1), _like_factory("empty_like", 0)
+
+
+@composite(torch.full_like, meta=lambda a, fill_value, *, device, dtype: like(a, device=device, dtype=dtype), canonicalize=_like_arguments)
+def full_like(a, fill_value, *, device, dtype):
+    return full_prim(a.shape, fill_value, device=device, dtype=dtype)
+
+
+@full_like.samples
+def _(make):
+    yield make(2, 3), 2.0
+
+
+def _new(name: str, symbol: Symbol) -> None:
+    """`x.new_zeros(...)`: the factory, with x's dtype and device by default."""
+
+    def method(a, *size, dtype=None, device=None, **kwargs):
+        if "fill_value" in kwargs:
+            size = (*size, kwargs.pop("fill_value"))
+        if "size" in kwargs:
+            size = (kwargs.pop("size"), *size)
+        return symbol(*size, dtype=a.dtype if dtype is None else dtype, device=a.device if device is None else device, **kwargs)
+
+    method.__name__ = name
+    alias(getattr(torch.Tensor, name))(method)
+
+
+for _name, _symbol in {"new_zeros": zeros, "new_ones": ones, "new_empty": empty, "new_full": full}.items():
+    _new(_name, _symbol)
+
+
+# --- ranges
+
+
+def _count(start, end, step):
+    """How many elements a range has; of symbolic ends as well."""
+    if isinstance(step, (int, NumberProxy)) and not isinstance(step, bool) and all(isinstance(x, (int,)) or getattr(x, "python_type", None) is int for x in (start, end, step)):
+        return (end - start + step - 1) // step if number_value(step) > 0 else (start - end - step - 1) // (0 - step)
+    return math.ceil((end - start) / step)
+
+
+def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    kwargs = dict(kwargs)
+    names = ("end",) if len(args) == 1 and "end" not in kwargs else ("start", "end", "step")
+    given = dict(zip(names, args, strict=False))
+    for n in ("start", "end", "step"):
+        if n in kwargs:
+            given[n] = kwargs.pop(n)
+    start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
+    inexact = any((x.python_type if isinstance(x, NumberProxy) else type(x)) is float for x in (start, end, step))
+    if number_value(step) == 0:
+        raise RuntimeError("step must be nonzero")
+    if (number_value(end) - number_value(start)) * (1 if number_value(step) > 0 else -1) < 0:
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+    return (start, end, step), _options(kwargs, default_dtype() if inexact else dtypes.int64)
+
+
+def _arange_meta(start, end, step, *, device, dtype):
+    return _made((_count(start, end, step),), device, dtype)
+
+
+@prim(lambda length, *, start, step, device, dtype: (torch.arange(length, device=to_torch_device(device)) * step + start).to(to_torch_dtype(dtype)))
+def iota(length, *, start, step, device, dtype):
+    """start, start + step, start + 2 * step ...: `length` of them."""
+    return _made((length,), device, dtype)
+
+
+@composite(torch.arange, meta=_arange_meta, canonicalize=_arange_arguments)
+def arange(start, end, step, *, device, dtype):
+    return iota(_count(start, end, step), start=start, step=step, device=device, dtype=dtype)
+
+
+@arange.samples
+def _(make):
+    yield (5,), {}
+    yield (2, 9, 3), {}
+    yield (0, 1, 0.25), {}
+    yield (5, 0, -2), {"dtype": torch.float32}
+
+
+def _linspace_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    kwargs = dict(kwargs)
+    given = dict(zip(("start", "end", "steps", "base"), args, strict=False))
+    for n in ("start", "end", "steps", "base"):
+        if n in kwargs:
+            given[n] = kwargs.pop(n)
+    return tuple(given.values()), _options(kwargs, default_dtype())
+
+
+@torch_prim(torch.linspace, canonicalize=_linspace_arguments)
+def linspace(start, end, steps, *, device, dtype):
+    return _made((steps,), device, dtype)
+
+
+@torch_prim(torch.logspace, canonicalize=_linspace_arguments)
+def logspace(start, end, steps, base=10.0, *, device, dtype):
+    return _made((steps,), device, dtype)
+
+
+@linspace.samples
+def _(make):
+    yield (0, 1, 5), {}
+
+
+def _eye_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    kwargs = dict(kwargs)
+    n = args[0] if args else kwargs.pop("n")
+    m = args[1] if len(args) > 1 else kwargs.pop("m", None)
+    return (n, n if m is None else m), _options(kwargs, default_dtype())
+
+
+@torch_prim(torch.eye, canonicalize=_eye_arguments)
+def eye(n, m, *, device, dtype):
+    return _made((n, m), device, dtype)
+
+
+@eye.samples
+def _(make):
+    yield (3,), {}
+    yield (3, 4), {}
+
+
+# --- Python data
+
+
+def _leaf_types(data, found: list) -> list:
+    if isinstance(data, (list, tuple)):
+        for x in data:
+            _leaf_types(x, found)
+    else:
+        found.append(data)
+    return found
+
+
+def _data_shape(data) -> tuple:
+    return (len(data), *(_data_shape(data[0]) if data else ())) if isinstance(data, (list, tuple)) else ()
+
+
+def _tensor_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    data = args[0] if args else kwargs.pop("data")
+    data = map_structure(lambda x: x.concrete() if isinstance(x, NumberProxy) else x, data)
+    leaves = _leaf_types(data, [])
+    kind = default_dtype()
+    if leaves and all(is_number(x) for x in leaves):
+        ranked = [number_dtype(x) for x in leaves]
+        kind = max(ranked, key=lambda d: d.category)
+    if any(isinstance(x, TensorProxy) for x in leaves):
+        raise TypeError("only plain numbers make up the data of a new tensor: use torch.stack for tensors")
+    return (data,), _options({k: v for k, v in kwargs.items() if k != "copy"}, kind)
+
+
+def _tensor_meta(data, *, device, dtype, requires_grad=False):
+    return _made(_data_shape(data), device, dtype)
+
+
+@torch_prim(torch.tensor, canonicalize=_tensor_arguments, fn=torch.tensor)
+def tensor(data, *, device, dtype, requires_grad=False):
+    return _tensor_meta(data, device=device, dtype=dtype)
+
+
+@tensor.samples
+def _(make):
+    yield (2.5,), {}
+    yield ([[1, 2], [3, 4]],), {}
+
+
+_tensor_symbol = tensor
+
+
+@alias(torch.tensor)
+def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
+    """torch.tensor of Python data, or of a tensor (a copy)."""
+    if type(data) is TensorProxy:
+        return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
+    if not _plain(data):
+        data = torch.as_tensor(data).tolist() if hasattr(data, "__array__") else data
+    return _tensor_symbol(data, dtype=dtype, device=device)
+
+
+def _plain(data) -> bool:
+    return all(is_number(x) for x in _leaf_types(data, []))
+
+
+@alias(torch.as_tensor, torch.asarray)
+def as_tensor(data, dtype=None, device=None, **kwargs):
+    if type(data) is TensorProxy:
+        return LTORCH["to"](data, dtype=dtype, device=device)
+    return tensor_of(data, dtype=dtype, device=device)
+
+
+@alias(torch.scalar_tensor)
+def scalar_tensor(s, *, dtype=None, device=None, **kwargs):
+    return _tensor_symbol(s, dtype=dtype or default_dtype(), device=device)
+
+
+@alias(torch.Tensor.new_tensor)
+def new_tensor(a, data, *, dtype=None, device=None, requires_grad=False):
+    return tensor_of(data, dtype=dtype or a.dtype, device=device or a.device)
+
+
+# --- triangles
+
+
+def _triangle(name: str, keeps_lower: bool) -> Symbol:
+    def meta(a, diagonal=0):
+        if len(a.shape) < 2:
+            raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
+        return like(a)
+
+    def decomposition(a, diagonal=0):
+        rows, columns = a.shape[-2:]
+        options = {"device": a.device, "dtype": dtypes.int64}
+        row = LTORCH["unsqueeze"](iota(rows, start=0, step=1, **options), 1)
+        column = iota(columns, start=0, step=1, **options)
+        keep = LTORCH["le"](column, row + diagonal) if keeps_lower else LTORCH["ge"](column, row + diagonal)
+        return convert(where(keep, a, False if a.dtype is dtypes.bool8 else 0), a.dtype)
+
+    symbol = composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, meta=meta)(decomposition)
+
+    @symbol.samples
+    def _(make):
+        yield make(4, 5)
+        yield make(2, 4, 4), -1
+        yield make(3, 3, dtype=torch.bool), 1
+
+    return symbol
+
+
+tril, triu = _triangle("tril", True), _triangle("triu", False)
+
+
+def _indices_count(row: int, col: int, offset: int) -> int:
+    return sum(min(max(i + offset + 1, 0), col) for i in range(row))
+
+
+def _indices_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    kwargs = dict(kwargs)
+    given = dict(zip(("row", "col", "offset"), args, strict=False))
+    for n in ("row", "col", "offset"):
+        if n in kwargs:
+            given[n] = kwargs.pop(n)
+    return (given["row"], given["col"], given.get("offset", 0)), _options(kwargs, dtypes.int64)
+
+
+@torch_prim(torch.tril_indices, canonicalize=_indices_arguments)
+def tril_indices(row, col, offset, *, device, dtype):
+    return _made((2, _indices_count(row, col, offset)), device, dtype)
+
+
+@torch_prim(torch.triu_indices, canonicalize=_indices_arguments)
+def triu_indices(row, col, offset, *, device, dtype):
+    return _made((2, row * col - _indices_count(row, col, offset - 1)), device, dtype)
+
+
+for _symbol in (tril_indices, triu_indices):
+
+    @_symbol.samples
+    def _(make):
+        yield (4, 5), {}
+        yield (4, 3, 1), {}
+
+
+@composite(torch.nn.functional.one_hot, meta=lambda a, num_classes: like(a, (*a.shape, num_classes), dtypes.int64))
+def one_hot(a, num_classes):
+    classes = iota(num_classes, start=0, step=1, device=a.device, dtype=dtypes.int64)
+    return convert(LTORCH["eq"](LTORCH["unsqueeze"](a, -1), classes), dtypes.int64)
+
+
+@one_hot.samples
+def _(make):
+    yield make(5, dtype=torch.int64, low=0, high=3), 4
+
+
+def _complex_meta(real, imag):
+    if real.dtype is not imag.dtype or real.dtype not in (dtypes.float16, dtypes.float32, dtypes.float64):
+        raise RuntimeError("Expected both inputs to be Half, Float or Double tensors")
+    return like(real, real.shape, dtypes.complex_of(real.dtype))
+
+
+@torch_prim(torch.complex)
+def complex(real, imag):
+    return _complex_meta(real, imag)
+
+
+@complex.samples
+def _(make):
+    yield make(4), make(4)
+
+
+@torch_prim(torch.polar)
+def polar(abs, angle):
+    return _complex_meta(abs, angle)

@@ -1,0 +1,157 @@
+"""Random operations. PyTorch draws the numbers, one operation after the other, so that the same seed gives the same numbers as eager."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core import dtypes
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of
+from thunder.ops.define import LTORCH, alias, torch_prim
+from thunder.ops.inplace import overwrite
+from thunder.ops.promotion import broadcast_shapes, default_dtype
+
+__all__ = ["dropout", "rand", "randn"]
+
+# an unused draw still advances the generator: it is never dropped
+_TAGS = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
+
+
+def _factory(name: str) -> Symbol:
+    return torch_prim(getattr(torch, name), name=name, canonicalize=_factory_arguments, tags=_TAGS)(
+        lambda shape, *, device, dtype, generator=None: _made(shape, device, dtype)
+    )
+
+
+rand, randn = _factory("rand"), _factory("randn")
+
+
+def _like_factory(name: str) -> Symbol:
+    return torch_prim(getattr(torch, name), name=name, canonicalize=_like_arguments, tags=_TAGS)(
+        lambda a, *, device, dtype, generator=None: like(a, device=device, dtype=dtype)
+    )
+
+
+rand_like, randn_like = _like_factory("rand_like"), _like_factory("randn_like")
+
+
+def _randint_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    kwargs = dict(kwargs)
+    order = ("high", "size") if len(args) + len({"low", "high", "size"} & set(kwargs)) < 3 and "low" not in kwargs else ("low", "high", "size")
+    given = dict(zip(order, args, strict=False))
+    for n in ("low", "high", "size"):
+        if n in kwargs:
+            given[n] = kwargs.pop(n)
+    return (given.get("low", 0), given["high"], _shape_of((given["size"],))), _options(kwargs, dtypes.int64)
+
+
+@torch_prim(torch.randint, canonicalize=_randint_arguments, tags=_TAGS)
+def randint(low, high, size, *, device, dtype, generator=None):
+    return _made(size, device, dtype)
+
+
+def _randint_like_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    a, *bounds = args
+    low, high = bounds if len(bounds) == 2 else (kwargs.pop("low", 0), bounds[0] if bounds else kwargs.pop("high"))
+    kwargs = {k: v for k, v in kwargs.items() if v is not torch.preserve_format}
+    return (a, low, high), _options(kwargs, a.dtype, a.device)
+
+
+@torch_prim(torch.randint_like, canonicalize=_randint_like_arguments, tags=_TAGS)
+def randint_like(a, low, high, *, device, dtype):
+    return like(a, device=device, dtype=dtype)
+
+
+def _randperm_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    return args, _options(dict(kwargs), dtypes.int64)
+
+
+@torch_prim(torch.randperm, canonicalize=_randperm_arguments, tags=_TAGS)
+def randperm(n, *, device, dtype, generator=None):
+    return _made((n,), device, dtype)
+
+
+def _normal_meta(mean, std=1.0, size=None, *, generator=None, **options):
+    tensors = [x for x in (mean, std) if type(x) is TensorProxy]
+    if tensors:
+        return like(tensors[0], broadcast_shapes(*(t.shape for t in tensors)))
+    return _made(size, options.get("device") or "cpu", options.get("dtype") or default_dtype())
+
+
+normal = torch_prim(torch.normal, name="normal", tags=_TAGS)(_normal_meta)
+
+
+@torch_prim(torch.bernoulli, torch.Tensor.bernoulli, tags=_TAGS)
+def bernoulli(a, p=None, *, generator=None):
+    return like(a)
+
+
+@torch_prim(torch.multinomial, torch.Tensor.multinomial, tags=_TAGS)
+def multinomial(a, num_samples, replacement=False, *, generator=None):
+    return like(a, (*a.shape[:-1], num_samples), dtypes.int64)
+
+
+@torch_prim(torch.poisson, tags=_TAGS)
+def poisson(a, generator=None):
+    return like(a)
+
+
+# --- in-place fills of temporaries: the functional form draws for a tensor of the same metadata
+
+
+def _fill(name: str) -> None:
+    function = getattr(torch.Tensor, name)
+
+    def run(a, *args, **kwargs):
+        return function(torch.empty_like(a), *args, **kwargs)
+
+    symbol = torch_prim(name=name.rstrip("_") + "_fill", fn=run, tags=_TAGS)(lambda a, *args, **kwargs: like(a))
+
+    def method(a, *args, **kwargs):
+        return overwrite(a, symbol(a, *args, **kwargs), name.rstrip("_"))
+
+    method.__name__ = name
+    alias(function)(method)
+
+
+for _name in ("uniform_", "normal_", "exponential_", "geometric_", "cauchy_", "log_normal_", "random_", "bernoulli_"):
+    _fill(_name)
+
+
+# --- dropout
+
+
+def _dropout_meta(a, p=0.5, training=True):
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    return like(a)
+
+
+def _dropout(name: str, *functions) -> None:
+    """A member of the dropout family: draws when training, is its argument otherwise."""
+    symbol = torch_prim(name=name, fn=functions[0], tags=_TAGS)(_dropout_meta)
+
+    def call(a, p=0.5, training=True, inplace=False):
+        if not training:
+            _dropout_meta(a, p)
+            return a
+        out = symbol(a, p, True)
+        return overwrite(a, out, name) if inplace else out
+
+    call.__name__ = name
+    alias(*functions)(call)
+
+
+for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"):
+    _functions = [f for f in (getattr(F, _name, None),) if f is not None]
+    _dropout(_name, *_functions)
+
+
+dropout = LTORCH["dropout"]
+
+
+@alias(torch.dropout)
+def torch_dropout(input, p, train):
+    return dropout(input, p, True) if train else input

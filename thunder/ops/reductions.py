@@ -1,0 +1,470 @@
+"""Reductions and scans."""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from collections.abc import Callable
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.dtypes import to_dtype
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.data import convert
+from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.elementwise import where
+from thunder.ops.promotion import to_float
+from thunder.ops.shape_prims import broadcast_in_dim
+
+__all__ = ["canonical_dims", "reduced_shape", "ValuesIndices"]
+
+_RED = (OpTags.REDUCTION_OP,)
+ValuesIndices = namedtuple("ValuesIndices", ("values", "indices"))
+
+
+def canonical_dims(a: TensorProxy, dim) -> tuple[int, ...]:
+    """Dimensions as non-negative ints; None and () mean all. Raises IndexError as PyTorch does."""
+    rank = len(a.shape)
+    if dim is None or dim == ():
+        return tuple(range(rank))
+    dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+    out = []
+    for d in dims:
+        if not -max(rank, 1) <= d < max(rank, 1):
+            raise IndexError(f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, {max(rank, 1) - 1}], but got {d})")
+        d = d % max(rank, 1)
+        if d in out:
+            raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
+        out.append(d)
+    return tuple(out) if rank else ()
+
+
+def reduced_shape(a: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> tuple:
+    return tuple(1 if i in dims else n for i, n in enumerate(a.shape) if keepdim or i not in dims)
+
+
+def _with_kept(a: TensorProxy, out: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
+    """The reduced dimensions again, as 1, where they are kept."""
+    if not keepdim or not dims:
+        return out
+    rest = tuple(i for i in range(len(a.shape)) if i not in dims)
+    return broadcast_in_dim(out, reduced_shape(a, dims, True), rest)
+
+
+def _reduce_prim(name: str, run: Callable) -> Symbol:
+    return prim(lambda a, dims: run(a, dims), name=name, tags=_RED)(lambda a, dims: like(a, reduced_shape(a, dims, False)))
+
+
+def _sum_all(a, dims):
+    return torch.sum(a, dims, dtype=a.dtype) if dims else a.clone()
+
+
+def _prod_all(a, dims):
+    for d in sorted(dims, reverse=True):
+        a = torch.prod(a, d, dtype=a.dtype)
+    return a
+
+
+sum_prim = _reduce_prim("sum", _sum_all)
+prod_prim = _reduce_prim("prod", _prod_all)
+amax_prim = _reduce_prim("amax", lambda a, dims: torch.amax(a, dims) if dims else a.clone())
+amin_prim = _reduce_prim("amin", lambda a, dims: torch.amin(a, dims) if dims else a.clone())
+
+
+def _reduction(prim_symbol: Callable, a, dim, keepdim: bool, dtype) -> TensorProxy:
+    dims = canonical_dims(a, dim)
+    return _with_kept(a, prim_symbol(convert(a, dtype), dims), dims, keepdim)
+
+
+def _sum_dtype(a: TensorProxy, dtype):
+    return to_dtype(dtype) if dtype is not None else dtypes.int64 if a.dtype.category < dtypes.FLOAT else a.dtype
+
+
+def _sum_meta(a, dim=None, keepdim=False, *, dtype=None):
+    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), _sum_dtype(a, dtype))
+
+
+@composite(torch.sum, torch.Tensor.sum, meta=_sum_meta, tags=_RED, autocast="float32")
+def sum(a, dim=None, keepdim=False, *, dtype=None):
+    return _reduction(sum_prim, a, dim, keepdim, _sum_dtype(a, dtype))
+
+
+def _reduction_samples(make):
+    yield make(4, 3)
+    yield make(4, 3), 1
+    yield make(4, 3, 2), (0, -1), True
+    yield make()
+
+
+sum.samples(_reduction_samples)
+
+
+@composite(torch.nansum, torch.Tensor.nansum, meta=_sum_meta, tags=_RED)
+def nansum(a, dim=None, keepdim=False, *, dtype=None):
+    return sum(where(LTORCH["isnan"](a), 0, a) if a.dtype.category >= 2 else a, dim, keepdim, dtype=dtype)
+
+
+nansum.samples(_reduction_samples)
+
+
+def _mean_meta(a, dim=None, keepdim=False, *, dtype=None):
+    kind = to_dtype(dtype) if dtype is not None else a.dtype
+    if kind.category < dtypes.FLOAT:
+        raise RuntimeError("mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype.")
+    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), kind)
+
+
+@composite(torch.mean, torch.Tensor.mean, meta=_mean_meta, tags=_RED)
+def mean(a, dim=None, keepdim=False, *, dtype=None):
+    dims = canonical_dims(a, dim)
+    return sum(a, dims, keepdim, dtype=dtype) / math.prod(a.shape[d] for d in dims)
+
+
+mean.samples(_reduction_samples)
+
+
+@composite(torch.nanmean, torch.Tensor.nanmean, meta=_mean_meta, tags=_RED)
+def nanmean(a, dim=None, keepdim=False, *, dtype=None):
+    count = sum(LTORCH["logical_not"](LTORCH["isnan"](a)), dim, keepdim)
+    return nansum(a, dim, keepdim, dtype=dtype) / count
+
+
+nanmean.samples(_reduction_samples)
+
+
+def _prod_meta(a, dim=None, keepdim=False, *, dtype=None):
+    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), _sum_dtype(a, dtype))
+
+
+@composite(torch.prod, torch.Tensor.prod, meta=_prod_meta, tags=_RED, autocast="float32")
+def prod(a, dim=None, keepdim=False, *, dtype=None):
+    return _reduction(prod_prim, a, dim, keepdim, _sum_dtype(a, dtype))
+
+
+@prod.samples
+def _(make):
+    yield make(4, 3)
+    yield make(4, 3), 1
+    yield make(4, 3), 0, True
+
+
+def _extreme_meta(a, dim=(), keepdim=False):
+    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim))
+
+
+@composite(torch.amax, torch.Tensor.amax, meta=_extreme_meta, tags=_RED)
+def amax(a, dim=(), keepdim=False):
+    return _reduction(amax_prim, a, dim, keepdim, a.dtype)
+
+
+@composite(torch.amin, torch.Tensor.amin, meta=_extreme_meta, tags=_RED)
+def amin(a, dim=(), keepdim=False):
+    return _reduction(amin_prim, a, dim, keepdim, a.dtype)
+
+
+amax.samples(_reduction_samples)
+amin.samples(_reduction_samples)
+
+
+# --- values with indices
+
+
+def _pair_meta(a, dim, keepdim=False):
+    shape = reduced_shape(a, canonical_dims(a, dim), keepdim)
+    return ValuesIndices(like(a, shape), like(a, shape, dtypes.int64))
+
+
+def _with_indices(name: str, function: Callable) -> Symbol:
+    """max, min, median ... along one dimension: (values, indices)."""
+    return torch_prim(name=f"{name}_dim", fn=function, tags=_RED)(_pair_meta)
+
+
+max_dim, min_dim = _with_indices("max", torch.max), _with_indices("min", torch.min)
+median_dim, mode_dim, nanmedian_dim = _with_indices("median", torch.median), _with_indices("mode", torch.mode), _with_indices("nanmedian", torch.nanmedian)
+
+
+def _full_reduction(name: str, function: Callable) -> Symbol:
+    """max(a), min(a), median(a): one value."""
+    return torch_prim(name=f"{name}_all", fn=function, tags=_RED)(lambda a: like(a, ()))
+
+
+max_all, min_all = _full_reduction("max", torch.max), _full_reduction("min", torch.min)
+median_all, nanmedian_all = _full_reduction("median", torch.median), _full_reduction("nanmedian", torch.nanmedian)
+
+
+def _extreme(whole: Symbol, along: Symbol, binary: Symbol | None) -> Callable:
+    def function(input, dim=None, keepdim=False, other=None):
+        if isinstance(dim, TensorProxy) or other is not None:
+            return binary(input, dim if other is None else other)  # type: ignore[misc]
+        return whole(input) if dim is None else along(input, dim, keepdim)
+
+    return function
+
+
+max = alias(torch.max, torch.Tensor.max)(_extreme(max_all, max_dim, LTORCH["maximum"]))
+min = alias(torch.min, torch.Tensor.min)(_extreme(min_all, min_dim, LTORCH["minimum"]))
+median = alias(torch.median, torch.Tensor.median)(_extreme(median_all, median_dim, None))
+nanmedian = alias(torch.nanmedian, torch.Tensor.nanmedian)(_extreme(nanmedian_all, nanmedian_dim, None))
+
+
+@alias(torch.mode, torch.Tensor.mode)
+def mode(input, dim=-1, keepdim=False):
+    return mode_dim(input, dim, keepdim)
+
+
+@alias(torch.aminmax, torch.Tensor.aminmax)
+def aminmax(input, *, dim=None, keepdim=False):
+    return amin(input, () if dim is None else dim, keepdim), amax(input, () if dim is None else dim, keepdim)
+
+
+def _index_meta(a, dim=None, keepdim=False):
+    dims = tuple(range(len(a.shape))) if dim is None else canonical_dims(a, dim)
+    return like(a, reduced_shape(a, dims, keepdim), dtypes.int64)
+
+
+@torch_prim(torch.argmax, torch.Tensor.argmax, tags=_RED)
+def argmax(a, dim=None, keepdim=False):
+    return _index_meta(a, dim, keepdim)
+
+
+@torch_prim(torch.argmin, torch.Tensor.argmin, tags=_RED)
+def argmin(a, dim=None, keepdim=False):
+    return _index_meta(a, dim, keepdim)
+
+
+for _symbol in (argmax, argmin):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3)
+        yield make(4, 3), 1
+        yield make(4, 3), -2, True
+
+
+# --- truth
+
+
+def _truth_meta(a, dim=None, keepdim=False):
+    kind = dtypes.uint8 if a.dtype is dtypes.uint8 else dtypes.bool8
+    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), kind)
+
+
+@composite(torch.all, torch.Tensor.all, meta=_truth_meta, tags=_RED)
+def all(a, dim=None, keepdim=False):
+    return LTORCH["logical_not"](any(LTORCH["logical_not"](a), dim, keepdim))
+
+
+@composite(torch.any, torch.Tensor.any, meta=_truth_meta, tags=_RED)
+def any(a, dim=None, keepdim=False):
+    counted = convert(LTORCH["ne"](a, 0), dtypes.int64)
+    return convert(LTORCH["ne"](amax(counted, () if dim is None else dim, keepdim), 0), _truth_meta(a, dim, keepdim).dtype)
+
+
+for _symbol in (all, any):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3, dtype=torch.bool)
+        yield make(4, 3, dtype=torch.bool), 1
+        yield make(4, 3), -1, True
+
+
+@composite(torch.count_nonzero, torch.Tensor.count_nonzero, meta=lambda a, dim=None: like(a, reduced_shape(a, canonical_dims(a, dim), False), dtypes.int64))
+def count_nonzero(a, dim=None):
+    return sum(LTORCH["ne"](a, 0), dim)
+
+
+# --- variance and norms
+
+
+def _var_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """torch.var's overloads as one: var(a, dim, correction=, keepdim=)."""
+    a, *rest = args
+    kwargs = dict(kwargs)
+    unbiased, dim = kwargs.pop("unbiased", None), kwargs.pop("dim", kwargs.pop("axis", None))
+    for i, x in enumerate(rest):
+        if isinstance(x, bool):
+            if unbiased is None and i < 2:
+                unbiased = x
+            else:
+                kwargs["keepdim"] = x
+        elif x is not None:
+            dim = x
+    correction = kwargs.get("correction")
+    return (a, dim), {"correction": (1 if unbiased in (None, True) else 0) if correction is None else correction, "keepdim": kwargs.get("keepdim", False)}
+
+
+def _var_meta(a, dim, *, correction, keepdim):
+    if a.dtype.category < dtypes.FLOAT:
+        raise RuntimeError("std and var only support floating point and complex dtypes")
+    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), dtypes.real_of(a.dtype))
+
+
+def _var_pair_meta(a, dim, *, correction, keepdim):
+    out = _var_meta(a, dim, correction=correction, keepdim=keepdim)
+    return out, like(a, out.shape)
+
+
+@composite(torch.var, torch.Tensor.var, meta=_var_meta, canonicalize=_var_arguments, tags=_RED)
+def var(a, dim, *, correction, keepdim):
+    dims = canonical_dims(a, dim)
+    centred = a - mean(a, dims, True)
+    count = math.prod(a.shape[d] for d in dims) - correction
+    return sum(centred * centred, dims, keepdim) / (count if count > 0 else 0.0) if count > 0 else sum(centred * centred, dims, keepdim) * math.nan
+
+
+@composite(torch.std, torch.Tensor.std, meta=_var_meta, canonicalize=_var_arguments, tags=_RED)
+def std(a, dim, *, correction, keepdim):
+    return LTORCH["sqrt"](var(a, dim, correction=correction, keepdim=keepdim))
+
+
+@composite(torch.var_mean, meta=_var_pair_meta, canonicalize=_var_arguments, tags=_RED)
+def var_mean(a, dim, *, correction, keepdim):
+    return var(a, dim, correction=correction, keepdim=keepdim), mean(a, canonical_dims(a, dim), keepdim)
+
+
+@composite(torch.std_mean, meta=_var_pair_meta, canonicalize=_var_arguments, tags=_RED)
+def std_mean(a, dim, *, correction, keepdim):
+    return std(a, dim, correction=correction, keepdim=keepdim), mean(a, canonical_dims(a, dim), keepdim)
+
+
+for _symbol in (var, std, var_mean, std_mean):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3)
+        yield make(4, 3), 1
+        yield make(4, 3), False
+        yield (make(4, 3), (0, 1)), {"correction": 0, "keepdim": True}
+
+
+@composite(
+    torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp, tags=_RED, autocast=None,
+    meta=lambda a, dim, keepdim=False: like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), to_float(a.dtype)),
+)  # fmt: skip
+def logsumexp(a, dim, keepdim=False):
+    a = convert(a, to_float(a.dtype))
+    dims = canonical_dims(a, dim)
+    top = amax(a, dims, True)
+    top = where(LTORCH["isinf"](top), 0.0, top)
+    total = LTORCH["log"](sum(LTORCH["exp"](a - top), dims, True)) + top
+    return total if keepdim else LTORCH["squeeze"](total, dims)
+
+
+@logsumexp.samples
+def _(make):
+    yield make(4, 3), 1
+    yield make(4, 3), (0, 1), True
+
+
+def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):
+    kind = to_dtype(dtype) if dtype is not None else a.dtype
+    if kind.category < dtypes.FLOAT:
+        raise RuntimeError("linalg.vector_norm: Expected a floating point or complex tensor as input.")
+    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), dtypes.real_of(kind))
+
+
+@composite(torch.linalg.vector_norm, meta=_vector_norm_meta, tags=_RED, autocast="float32")
+def vector_norm(a, ord=2, dim=None, keepdim=False, *, dtype=None):
+    x = LTORCH["abs"](a if dtype is None else convert(a, to_dtype(dtype)))
+    dims = canonical_dims(x, dim)
+    if ord == math.inf:
+        return amax(x, dims, keepdim)
+    if ord == -math.inf:
+        return amin(x, dims, keepdim)
+    if ord == 0:
+        return sum(convert(LTORCH["ne"](x, 0), x.dtype), dims, keepdim)
+    if ord == 2:
+        return LTORCH["sqrt"](sum(x * x, dims, keepdim))
+    return LTORCH["pow"](sum(LTORCH["pow"](x, ord), dims, keepdim), 1.0 / ord)
+
+
+@vector_norm.samples
+def _(make):
+    yield make(4, 3)
+    yield make(4, 3), 1, 1
+    yield make(4, 3), 3, 0, True
+    yield make(4, 3), math.inf, 1
+
+
+def _norm_meta(a, p="fro", dim=None, keepdim=False, dtype=None):
+    if p not in ("fro", None) and not isinstance(p, (int, float)):
+        raise RuntimeError(f"norm: order {p!r} is not supported")
+    return _vector_norm_meta(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
+
+
+@composite(torch.norm, torch.Tensor.norm, meta=_norm_meta, tags=_RED, autocast="float32")
+def norm(a, p="fro", dim=None, keepdim=False, dtype=None):
+    return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
+
+
+@norm.samples
+def _(make):
+    yield make(4, 3)
+    yield make(4, 3), 2, 1, True
+
+
+@composite(torch.dist, torch.Tensor.dist, meta=lambda a, b, p=2: like(a, ()), autocast="float32")
+def dist(a, b, p=2):
+    return vector_norm(a - b, p)
+
+
+# --- scans
+
+
+def _scan_meta(a, dim, *, dtype=None):
+    canonical_dims(a, dim)
+    return like(a, dtype=_sum_dtype(a, dtype))
+
+
+@torch_prim(torch.cumsum, torch.Tensor.cumsum, autocast="float32")
+def cumsum(a, dim, *, dtype=None):
+    return _scan_meta(a, dim, dtype=dtype)
+
+
+@torch_prim(torch.cumprod, torch.Tensor.cumprod, autocast="float32")
+def cumprod(a, dim, *, dtype=None):
+    return _scan_meta(a, dim, dtype=dtype)
+
+
+@torch_prim(torch.logcumsumexp, torch.Tensor.logcumsumexp)
+def logcumsumexp(a, dim):
+    canonical_dims(a, dim)
+    return like(a)
+
+
+for _symbol in (cumsum, cumprod, logcumsumexp):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3), 1
+        yield make(4, 3), -2
+
+
+def _scan_pair_meta(a, dim):
+    canonical_dims(a, dim)
+    return ValuesIndices(like(a), like(a, dtype=dtypes.int64))
+
+
+cummax = torch_prim(torch.cummax, torch.Tensor.cummax, name="cummax")(_scan_pair_meta)
+cummin = torch_prim(torch.cummin, torch.Tensor.cummin, name="cummin")(_scan_pair_meta)
+
+
+@composite(torch.diff, torch.Tensor.diff, meta=None)
+def diff(a, n=1, dim=-1, prepend=None, append=None):
+    parts = [x for x in (prepend, a, append) if x is not None]
+    out = LTORCH["cat"](parts, dim) if len(parts) > 1 else a
+    dim = dim % len(out.shape)
+    for _i in range(n):
+        size = out.shape[dim]
+        later, earlier = LTORCH["narrow"](out, dim, 1, size - 1), LTORCH["narrow"](out, dim, 0, size - 1)
+        out = LTORCH["logical_xor"](later, earlier) if out.dtype is dtypes.bool8 else later - earlier
+    return out
+
+
+@diff.samples
+def _(make):
+    yield make(4, 5)
+    yield make(4, 5), 2, 0
