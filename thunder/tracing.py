@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.pytree import tree_flatten, tree_unflatten
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.trace import Trace
@@ -41,7 +41,7 @@ def trace(*, use_dce: bool = True) -> Callable[..., Trace]:
             proxies.append(leaf)
         args, kwargs = tree_unflatten(proxies, spec)
         with recording(Recorder(Context(names))) as recorder:
-            output = fn(*args, **kwargs)
+            output = map_structure(recorder.latest, fn(*args, **kwargs))
         made = Trace("computation", [p for p in proxies if isinstance(p, Proxy)], recorder.bound_symbols, output, names)
         return dce(made) if use_dce else made
 

@@ -6,10 +6,5 @@ package defines all operations and gives proxies their methods.
 
 from __future__ import annotations
 
-from thunder.ops import activations, creation, data, elementwise, indexing, inplace, joining, linalg, methods, opaque, random, rearrange, reductions, scatter, shape
-from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
-
-__all__ = [
-    "LTORCH", "PRIMS", "lookup", "inplace_of", "activations", "creation", "data", "elementwise", "indexing", "inplace", "joining", "linalg", "methods", "opaque",
-    "random", "rearrange", "reductions", "scatter", "shape",
+from thunder.ops import activations, creation, data, einsum, elementwise, indexing, inplace, joining, linalg, methods, opaque, random, rearrange, reductions, scatter, shape
 ]  # fmt: skip

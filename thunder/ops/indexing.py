@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
-from thunder.core.symbol import OpTags, current_recorder
+from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
 from thunder.ops import define
 from thunder.ops import shape_prims as prims
@@ -18,11 +18,6 @@ from thunder.ops.define import LTORCH, composite, prim
 from thunder.ops.promotion import broadcast_shapes, is_number
 
 _BIG = 1 << 60  # slice ends beyond any size
-
-
-def _location():
-    recorder = current_recorder()
-    return recorder.location() if recorder is not None and recorder.location is not None else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- reading a key
@@ -69,7 +64,7 @@ def bound(x, n, default):
     if x is n or (type(x) is int and x >= _BIG):
         return n
     if isinstance(x, TensorProxy):
-        raise CaptureError("a slice bound is a tensor, so that the result's shape depends on data", location=_location(), remedy="slice with Python ints")
+        raise CaptureError("a slice bound is a tensor, so that the result's shape depends on data", location=user_location(), remedy="slice with Python ints")
     if type(x) is not int and not isinstance(x, NumberProxy):
         x = operator.index(x)
     if x < 0:
@@ -224,7 +219,7 @@ def _getitem_meta(a, key):
     if shape and shape[0] is None:
         raise CaptureError(
             "indexing with a boolean mask: how many elements it selects is known only when the program runs",
-            location=_location(),
+            location=user_location(),
             remedy="use torch.where or masked_fill, which keep the shape, or select outside of the compiled function",
         )
     return like(a, shape)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, concrete, like
-from thunder.core.symbol import current_recorder
+from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import shape_prims as prims
 from thunder.ops.data import convert
@@ -273,7 +273,7 @@ def _tensor_split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if name in kwargs:
             return (args[0], kwargs[name], *args[2:]), {}
     if len(args) > 1 and isinstance(args[1], TensorProxy):
-        raise CaptureError("the places to split at are in a tensor", location=_location(), remedy="pass them as a list of ints")
+        raise CaptureError("the places to split at are in a tensor", location=user_location(), remedy="pass them as a list of ints")
     return args, kwargs
 
 
@@ -390,7 +390,7 @@ def _narrowed(a, dim, start, length) -> tuple:
     if not a.shape:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     if isinstance(start, TensorProxy):
-        raise CaptureError("narrow starts where a tensor says", location=_location(), remedy="pass start as an int, or use index_select")
+        raise CaptureError("narrow starts where a tensor says", location=user_location(), remedy="pass start as an int, or use index_select")
     d = wrap_dim(dim, len(a.shape))
     n = a.shape[d]
     start = start + n if start < 0 else start
@@ -421,11 +421,6 @@ def _(make):
     yield make(5, 2), 0, 3, 3
 
 
-def _location():
-    recorder = current_recorder()
-    return recorder.location() if recorder is not None and recorder.location is not None else None
-
-
 # ---------------------------------------------------------------------------------------------------------------- repeating elements, borders
 
 
@@ -434,7 +429,7 @@ def _interleaved(a, repeats, dim, output_size):
     if isinstance(repeats, TensorProxy):
         if output_size is None:
             raise CaptureError(
-                "repeat_interleave's repeats are in a tensor, so that the result's shape depends on data", location=_location(), remedy="pass output_size="
+                "repeat_interleave's repeats are in a tensor, so that the result's shape depends on data", location=user_location(), remedy="pass output_size="
             )
         return shape, d, output_size
     if repeats < 0:

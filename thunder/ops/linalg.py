@@ -1,28 +1,49 @@
-"""Matrix products."""
+"""Products of vectors, matrices and batches of them. torch.linalg's norms and distances are in `norms`."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 
-from thunder.core.proxies import like
+from thunder.core.dtypes import int64
+from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.define import composite, prim
+from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.dims import check_tensor, wrap_dim
+from thunder.ops.elementwise import operator_methods
+from thunder.ops.promotion import broadcast_shapes, result_type, same_device
+from thunder.ops.shape import permute, reshape, unsqueeze
+
+MATMUL = (OpTags.MATMUL_OP,)
 
 
-@prim(F.linear, name="linear", tags=(OpTags.MATMUL_OP,))
+def _same_types(name: str, *tensors) -> None:
+    first = tensors[0]
+    for t in tensors[1:]:
+        if t.dtype is not first.dtype:
+            raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {first.dtype} != {t.dtype}")
+        if t.device is not first.device:
+            same_device(*tensors)
+
+
+@prim(F.linear, name="linear", tags=MATMUL)
 def linear_prim(a, w, bias):
     return like(a, (*a.shape[:-1], w.shape[0]))
 
 
-def _linear_meta(a, w, bias=None):
-    if len(w.shape) != 2 or not a.shape or a.shape[-1] != w.shape[1] or a.dtype is not w.dtype or (bias is not None and bias.shape not in ((), (w.shape[0],))):
-        raise RuntimeError(f"linear: input {list(a.shape)} {a.dtype}, weight {list(w.shape)} {w.dtype} do not fit")
-    return like(a, (*a.shape[:-1], w.shape[0]))
+def _linear_meta(a, weight, bias=None):
+    shape, w = a.shape, weight.shape
+    fits = len(w) in (1, 2) and shape and (shape[-1] is w[-1] or shape[-1] == w[-1]) and a.dtype is weight.dtype
+    if not fits or (bias is not None and (bias.dtype is not a.dtype or not (len(w) == 2 and bias.shape in ((), (1,), (w[0],)) or not bias.shape))):
+        raise RuntimeError(f"linear: input {list(shape)} {a.dtype}, weight {list(w)} {weight.dtype} do not fit")
+    return like(a, (*shape[:-1], w[0])) if len(w) == 2 else like(a, shape[:-1])
 
 
-@composite(F.linear, meta=_linear_meta, autocast="lower")
-def linear(a, w, bias=None):
-    return linear_prim(a, w, bias)
+@composite(F.linear, meta=_linear_meta, autocast="lower", tags=MATMUL)
+def linear(a, weight, bias=None):
+    if len(weight.shape) == 1:
+        out = matmul(a, weight)
+        return out if bias is None else out + bias
+    return linear_prim(a, weight, bias)
 
 
 @linear.samples
@@ -30,10 +51,406 @@ def _(make):
     yield make(4, 3), make(5, 3)
     yield make(2, 4, 3), make(5, 3), make(5)
     yield make(3), make(5, 3), make(5)
+    yield make(4, 3), make(3)
 
 
 @linear.error_samples
 def _(make):
     yield make(4, 3), make(5, 4)
+    yield make(4, 3), make(5, 3), make(4)
 
+
+# ---------------------------------------------------------------------------------------------------------------- matmul
+
+
+@prim(torch.matmul, name="matmul", tags=MATMUL)
+def matmul_prim(a, b):
+    """Matrix product of the last two dimensions; vectors are a row on the left, a column on the right; leading dimensions broadcast."""
+    return like(a, _product_shape(a.shape, b.shape))
+
+
+def _product_shape(x: tuple, y: tuple) -> tuple:
+    if not x or not y:
+        raise RuntimeError(f"both arguments to matmul need to be at least 1D, but they are {len(x)}D and {len(y)}D")
+    inner = y[-2] if len(y) > 1 else y[0]
+    if x[-1] is not inner and x[-1] != inner:
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({list(x)} and {list(y)})")
+    if len(x) == 2 and len(y) == 2:
+        return (x[0], y[1])
+    batch = broadcast_shapes(x[:-2], y[:-2]) if len(x) > 2 and len(y) > 2 else x[:-2] if len(x) > 2 else y[:-2]
+    return (*batch, *x[-2:-1], *((y[-1],) if len(y) > 1 else ()))
+
+
+def _matmul_meta(a, b):
+    if not isinstance(a, TensorProxy) or not isinstance(b, TensorProxy):
+        check_tensor(a, "matmul")
+        check_tensor(b, "matmul", "other", 2)
+    _same_types("matmul", a, b)
+    return like(a, _product_shape(a.shape, b.shape))
+
+
+@composite(torch.matmul, torch.Tensor.matmul, torch.linalg.matmul, meta=_matmul_meta, autocast="lower", tags=MATMUL)
+def matmul(a, other):
+    return matmul_prim(a, other)
+
+
+operator_methods(matmul, "matmul")
+
+
+@matmul.samples
+def _(make):
+    yield make(4, 3), make(3, 5)
+    yield make(3), make(3)
+    yield make(4, 3), make(3)
+    yield make(3), make(3, 4)
+    yield make(2, 4, 3), make(3, 5)
+    yield make(2, 1, 4, 3), make(6, 3, 5)
+    yield make(2, 4, 3), make(3)
+    yield make(3), make(2, 3, 4)
+    yield make(0, 3), make(3, 2)
+
+
+@matmul.error_samples
+def _(make):
+    yield make(4, 3), make(4, 3)
+    yield make(), make(3)
+    yield make(2, 4, 3), make(3, 3, 5)
+    yield make(4, 3), make(3, 4, dtype=torch.int64)
+
+
+def _ranks(name: str, *wanted: tuple) -> None:
+    for t, rank, what in wanted:
+        if len(t.shape) != rank:
+            raise RuntimeError(f"{name}: expected {what} to be {rank}-D, but got {len(t.shape)}-D")
+
+
+def _product(name: str, ranks: tuple[int, int], *functions, autocast="lower"):
+    """mm, bmm, mv, dot: matmul for tensors of exactly these ranks."""
+
+    def meta(a, other):
+        _ranks(name, (a, ranks[0], "the first argument"), (other, ranks[1], "the second argument"))
+        if name == "bmm" and a.shape[0] != other.shape[0]:
+            raise RuntimeError(f"batch1 and batch2 must have same number of batches, got {a.shape[0]} and {other.shape[0]}")
+        return _matmul_meta(a, other)
+
+    def decomposition(a, other):
+        return matmul_prim(a, other)
+
+    return composite(*functions, name=name, meta=meta, autocast=autocast, tags=MATMUL)(decomposition)
+
+
+mm = _product("mm", (2, 2), torch.mm, torch.Tensor.mm)
+bmm = _product("bmm", (3, 3), torch.bmm, torch.Tensor.bmm)
+mv = _product("mv", (2, 1), torch.mv, torch.Tensor.mv, autocast="cuda:lower")
+dot = _product("dot", (1, 1), torch.dot, torch.Tensor.dot, autocast="cuda:widest")
+
+
+@mm.samples
+def _(make):
+    yield make(4, 3), make(3, 5)
+
+
+@bmm.samples
+def _(make):
+    yield make(2, 4, 3), make(2, 3, 5)
+
+
+@mv.samples
+def _(make):
+    yield make(4, 3), make(3)
+
+
+@dot.samples
+def _(make):
+    yield make(4), make(4)
+
+
+@mm.error_samples
+def _(make):
+    yield make(4, 3), make(4, 3)
+    yield make(2, 4, 3), make(3, 5)
+
+
+@bmm.error_samples
+def _(make):
+    yield make(4, 3), make(4, 3)
+    yield make(2, 4, 3), make(3, 3, 5)
+
+
+@dot.error_samples
+def _(make):
+    yield make(4), make(3)
+    yield make(4, 1), make(4)
+
+
+@composite(torch.vdot, torch.Tensor.vdot, autocast="cuda:widest")
+def vdot(a, other):
+    return dot(LTORCH["conj"](a) if a.dtype.category == 3 else a, other)
+
+
+@torch_prim(torch.linalg.vecdot, autocast="lower")
+def vecdot(x, y, *, dim=-1):
+    shape = broadcast_shapes(x.shape, y.shape)
+    d = wrap_dim(dim, len(shape))
+    return like(x, (*shape[:d], *shape[d + 1 :]))
+
+
+@vdot.samples
+def _(make):
+    yield make(4), make(4)
+
+
+@vecdot.samples
+def _(make):
+    yield make(2, 4), make(2, 4)
+    yield (make(2, 4), make(4)), {"dim": 0}
+
+
+@composite(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
+def outer(a, vec2):
+    _ranks("outer", (a, 1, "self"), (vec2, 1, "vec2"))
+    return unsqueeze(a, 1) * unsqueeze(vec2, 0)
+
+
+@outer.samples
+def _(make):
+    yield make(3), make(4)
+    yield make(3), make(4, dtype=torch.int64)
+
+
+@outer.error_samples
+def _(make):
+    yield make(3, 1), make(4)
+
+
+@composite(torch.inner, torch.Tensor.inner, autocast="lower")
+def inner(a, other):
+    if not a.shape or not other.shape:
+        return a * other
+    if a.shape[-1] != other.shape[-1]:
+        raise RuntimeError(f"inner() the last dimension must match on both input tensors but got shapes {list(a.shape)} and {list(other.shape)}")
+    return tensordot(a, other, ([-1], [-1]))
+
+
+@inner.samples
+def _(make):
+    yield make(2, 3), make(4, 3)
+    yield make(3), make(3)
+    yield make(2, 3), make()
+
+
+@inner.error_samples
+def _(make):
+    yield make(2, 3), make(4, 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sums with products
+
+
+def _plus_product(name: str, product_shape, multiply, functions: tuple, *, autocast="lower"):
+    """addmm and its kin: beta * a + alpha * (the product of two tensors)."""
+
+    def meta(a, x, y, *, beta=1, alpha=1):
+        _same_types(name, a, x, y)
+        shape = product_shape(name, x.shape, y.shape)
+        if broadcast_shapes(a.shape, shape) != shape:
+            raise RuntimeError(f"{name}: input {list(a.shape)} does not expand to {list(shape)}")
+        return like(a, shape)
+
+    def decomposition(a, x, y, *, beta=1, alpha=1):
+        out = multiply(x, y)
+        out = out if alpha == 1 else out * alpha
+        if beta == 0:
+            return out
+        return (a if beta == 1 else a * beta) + out
+
+    return composite(*functions, name=name, meta=meta, autocast=autocast, tags=MATMUL)(decomposition)
+
+
+def _shaped(x_rank: int, y_rank: int, shape):
+    def product_shape(name, x, y):
+        if len(x) != x_rank or len(y) != y_rank:
+            raise RuntimeError(f"{name}: expected a {x_rank}-D and a {y_rank}-D tensor, got {list(x)} and {list(y)}")
+        out = shape(x, y)
+        if out is None:
+            raise RuntimeError(f"{name}: shapes cannot be multiplied ({list(x)} and {list(y)})")
+        return out
+
+    return product_shape
+
+
+def _both(name: str) -> tuple:
+    return getattr(torch, name), getattr(torch.Tensor, name)
+
+
+addmm = _plus_product("addmm", _shaped(2, 2, lambda x, y: (x[0], y[1]) if x[1] == y[0] else None), matmul_prim, _both("addmm"))
+addmv = _plus_product("addmv", _shaped(2, 1, lambda x, y: (x[0],) if x[1] == y[0] else None), matmul_prim, _both("addmv"), autocast="cuda:lower")
+addr = _plus_product("addr", _shaped(1, 1, lambda x, y: (x[0], y[0])), outer, _both("addr"), autocast="cuda:lower")
+_batches = _shaped(3, 3, lambda x, y: (x[0], x[1], y[2]) if x[0] == y[0] and x[2] == y[1] else None)
+baddbmm = _plus_product("baddbmm", _batches, matmul_prim, _both("baddbmm"))
+
+
+def _addbmm_shape(name, x, y):
+    return _batches(name, x, y)[1:]
+
+
+addbmm = _plus_product("addbmm", _addbmm_shape, lambda x, y: LTORCH["sum"](matmul_prim(x, y), 0), _both("addbmm"))
+
+
+@addmm.samples
+def _(make):
+    yield make(4, 5), make(4, 3), make(3, 5)
+    yield make(5), make(4, 3), make(3, 5)
+    yield (make(4, 5), make(4, 3), make(3, 5)), {"beta": 0.5, "alpha": 2.0}
+    yield (make(5), make(4, 3), make(3, 5)), {"beta": 0}
+
+
+@addmv.samples
+def _(make):
+    yield make(4), make(4, 3), make(3)
+
+
+@addr.samples
+def _(make):
+    yield make(4, 3), make(4), make(3)
+
+
+@baddbmm.samples
+def _(make):
+    yield make(2, 4, 5), make(2, 4, 3), make(2, 3, 5)
+    yield (make(4, 5), make(2, 4, 3), make(2, 3, 5)), {"beta": 2.0, "alpha": 0.5}
+
+
+@addbmm.samples
+def _(make):
+    yield make(4, 5), make(2, 4, 3), make(2, 3, 5)
+
+
+@addmm.error_samples
+def _(make):
+    yield make(4, 5), make(4, 3), make(4, 5)
+    yield make(3), make(4, 3), make(3, 5)
+
+
+@baddbmm.error_samples
+def _(make):
+    yield make(2, 4, 5), make(2, 4, 3), make(3, 3, 5)
+
+
+# ---------------------------------------------------------------------------------------------------------------- contractions
+
+
+@composite(torch.tensordot, torch.functional.tensordot, autocast="lower")
+def tensordot(a, b, dims=2, out=None):
+    if isinstance(dims, int):
+        left, right = list(range(len(a.shape) - dims, len(a.shape))), list(range(dims))
+    else:
+        left, right = ([d] if isinstance(d, int) else list(d) for d in dims)
+    left, right = [wrap_dim(d, len(a.shape)) for d in left], [wrap_dim(d, len(b.shape)) for d in right]
+    if len(left) != len(right) or any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)):
+        raise RuntimeError(f"contracted dimensions need to match, but got {[a.shape[i] for i in left]} and {[b.shape[j] for j in right]}")
+    keep_a, keep_b = [i for i in range(len(a.shape)) if i not in left], [j for j in range(len(b.shape)) if j not in right]
+    inner_size = 1
+    for i in left:
+        inner_size = inner_size * a.shape[i]
+    shape = (*(a.shape[i] for i in keep_a), *(b.shape[j] for j in keep_b))
+    rows, columns = _count(a, keep_a), _count(b, keep_b)
+    return reshape(matmul_prim(reshape(permute(a, (*keep_a, *left)), (rows, inner_size)), reshape(permute(b, (*right, *keep_b)), (inner_size, columns))), shape)
+
+
+def _count(a, dims):
+    out = 1
+    for d in dims:
+        out = out * a.shape[d]
+    return out
+
+
+@tensordot.samples
+def _(make):
+    yield make(2, 3, 4), make(3, 4, 5)
+    yield make(2, 3, 4), make(4, 2), ([0, 2], [1, 0])
+    yield make(2, 3), make(4), 0
+
+
+@torch_prim(torch.linalg.multi_dot, torch.chain_matmul, autocast="lower")
+def multi_dot(tensors, *, out=None):
+    if len(tensors) < 2:
+        raise RuntimeError(f"multi_dot(): expected at least 2 tensors but got {len(tensors)}")
+    shape = tensors[0].shape
+    for t in tensors[1:]:
+        shape = _product_shape(shape, t.shape)
+    return like(tensors[0], shape)
+
+
+@multi_dot.samples
+def _(make):
+    yield ([make(2, 3), make(3, 4), make(4, 2)],)
+    yield ([make(3), make(3, 4), make(4)],)
+
+
+@composite(torch.kron, torch.Tensor.kron)
+def kron(a, other):
+    rank = max(len(a.shape), len(other.shape))
+    x, y = (1,) * (rank - len(a.shape)) + a.shape, (1,) * (rank - len(other.shape)) + other.shape
+    left = reshape(a, tuple(n for m in x for n in (m, 1)))
+    right = reshape(other, tuple(n for m in y for n in (1, m)))
+    return reshape(left * right, tuple(m * n for m, n in zip(x, y, strict=True)))
+
+
+@kron.samples
+def _(make):
+    yield make(2, 3), make(4, 2)
+    yield make(3), make(2, 2)
+
+
+def _bilinear_meta(input1, input2, weight, bias=None):
+    if len(weight.shape) != 3 or input1.shape[:-1] != input2.shape[:-1] or (input1.shape[-1], input2.shape[-1]) != weight.shape[1:]:
+        raise RuntimeError(f"bilinear(): input1 {list(input1.shape)}, input2 {list(input2.shape)} and weight {list(weight.shape)} do not fit")
+    return like(input1, (*input1.shape[:-1], weight.shape[0]))
+
+
+@composite(F.bilinear, meta=_bilinear_meta, autocast="cuda:widest")
+def bilinear(input1, input2, weight, bias=None):
+    out = LTORCH["einsum"]("bi,oij,bj->bo", reshape(input1, (-1, input1.shape[-1])), weight, reshape(input2, (-1, input2.shape[-1])))
+    out = reshape(out, (*input1.shape[:-1], weight.shape[0]))
+    return out if bias is None else out + bias
+
+
+@bilinear.samples
+def _(make):
+    yield make(2, 3), make(2, 4), make(5, 3, 4), make(5)
+
+
+@torch_prim(torch.linalg.cross, autocast="cuda:widest")
+def linalg_cross(a, other, *, dim=-1):
+    shape = broadcast_shapes(a.shape, other.shape)
+    if shape[wrap_dim(dim, len(shape))] != 3:
+        raise RuntimeError(f"linalg.cross: inputs dimension {dim} must have length 3. Got {list(a.shape)} and {list(other.shape)}")
+    return like(a, shape, result_type(a, other))
+
+
+@linalg_cross.samples
+def _(make):
+    yield make(2, 3), make(2, 3)
+
+
+@alias(torch.cross, torch.Tensor.cross)
+def cross(a, other, dim=None):
+    if dim is None:
+        dim = next((i for i, n in enumerate(a.shape) if n == 3), None)
+        if dim is None:
+            raise RuntimeError("no dimension of size 3 in input")
+    return linalg_cross(a, other, dim=dim)
+
+
+@torch_prim(torch.trace, torch.Tensor.trace, autocast="cpu:float32")
+def trace(a):
+    _ranks("trace", (a, 2, "a matrix"))
+    return like(a, (), a.dtype if a.dtype.category >= 2 else int64)
+
+
+@trace.samples
+def _(make):
+    yield (make(3, 4),)
+    yield (make(3, 3, dtype=torch.int64),)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import METHODS, TensorProxy, like
-from thunder.core.symbol import current_recorder
+from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import alias, composite, prim, torch_prim
@@ -15,11 +15,6 @@ from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.shape import expand, reshape
 
 INTEGERS = ("int64", "int32")
-
-
-def _location():
-    recorder = current_recorder()
-    return recorder.location() if recorder is not None and recorder.location is not None else None
 
 
 def _check_index(name: str, index, dtypes: tuple = INTEGERS) -> None:
@@ -303,7 +298,7 @@ def _(make):
 
 def _refuse_mask(what: str, remedy: str):
     def refuse(a, *args, **kwargs):
-        raise CaptureError(f"{what}: the shape of its result depends on data", location=_location(), remedy=remedy)
+        raise CaptureError(f"{what}: the shape of its result depends on data", location=user_location(), remedy=remedy)
 
     return refuse
 
@@ -327,7 +322,7 @@ def _embedding_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = dict(zip(names, args[2:], strict=False)) | kwargs
     if given.get("max_norm") is not None:
-        raise CaptureError("embedding with max_norm= changes its weight", location=_location(), remedy="renormalize the weight outside of the compiled function (torch.renorm)")
+        raise CaptureError("embedding with max_norm= changes its weight", location=user_location(), remedy="renormalize the weight outside of the compiled function (torch.renorm)")
     plain = {k: v for k, v in given.items() if k != "max_norm" and k != "norm_type" and v is not None and v is not False}
     return args[:2], plain
 
@@ -372,7 +367,7 @@ def embedding_bag(
     padding_idx=None,
 ):  # fmt: skip
     if max_norm is not None:
-        raise CaptureError("embedding_bag with max_norm= changes its weight", location=_location(), remedy="renormalize the weight outside of the compiled function")
+        raise CaptureError("embedding_bag with max_norm= changes its weight", location=user_location(), remedy="renormalize the weight outside of the compiled function")
     if len(a.shape) == 2:
         return like(weight, (a.shape[0], weight.shape[1]))
     if len(a.shape) != 1 or offsets is None:
