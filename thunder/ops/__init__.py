@@ -6,5 +6,27 @@ package defines all operations and gives proxies their methods.
 
 from __future__ import annotations
 
-from thunder.ops import activations, creation, data, einsum, elementwise, indexing, inplace, joining, linalg, methods, opaque, random, rearrange, reductions, scatter, shape
-]  # fmt: skip
+import importlib
+
+from thunder.ops import inplace, methods, opaque
+from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
+
+FAMILIES = (
+    "data",
+    "elementwise",
+    "creation",
+    "activations",
+    "reductions",
+    "random",
+    "shape",
+    "rearrange",
+    "joining",
+    "indexing",
+    "scatter",
+    "linalg",
+    "einsum",
+)
+for _family in FAMILIES:
+    importlib.import_module(f"thunder.ops.{_family}")
+
+__all__ = ["FAMILIES", "LTORCH", "PRIMS", "lookup", "inplace_of", "inplace", "methods", "opaque"]
