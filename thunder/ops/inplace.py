@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import torch
 
-import torch
-
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError

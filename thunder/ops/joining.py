@@ -16,7 +16,6 @@ from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite
 from thunder.ops.dims import ceil_div, wrap_dim
 from thunder.ops.promotion import same_device
-from thunder.ops.rearrange import atleast
 from thunder.ops.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
 
 # ---------------------------------------------------------------------------------------------------------------- joining

@@ -6,7 +6,6 @@ import torch
 
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
-from thunder.core.symbol import OpTags
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import packed, wrap_dim, wrap_dims
