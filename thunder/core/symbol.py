@@ -289,10 +289,17 @@ class Symbol:
         if keyword in self.parameters:
             return keyword
         order = list(self.parameters)
-        position = {"input": 0, "self": 0, "other": 1, "exponent": 1, "tensor1": 1, "tensor2": 2, "mat2": 1, "vec": 1}.get(keyword)
+        position = _KEYWORDS.get(keyword)
         if position is not None and position < len(order):
             return order[position]
         return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
+
+
+# positions of operands that PyTorch names otherwise than we do
+_KEYWORDS = {
+    "input": 0, "self": 0, "other": 1, "exponent": 1, "tensor1": 1, "tensor2": 2, "mat1": 1, "mat2": 2, "mat": 1, "vec": 1, "vec1": 1, "vec2": 2, "batch1": 1,
+    "batch2": 2,
+}  # fmt: skip
 
 
 def _positional_parameters(function: Callable | None) -> tuple[KeysView[str], dict[str, Any]]:

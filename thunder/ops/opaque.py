@@ -82,4 +82,5 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
         return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
 
     del keep
-    return map_structure(typed, out)
+    with torch._C.DisableTorchFunction():
+        return map_structure(typed, out)
