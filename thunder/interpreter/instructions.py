@@ -326,12 +326,12 @@ def BUILD_SET(frame, stack, n):
 
 def BUILD_MAP(frame, stack, n):
     flat = take(stack, 2 * n)
-    stack.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+    stack.append(dict(zip(flat[::2], flat[1::2])))  # noqa: B905 - the lengths are equal
 
 
 def BUILD_CONST_KEY_MAP(frame, stack, n):
     keys = stack.pop()
-    stack.append(dict(zip(keys, take(stack, n), strict=True)))
+    stack.append(dict(zip(keys, take(stack, n))))  # noqa: B905 - the lengths are equal
 
 
 def BUILD_SLICE(frame, stack, n):
@@ -503,11 +503,18 @@ def CALL(frame, stack, n):
 
 def CALL_KEYWORDS(frame, stack, n):
     names = stack.pop()
-    arguments = take(stack, n)
-    function, arguments = _callee(stack, arguments)
-    split = len(arguments) - len(names)
-    keywords = dict(zip(names, arguments[split:], strict=True))
-    stack.append(frame.host.call(function, arguments[:split], keywords))
+    split = len(stack) - len(names)
+    keywords = dict(zip(names, stack[split:]))  # noqa: B905 - the lengths are equal
+    start = len(stack) - n
+    arguments = stack[start:split]
+    function, receiver = stack[start - 2], stack[start - 1]
+    del stack[start - 2 :]
+    if receiver is NULL:
+        stack.append(frame.host.call(function, arguments, keywords))
+    elif function is NULL:
+        stack.append(frame.host.call(receiver, arguments, keywords))
+    else:
+        stack.append(frame.host.call(function, [receiver, *arguments], keywords))
 
 
 def CALL_FUNCTION_EX(frame, stack, flags):
