@@ -31,7 +31,7 @@ def type_call(host, cls, args, kwargs):
     if new_is_python:
         made = host.call(new, [cls, *args], kwargs)
     elif new is object.__new__:
-        made = new(cls)
+        made = object.__new__(cls)
     else:
         made = host.call_native(cls.__new__, [cls, *args], kwargs)
     if not isinstance(made, cls):
@@ -90,9 +90,7 @@ def _check_class_cell(cell, made, name):
     except ValueError:
         inside = None
     if inside is None:
-        raise RuntimeError(
-            f"__class__ not set defining {name!r} as {made!r}. Was __classcell__ propagated to type.__new__?"
-        )
+        raise RuntimeError(f"__class__ not set defining {name!r} as {made!r}. Was __classcell__ propagated to type.__new__?")
     if inside is not made:
         raise TypeError(f"__class__ set to {inside!r} defining {name!r} as {made!r}")
 
@@ -118,9 +116,6 @@ def _most_derived(metaclass, bases):
         if issubclass(metaclass, kind):
             continue
         if not issubclass(kind, metaclass):
-            raise TypeError(
-                "metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses "
-                "of all its bases"
-            )
+            raise TypeError("metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses of all its bases")
         metaclass = kind
     return metaclass

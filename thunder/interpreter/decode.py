@@ -20,12 +20,7 @@ from thunder.interpreter import control, instructions
 from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, Raw, given
 
 OPNAME, EXTENDED_ARG, NOP = dis.opname, dis.opmap["EXTENDED_ARG"], dis.opmap["NOP"]
-HANDLERS = {
-    name: function
-    for module in (instructions, control)
-    for name, function in vars(module).items()
-    if name.isupper() and isinstance(function, types.FunctionType)
-}
+HANDLERS = {name: function for module in (instructions, control) for name, function in vars(module).items() if name.isupper() and isinstance(function, types.FunctionType)}
 CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 4, 8, 0x20, 0x80, 0x200
 
 

@@ -11,6 +11,7 @@ import functools
 import operator
 import sys
 import types
+from typing import Any
 
 from thunder.interpreter.binding import bind
 from thunder.interpreter.builtin_calls import FRAME_CALLS
@@ -109,7 +110,7 @@ class Host:
         if self.log is not None:
             self.log.call(self, f)
         if record.kind:
-            driver = DRIVERS[record.kind]
+            driver: Any = DRIVERS[record.kind]
             if code.co_flags & CO_ITERABLE_COROUTINE:
                 driver = drive_awaitable
             driven = driver(frame)
@@ -291,12 +292,11 @@ def partial_arguments(f, args):
     given = iter(args)
     merged = [next(given, PLACEHOLDER) if value is PLACEHOLDER else value for value in f.args]
     if any(value is PLACEHOLDER for value in merged):
-        raise TypeError("missing positional arguments in 'partial' call; expected at least "
-                        f"{sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}")
+        raise TypeError(f"missing positional arguments in 'partial' call; expected at least {sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}")
     return [*merged, *given]
 
 
-def type_attribute(kind, name):
+def type_attribute(kind, name) -> Any:
     """The attribute as it stands in the class or its bases, not bound; NULL when there is none."""
     for base in kind.__mro__:
         if name in base.__dict__:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import builtins
 import functools
 import types
+import typing
+from typing import Any
 
 from thunder.interpreter.matching import match_class, match_keys
 
@@ -21,7 +23,7 @@ class _Null:
         return "NULL"
 
 
-NULL = _Null()
+NULL = typing.cast(Any, _Null())
 # Operands of exactly these types never have provenance: the machine computes with them directly.
 PLAIN = frozenset({int, float, bool, str, bytes, complex})
 SEQUENCE_FLAG, MAPPING_FLAG = 1 << 5, 1 << 6  # Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING
@@ -344,13 +346,9 @@ def BUILD_STRING(frame, stack, n):
 
 def LIST_EXTEND(frame, stack, n):
     values = stack.pop()
-    try:
-        stack[-n].extend(frame.host.iterate(values))
-        return
-    except TypeError:
-        if hasattr(values, "__iter__") or hasattr(values, "__getitem__"):
-            raise
-    raise TypeError(f"Value after * must be an iterable, not {type(values).__name__}")
+    if not _is_iterable(values):
+        raise TypeError(f"Value after * must be an iterable, not {type(values).__name__}")
+    stack[-n].extend(frame.host.iterate(values))
 
 
 def SET_UPDATE(frame, stack, n):
@@ -522,13 +520,9 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     keywords = stack.pop() if flags & 1 else NULL
     arguments = stack.pop()
     function, positional = _callee(stack, [])
-    if type(arguments) is not tuple:
-        try:
-            iter(arguments)
-        except TypeError:
-            arguments = NULL, type(arguments).__name__
-        if type(arguments) is tuple:
-            raise TypeError(f"{function_text(function)} argument after * must be an iterable, not {arguments[1]}")
+    if type(arguments) is not tuple and not _is_iterable(arguments):
+        kind = type(arguments).__name__
+        raise TypeError(f"{function_text(function)} argument after * must be an iterable, not {kind}")
     positional += host.iterate(arguments)
     if keywords is NULL:
         keywords = {}
@@ -542,6 +536,10 @@ def CALL_FUNCTION_EX(frame, stack, flags):
             if not isinstance(key, str):
                 raise TypeError("keywords must be strings")
     stack.append(host.call(function, positional, keywords))
+
+
+def _is_iterable(value):
+    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
 
 
 def _callee(stack, arguments):

@@ -5,10 +5,15 @@
 Every function falls back to the native operation when no Python-level method takes part.
 """
 
+# The functions below name their first parameter `host`; as methods of ProtocolHost they override methods with `self`.
+# pyright: reportAssignmentType=false
+
 from __future__ import annotations
 
 import functools
+import operator
 import types
+from typing import Any
 
 from thunder.interpreter.host import Host, type_attribute
 from thunder.interpreter.instructions import NULL
@@ -62,7 +67,7 @@ def _attribute(host, value, kind, name):
         descriptor = type(found)
         if descriptor is property and found.fget is not None:
             return host.call(found.fget, [value], {})
-        own = getattr(value, "__dict__", ()) if descriptor not in _NEVER_PYTHON else ()
+        own: Any = getattr(value, "__dict__", ()) if descriptor not in _NEVER_PYTHON else ()
         if descriptor is functools.cached_property and name not in own:
             result = own[name] = host.call(found.func, [value], {})
             return result
@@ -223,7 +228,10 @@ def getitem(host, value, key):
         hook = type_attribute(value, "__class_getitem__")
         if type(hook) is classmethod and type(hook.__func__) is FUNCTION:
             return host.call(hook.__func__, [value, key], {})
-    return value[key]
+    return _native_getitem(value, key)
+
+
+_native_getitem: Any = operator.getitem
 
 
 def setitem(host, value, key, new):

@@ -273,9 +273,7 @@ LOOP_ENDS = {
 }
 
 # Canonical instructions whose argument is a jump target.
-JUMPS = frozenset(
-    "JUMP FOR_ITER SEND YIELD_FROM POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split()
-)
+JUMPS = frozenset("JUMP FOR_ITER SEND YIELD_FROM POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split())
 
 VERSION = sys.version_info[:2]
 TABLE = VERSIONS.get(VERSION, V3_14)
