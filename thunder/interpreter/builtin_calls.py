@@ -144,7 +144,8 @@ def _exception(host, function, args, kwargs):
 
 def _warn(host, function, args, kwargs):
     """warnings.warn: the warning is attributed to the interpreted frame that `stacklevel` names."""
-    message, category, level, source = (*args, None, None, None, None)[:4]
+    parameters: list = [*args, None, None, None, None]
+    message, category, level, source = parameters[:4]
     category = kwargs.get("category", category)
     level = kwargs.get("stacklevel", level) or 1
     source = kwargs.get("source", source)
@@ -224,6 +225,6 @@ _ROWS = {
     delattr: _delattr,
 }
 if hasattr(sys, "_getframemodulename"):  # from 3.12
-    _ROWS[getattr(sys, "_getframemodulename")] = _get_frame_module_name
+    _ROWS[sys._getframemodulename] = _get_frame_module_name  # pyright: ignore[reportAttributeAccessIssue]
 # By identity, so that a callable that cannot be hashed can be looked up.
 FRAME_CALLS = {id(function): handler for function, handler in _ROWS.items()}

@@ -101,7 +101,7 @@ def _decode(code):
         row = TABLE.get(opname)
         if row == ():
             continue
-        raw.opname, raw.arg, raw.offset = opname, argument, offset
+        raw.arg = argument
         raw.after = raw_instructions[k + 1][0] if JUMPS_FROM_CACHES else offset + 2
         if row is None:  # an unknown opcode fails when it is reached, not here
             row = (("UNSUPPORTED", given(opname)),)
