@@ -552,14 +552,15 @@ def _callee(stack, arguments):
 def MAKE_FUNCTION(frame, stack, flags):
     code = stack.pop()
     closure = stack.pop() if flags & 8 else None
-    if code.co_freevars and closure is None:  # 3.13 attaches the closure afterwards; until then, empty cells
+    incomplete = code.co_freevars and closure is None  # the closure is attached afterwards; until then, empty cells
+    if incomplete:
         closure = tuple(types.CellType() for _ in code.co_freevars)
     fn = types.FunctionType(code, frame.fn.__globals__, closure=closure)
     fn.__qualname__ = code.co_qualname
     for bit in (4, 2, 1):
         if flags & bit:
             _set_attribute(fn, bit, stack.pop())
-    stack.append(frame.host.made_function(fn))
+    stack.append(fn if incomplete else frame.host.made_function(fn))
 
 
 def SET_FUNCTION_ATTRIBUTE(frame, stack, bit):
