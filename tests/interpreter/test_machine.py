@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 import types
+import warnings
 import weakref
 
 import pytest
@@ -411,6 +412,30 @@ def test_native_code_sees_the_handled_exception():
     assert "in fail" in seen[0] and "interpreter" not in seen[0].replace("tests/interpreter", "")
 
 
+def test_warnings_name_the_users_line():
+    def program():
+        warnings.warn("inner", stacklevel=1)
+
+    def outer():
+        program()
+        warnings.warn("outer", DeprecationWarning, 1)
+
+    def indirect():
+        def helper():
+            warnings.warn("from the caller", stacklevel=2)
+
+        helper()
+
+    def seen(run):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run()
+        return [(w.filename, w.lineno, w.category, str(w.message)) for w in caught]
+
+    for f in (outer, indirect):
+        assert seen(lambda: Host().interpret(f)) == seen(f)
+
+
 # ---------------------------------------------------------------- decoding, memory, threads
 
 
@@ -434,8 +459,7 @@ def test_generated_code_is_freed():
     assert host.interpret(made) == 3
     gone = weakref.ref(made.__code__)
     del made
-    host.history.clear()
-    host.frames.clear()
+    del host
     gc.collect()
     assert gone() is None
 

@@ -305,6 +305,9 @@ def _call_function(c, f, args, kwargs):
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
     if native_module(module) and id(f) not in c.fresh:
+        named = _BY_NAME.get((module, f.__name__))
+        if named is not None:
+            return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
         if not _reaches(c, args, kwargs):
@@ -546,6 +549,28 @@ def _checkpoint(c, f, args, kwargs):
 
 def _torch_compile(c, f, args, kwargs):
     c.refuse("torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile")
+
+
+def _associative_scan(c, f, args, kwargs):
+    """torch's associative_scan by its definition: y[0] = x[0], y[i] = combine(y[i - 1], x[i])."""
+    names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
+    given = dict(zip(names, args)) | kwargs
+    leaves, spec = torch.utils._pytree.tree_flatten(given["xs"])
+    dim, reverse = given["dim"], given.get("reverse", False)
+    slices = list(zip(*(record(c, torch.unbind, [x, dim], {}) for x in leaves)))
+    slices = slices[::-1] if reverse else slices
+    out = [slices[0]]
+    for x in slices[1:]:
+        previous = torch.utils._pytree.tree_unflatten(list(out[-1]), spec)
+        combined = c.call(given["combine_fn"], [previous, torch.utils._pytree.tree_unflatten(list(x), spec)], {})
+        out.append(tuple(torch.utils._pytree.tree_leaves(combined)))
+    out = out[::-1] if reverse else out
+    stacked = [record(c, torch.stack, [list(column), dim], {}) for column in zip(*out)]
+    return torch.utils._pytree.tree_unflatten(stacked, spec)
+
+
+# handlers of functions whose modules are imported only by programs that use them
+_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan}
 
 
 def _constant(value):

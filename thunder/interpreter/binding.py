@@ -5,16 +5,35 @@ from __future__ import annotations
 CO_VARARGS, CO_VARKEYWORDS = 4, 8
 
 
-def bind(f, arguments, keywords, default):
-    """The variables of a call `f(*arguments, **keywords)` by name.
+def bind(f, record, arguments, keywords, default):
+    """The variables of a call `f(*arguments, **keywords)` by name; `record` is the decoded code of `f`.
 
     `default(f, name, value)` is asked for every default value that is used. Raises TypeError as CPython does.
     """
+    positional, total, given = record.argument_count, record.parameter_count, len(arguments)
+    bound = dict(zip(record.arguments, arguments))  # noqa: B905 - surplus goes to *args, or is an error below
+    if record.plain and given <= positional:  # neither *args nor **kwargs
+        if keywords:
+            if keywords.keys() <= record.by_keyword and bound.keys().isdisjoint(keywords):
+                bound.update(keywords)
+            else:
+                _bind_keywords(f, f.__code__.co_varnames, total, keywords, bound, None)
+        if len(bound) == total:
+            return bound
+    else:
+        _bind_variable(f, record, arguments, keywords, bound)
+    names = f.__code__.co_varnames
+    if given < positional:
+        _bind_defaults(f, names, given, bound, default)
+    if total > positional:
+        _bind_keyword_defaults(f, names[positional:total], bound, default)
+    return bound
+
+
+def _bind_variable(f, record, arguments, keywords, bound):
+    """Bind *args, **kwargs and keywords; too many positional arguments are found here."""
     code = f.__code__
-    names, positional, keyword_only = code.co_varnames, code.co_argcount, code.co_kwonlyargcount
-    total = positional + keyword_only
-    given = len(arguments)
-    bound = dict(zip(names[:positional], arguments, strict=False))
+    names, positional, total = code.co_varnames, record.argument_count, record.parameter_count
     extra = None
     after = total
     if code.co_flags & CO_VARARGS:
@@ -24,13 +43,8 @@ def bind(f, arguments, keywords, default):
         extra = bound[names[after]] = {}
     if keywords:
         _bind_keywords(f, names, total, keywords, bound, extra)
-    if given > positional and not code.co_flags & CO_VARARGS:
-        raise _too_many(f, names, given, bound)
-    if given < positional:
-        _bind_defaults(f, names, given, bound, default)
-    if keyword_only:
-        _bind_keyword_defaults(f, names[positional:total], bound, default)
-    return bound
+    if len(arguments) > positional and not code.co_flags & CO_VARARGS:
+        raise _too_many(f, names, len(arguments), bound)
 
 
 def _bind_keywords(f, names, total, keywords, bound, extra):
@@ -48,15 +62,8 @@ def _bind_keywords(f, names, total, keywords, bound, extra):
         else:
             clashes = [name for name in names[:positional_only] if name in keywords]
             if clashes:
-                raise TypeError(
-                    f"{f.__qualname__}() got some positional-only arguments passed as keyword arguments: "
-                    f"'{', '.join(clashes)}'"
-                )
-            raise TypeError(f"{f.__qualname__}() got an unexpected keyword argument '{key}'{_suggestion(key, allowed)}")
-
-
-def _suggestion(key, allowed):
-    return ""
+                raise TypeError(f"{f.__qualname__}() got some positional-only arguments passed as keyword arguments: '{', '.join(clashes)}'")
+            raise TypeError(f"{f.__qualname__}() got an unexpected keyword argument '{key}'")
 
 
 def _bind_defaults(f, names, given, bound, default):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+import warnings
 
 from thunder.interpreter.recursion import set_original_limit
 from thunder.interpreter.tracebacks import stub_frame
@@ -64,8 +65,10 @@ def _globals(host, function, args, kwargs):
 
 
 def _vars(host, function, args, kwargs):
-    return host.load_attr(args[0], "__dict__") if args and hasattr(args[0], "__dict__") else (
-        host.call_native(function, args, kwargs) if args or kwargs else _locals(host, function, args, kwargs)
+    return (
+        host.load_attr(args[0], "__dict__")
+        if args and hasattr(args[0], "__dict__")
+        else (host.call_native(function, args, kwargs) if args or kwargs else _locals(host, function, args, kwargs))
     )
 
 
@@ -139,6 +142,23 @@ def _exception(host, function, args, kwargs):
     return host.exc if host.exc is not None else function()
 
 
+def _warn(host, function, args, kwargs):
+    """warnings.warn: the warning is attributed to the interpreted frame that `stacklevel` names."""
+    parameters: list = [*args, None, None, None, None]
+    message, category, level, source = parameters[:4]
+    category = kwargs.get("category", category)
+    level = kwargs.get("stacklevel", level) or 1
+    source = kwargs.get("source", source)
+    if not args or kwargs.keys() - {"category", "stacklevel", "source"} or not 1 <= level <= len(host.stack_of_frames):
+        return host.call_native(function, args, kwargs)
+    frame = host.stack_of_frames[-level]
+    code, namespace = frame.fn.__code__, frame.fn.__globals__
+    category = type(message) if isinstance(message, Warning) else category or UserWarning
+    line = frame.record.line(code, frame.ip) or code.co_firstlineno
+    registry = namespace.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, code.co_filename, line, namespace.get("__name__", "<string>"), registry, source=source)
+
+
 def _get_recursion_limit(host, function, args, kwargs):
     return host.recursion_limit
 
@@ -197,13 +217,14 @@ _ROWS = {
     sys.exc_info: _exc_info,
     sys.exception: _exception,
     sys.getrecursionlimit: _get_recursion_limit,
+    warnings.warn: _warn,
     sys.setrecursionlimit: _set_recursion_limit,
     getattr: _getattr,
     hasattr: _hasattr,
     setattr: _setattr,
     delattr: _delattr,
 }
-if hasattr(sys, "_getframemodulename"):
+if hasattr(sys, "_getframemodulename"):  # from 3.12
     _ROWS[sys._getframemodulename] = _get_frame_module_name  # pyright: ignore[reportAttributeAccessIssue]
 # By identity, so that a callable that cannot be hashed can be looked up.
 FRAME_CALLS = {id(function): handler for function, handler in _ROWS.items()}

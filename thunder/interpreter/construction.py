@@ -90,9 +90,7 @@ def _check_class_cell(cell, made, name):
     except ValueError:
         inside = None
     if inside is None:
-        raise RuntimeError(
-            f"__class__ not set defining {name!r} as {made!r}. Was __classcell__ propagated to type.__new__?"
-        )
+        raise RuntimeError(f"__class__ not set defining {name!r} as {made!r}. Was __classcell__ propagated to type.__new__?")
     if inside is not made:
         raise TypeError(f"__class__ set to {inside!r} defining {name!r} as {made!r}")
 
@@ -118,9 +116,6 @@ def _most_derived(metaclass, bases):
         if issubclass(metaclass, kind):
             continue
         if not issubclass(kind, metaclass):
-            raise TypeError(
-                "metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses "
-                "of all its bases"
-            )
+            raise TypeError("metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses of all its bases")
         metaclass = kind
     return metaclass

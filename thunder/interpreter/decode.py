@@ -17,15 +17,10 @@ import weakref
 from typing import NamedTuple
 
 from thunder.interpreter import control, instructions
-from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, Raw
+from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, Raw, given
 
-OPNAME, EXTENDED_ARG = dis.opname, dis.opmap["EXTENDED_ARG"]
-HANDLERS = {
-    name: function
-    for module in (instructions, control)
-    for name, function in vars(module).items()
-    if name.isupper() and isinstance(function, types.FunctionType)
-}
+OPNAME, EXTENDED_ARG, NOP = dis.opname, dis.opmap["EXTENDED_ARG"], dis.opmap["NOP"]
+HANDLERS = {name: function for module in (instructions, control) for name, function in vars(module).items() if name.isupper() and isinstance(function, types.FunctionType)}
 CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 4, 8, 0x20, 0x80, 0x200
 
 
@@ -41,21 +36,30 @@ class Record:
     """What is known of one code object. It refers to the code weakly, so that generated code can be freed."""
 
     __slots__ = (
-        "program", "handlers", "offsets", "lines", "reference", "stub", "logged",
-        "name", "arguments", "argument_count", "simple", "kind",
+        "program", "handlers", "offsets", "reference", "stub", "logged", "line_of",
+        "arguments", "argument_count", "parameter_count", "by_keyword", "plain", "simple", "kind",
     )  # fmt: skip
 
-    def __init__(self, code, program, handlers, offsets, lines):
-        self.program, self.handlers, self.offsets, self.lines = program, handlers, offsets, lines
+    def __init__(self, code, program, handlers, offsets):
+        self.program, self.handlers, self.offsets = program, handlers, offsets
         self.reference = weakref.ref(code, lambda _, key=id(code): _records.pop(key, None))
-        self.stub = self.logged = None
+        self.stub = self.logged = self.line_of = None
         flags = code.co_flags
-        self.name = code.co_name
-        self.argument_count = code.co_argcount
-        self.arguments = code.co_varnames[: code.co_argcount]
+        self.argument_count, self.parameter_count = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+        self.arguments = code.co_varnames[: self.argument_count]
+        self.by_keyword = frozenset(code.co_varnames[code.co_posonlyargcount : self.parameter_count])
+        self.plain = not flags & (CO_VARARGS | CO_VARKEYWORDS)
         # A call with exactly the positional arguments needs no binding.
-        self.simple = not code.co_kwonlyargcount and not flags & (CO_VARARGS | CO_VARKEYWORDS)
+        self.simple = self.plain and not code.co_kwonlyargcount
         self.kind = flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
+
+    def line(self, code, index):
+        """The line of a canonical instruction; None where the compiler gave none. Computed when first asked for."""
+        if self.line_of is None:
+            self.line_of = {}
+            for start, stop, line in code.co_lines():
+                self.line_of.update(dict.fromkeys(range(start, stop, 2), line))
+        return self.line_of.get(self.offsets[index])
 
 
 _records: dict[int, Record] = {}
@@ -70,7 +74,7 @@ def decode(code: types.CodeType) -> Record:
 
 
 def _raw_instructions(code):
-    """[(offset, opname, argument with its extensions)], without inline caches."""
+    """[(offset, opcode, argument with its extensions)], without inline caches."""
     raw, code_bytes, extension = [], code.co_code, 0
     for offset in range(0, len(code_bytes), 2):
         opcode = code_bytes[offset]
@@ -79,55 +83,61 @@ def _raw_instructions(code):
         argument = code_bytes[offset + 1] | extension
         if opcode == EXTENDED_ARG:
             extension = argument << 8
-            raw.append((offset, "NOP", 0))
+            raw.append((offset, NOP, 0))
             continue
         extension = 0
-        raw.append((offset, OPNAME[opcode], argument))
+        raw.append((offset, opcode, argument))
     return raw
 
 
 def _decode(code):
     raw_instructions = _raw_instructions(code)
-    end = len(code.co_code)
-    raw, out, offsets, index = Raw(code), [], [], {}
+    raw, program, offsets, index, jumps = Raw(code), [], [], {}, []
     cleared = set()
-    for k, (offset, opname, argument) in enumerate(raw_instructions):
-        following = raw_instructions[k + 1][0] if k + 1 < len(raw_instructions) else end
-        raw.opname, raw.arg, raw.offset = opname, argument, offset
-        raw.after = following if JUMPS_FROM_CACHES else offset + 2
-        index[offset] = len(out)
+    raw_instructions.append((len(code.co_code), NOP, 0))  # a last one, so that each has one that follows
+    for k, (offset, opcode, argument) in enumerate(raw_instructions[:-1]):
+        index[offset] = len(program)
+        opname = OPNAME[opcode]
         row = TABLE.get(opname)
+        if row == ():
+            continue
+        raw.arg = argument
+        raw.after = raw_instructions[k + 1][0] if JUMPS_FROM_CACHES else offset + 2
         if row is None:  # an unknown opcode fails when it is reached, not here
-            row = (("UNSUPPORTED", lambda raw: raw.opname),)
-        elif not isinstance(row, tuple):
+            row = (("UNSUPPORTED", given(opname)),)
+        elif type(row) is not tuple:
             row = row(raw)
         for canonical, resolve in row:
-            out.append((canonical, resolve(raw)))
+            if canonical in JUMPS:
+                jumps.append((len(program), canonical))
+            program.append((HANDLERS[canonical], resolve(raw)))
             offsets.append(offset)
         if opname == "SEND":
             raw.previous_jump = raw.after + 2 * argument
         elif opname == "LOAD_FAST_AND_CLEAR":
             cleared.add(raw.variables[argument])
-        if opname not in ("NOP", "PRECALL"):
-            raw.previous = opname
-    index[end] = len(out)
-    loop_exit = _loop_exits(raw_instructions, index) if LOOP_END else index
-    program = []
-    for canonical, argument in out:
-        if canonical in JUMPS:
-            argument = (loop_exit if canonical == "FOR_ITER" else index)[argument]
-        elif canonical == "STORE_FAST" and argument in cleared:
-            canonical = "RESTORE_FAST"
-        program.append((HANDLERS[canonical], argument))
-    return Record(code, program, _handlers(code, index, len(program)), offsets, _lines(code, offsets))
+        raw.previous = opname
+    index[len(code.co_code)] = len(program)
+    _resolve_jumps(program, jumps, index, _loop_exits(raw_instructions, index) if LOOP_END else index)
+    if cleared:
+        store, restore = HANDLERS["STORE_FAST"], HANDLERS["RESTORE_FAST"]
+        program = [(restore, a) if h is store and a in cleared else (h, a) for h, a in program]
+    return Record(code, program, _handlers(code, index, len(program)), offsets)
+
+
+def _resolve_jumps(program, jumps, index, loop_exit):
+    """Turn the byte offsets of jumps into indices."""
+    for k, canonical in jumps:
+        handler, offset = program[k]
+        program[k] = handler, (loop_exit if canonical == "FOR_ITER" else index)[offset]
 
 
 def _loop_exits(raw_instructions, index):
     """Offset of a loop's end -> index of what follows the instructions that drop the iterator."""
     exits, length = {}, len(LOOP_END)
-    opnames = [opname for _, opname, _ in raw_instructions]
-    for k, (offset, opname, _) in enumerate(raw_instructions):
-        if opname == LOOP_END[0] and tuple(opnames[k : k + length]) == LOOP_END:
+    opnames = [OPNAME[opcode] for _, opcode, _ in raw_instructions]
+    for k, (offset, opcode, _) in enumerate(raw_instructions):
+        if OPNAME[opcode] == LOOP_END[0] and tuple(opnames[k : k + length]) == LOOP_END:
             exits[offset] = index[raw_instructions[k + length][0]]
     return exits
 
@@ -164,12 +174,3 @@ def _exception_table(table):
         target = number() * 2
         depth_and_lasti = number()
         yield start, stop, target, depth_and_lasti >> 1, bool(depth_and_lasti & 1)
-
-
-def _lines(code, offsets):
-    """The line of each canonical instruction, or None where the compiler gave none."""
-    by_offset = {}
-    for start, stop, line in code.co_lines():
-        for offset in range(start, stop, 2):
-            by_offset[offset] = line
-    return [by_offset.get(offset) for offset in offsets]

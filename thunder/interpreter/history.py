@@ -37,7 +37,7 @@ class FullLog:
 
     def step(self, frame):
         record, code = frame.record, frame.fn.__code__
-        line = record.lines[frame.ip]
+        line = record.line(code, frame.ip)
         if (code, line) != self.position:
             self.position = code, line
             self.entries.append({"kind": "Line", "fn": frame.fn, "filename": code.co_filename, "position": line})
@@ -136,7 +136,7 @@ def format_location(location):
         return "?", 0, (None, None), "", "?"
     code, ip = location
     record = decode(code)
-    line = record.lines[ip] or code.co_firstlineno
+    line = record.line(code, ip) or code.co_firstlineno
     positions = list(code.co_positions())[record.offsets[ip] // 2]
     source = linecache.getline(code.co_filename, line).rstrip("\n")
     return code.co_filename, line, (positions[2], positions[3]), source, code.co_qualname

@@ -11,6 +11,7 @@ import functools
 import operator
 import sys
 import types
+from typing import Any
 
 from thunder.interpreter.binding import bind
 from thunder.interpreter.builtin_calls import FRAME_CALLS
@@ -51,7 +52,7 @@ class Host:
 
     def __init__(self, record_history: bool = False):
         self.instructions = 0
-        self.frames: collections.Counter = collections.Counter()
+        self.calls: dict = {}  # decoded record -> calls: hashing a code object would take longer than the counting
         self.stack_of_frames: list[Frame] = []
         self.exc: BaseException | None = None
         self.recursion_limit = original_limit()
@@ -59,6 +60,12 @@ class Host:
         self.log = FullLog() if record_history else None
         self.history = ShortLog()
         self.frame_calls = FRAME_CALLS
+
+    @property
+    def frames(self):
+        """How often each code object was run, as a Counter."""
+        counted = ((record.reference(), n) for record, n in self.calls.items())
+        return collections.Counter({code: n for code, n in counted if code is not None})
 
     # ---------------------------------------------------------------- running
 
@@ -96,14 +103,14 @@ class Host:
         if record.simple and not kwargs and len(args) == record.argument_count:
             variables = dict(zip(record.arguments, args))  # noqa: B905 - the lengths were just compared
         else:
-            variables = bind(f, args, kwargs, self.default)
-        self.frames[code] += 1
+            variables = bind(f, record, args, kwargs, self.default)
+        self.calls[record] = self.calls.get(record, 0) + 1
         self.history.append(code)
         frame = Frame(f, record, variables, self)
         if self.log is not None:
             self.log.call(self, f)
         if record.kind:
-            driver = DRIVERS[record.kind]
+            driver: Any = DRIVERS[record.kind]
             if code.co_flags & CO_ITERABLE_COROUTINE:
                 driver = drive_awaitable
             driven = driver(frame)
@@ -117,10 +124,11 @@ class Host:
 
     def run_code(self, code, global_names, names, closure=None):
         """Run the code of a module, class body, `exec` or `eval` in the namespace `names`."""
-        self.frames[code] += 1
+        record = decode(code)
+        self.calls[record] = self.calls.get(record, 0) + 1
         self.history.append(code)
         f = types.FunctionType(code, global_names, closure=closure)
-        return Frame(f, decode(code), {}, self, names).run()
+        return Frame(f, record, {}, self, names).run()
 
     def call_native(self, f, args, kwargs):
         """Call something that is not interpreted. Inside an `except` block it sees the handled exception."""
@@ -284,12 +292,11 @@ def partial_arguments(f, args):
     given = iter(args)
     merged = [next(given, PLACEHOLDER) if value is PLACEHOLDER else value for value in f.args]
     if any(value is PLACEHOLDER for value in merged):
-        raise TypeError("missing positional arguments in 'partial' call; expected at least "
-                        f"{sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}")
+        raise TypeError(f"missing positional arguments in 'partial' call; expected at least {sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}")
     return [*merged, *given]
 
 
-def type_attribute(kind, name):
+def type_attribute(kind, name) -> Any:
     """The attribute as it stands in the class or its bases, not bound; NULL when there is none."""
     for base in kind.__mro__:
         if name in base.__dict__:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import builtins
 import functools
 import types
+import typing
+from typing import Any
 
 from thunder.interpreter.matching import match_class, match_keys
 
@@ -21,7 +23,7 @@ class _Null:
         return "NULL"
 
 
-NULL = _Null()
+NULL = typing.cast(Any, _Null())
 # Operands of exactly these types never have provenance: the machine computes with them directly.
 PLAIN = frozenset({int, float, bool, str, bytes, complex})
 SEQUENCE_FLAG, MAPPING_FLAG = 1 << 5, 1 << 6  # Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING
@@ -326,12 +328,12 @@ def BUILD_SET(frame, stack, n):
 
 def BUILD_MAP(frame, stack, n):
     flat = take(stack, 2 * n)
-    stack.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+    stack.append(dict(zip(flat[::2], flat[1::2])))  # noqa: B905 - the lengths are equal
 
 
 def BUILD_CONST_KEY_MAP(frame, stack, n):
     keys = stack.pop()
-    stack.append(dict(zip(keys, take(stack, n), strict=True)))
+    stack.append(dict(zip(keys, take(stack, n))))  # noqa: B905 - the lengths are equal
 
 
 def BUILD_SLICE(frame, stack, n):
@@ -344,13 +346,9 @@ def BUILD_STRING(frame, stack, n):
 
 def LIST_EXTEND(frame, stack, n):
     values = stack.pop()
-    try:
-        stack[-n].extend(frame.host.iterate(values))
-        return
-    except TypeError:
-        if hasattr(values, "__iter__") or hasattr(values, "__getitem__"):
-            raise
-    raise TypeError(f"Value after * must be an iterable, not {type(values).__name__}")
+    if not _is_iterable(values):
+        raise TypeError(f"Value after * must be an iterable, not {type(values).__name__}")
+    stack[-n].extend(frame.host.iterate(values))
 
 
 def SET_UPDATE(frame, stack, n):
@@ -503,11 +501,18 @@ def CALL(frame, stack, n):
 
 def CALL_KEYWORDS(frame, stack, n):
     names = stack.pop()
-    arguments = take(stack, n)
-    function, arguments = _callee(stack, arguments)
-    split = len(arguments) - len(names)
-    keywords = dict(zip(names, arguments[split:], strict=True))
-    stack.append(frame.host.call(function, arguments[:split], keywords))
+    split = len(stack) - len(names)
+    keywords = dict(zip(names, stack[split:]))  # noqa: B905 - the lengths are equal
+    start = len(stack) - n
+    arguments = stack[start:split]
+    function, receiver = stack[start - 2], stack[start - 1]
+    del stack[start - 2 :]
+    if receiver is NULL:
+        stack.append(frame.host.call(function, arguments, keywords))
+    elif function is NULL:
+        stack.append(frame.host.call(receiver, arguments, keywords))
+    else:
+        stack.append(frame.host.call(function, [receiver, *arguments], keywords))
 
 
 def CALL_FUNCTION_EX(frame, stack, flags):
@@ -515,13 +520,9 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     keywords = stack.pop() if flags & 1 else NULL
     arguments = stack.pop()
     function, positional = _callee(stack, [])
-    if type(arguments) is not tuple:
-        try:
-            iter(arguments)
-        except TypeError:
-            arguments = NULL, type(arguments).__name__
-        if type(arguments) is tuple:
-            raise TypeError(f"{function_text(function)} argument after * must be an iterable, not {arguments[1]}")
+    if type(arguments) is not tuple and not _is_iterable(arguments):
+        kind = type(arguments).__name__
+        raise TypeError(f"{function_text(function)} argument after * must be an iterable, not {kind}")
     positional += host.iterate(arguments)
     if keywords is NULL:
         keywords = {}
@@ -537,6 +538,10 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     stack.append(host.call(function, positional, keywords))
 
 
+def _is_iterable(value):
+    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
+
+
 def _callee(stack, arguments):
     first, second = take(stack, 2)
     if first is NULL:
@@ -547,14 +552,15 @@ def _callee(stack, arguments):
 def MAKE_FUNCTION(frame, stack, flags):
     code = stack.pop()
     closure = stack.pop() if flags & 8 else None
-    if code.co_freevars and closure is None:  # 3.13 attaches the closure afterwards; until then, empty cells
+    incomplete = code.co_freevars and closure is None  # the closure is attached afterwards; until then, empty cells
+    if incomplete:
         closure = tuple(types.CellType() for _ in code.co_freevars)
     fn = types.FunctionType(code, frame.fn.__globals__, closure=closure)
     fn.__qualname__ = code.co_qualname
     for bit in (4, 2, 1):
         if flags & bit:
             _set_attribute(fn, bit, stack.pop())
-    stack.append(frame.host.made_function(fn))
+    stack.append(fn if incomplete else frame.host.made_function(fn))
 
 
 def SET_FUNCTION_ATTRIBUTE(frame, stack, bit):

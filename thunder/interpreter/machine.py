@@ -73,7 +73,7 @@ class Frame:
                             self.suspended = target != RETURN
                             start = ip + 1
                             return stack.pop()
-                except BaseException as error:  # noqa: BLE001 - it goes to the program's handler, or on
+                except BaseException as error:  # noqa: BLE001 - `catch` raises it again unless the program handles it
                     executed += self.ip - start + 1
                     start = ip = self.ip + 1
                     ip = start = self.catch(error)

@@ -12,7 +12,7 @@ import sys
 import threading
 
 ROOM = 64  # interpreted frames between two changes of the limit
-FIRST_ROOM = 16  # interpreted frames that need no change
+FIRST_ROOM = 40  # interpreted frames that need no change: a model's forward rarely goes deeper
 
 _lock = threading.Lock()
 _needs: dict[int, int] = {}

@@ -35,13 +35,14 @@ COMPARE_SYMBOLS = tuple(COMPARISONS)
 class Raw:
     """The raw instruction that the decoder stands at, with what resolvers need of its code object."""
 
-    __slots__ = ("code", "consts", "names", "variables", "opname", "arg", "offset", "after", "previous", "previous_jump")
+    __slots__ = ("code", "consts", "names", "variables", "arg", "after", "previous", "previous_jump")
 
     def __init__(self, code):
         self.code, self.consts, self.names = code, code.co_consts, code.co_names
         local = code.co_varnames
         self.variables = (*local, *(name for name in code.co_cellvars if name not in local), *code.co_freevars)
-        self.opname, self.arg, self.offset, self.after, self.previous, self.previous_jump = "", 0, 0, 0, "", 0
+        self.arg = self.after = self.previous_jump = 0
+        self.previous = ""  # opname of the instruction before, leaving out those without canonical instructions
 
 
 # ---------------------------------------------------------------- resolvers
@@ -273,9 +274,7 @@ LOOP_ENDS = {
 }
 
 # Canonical instructions whose argument is a jump target.
-JUMPS = frozenset(
-    "JUMP FOR_ITER SEND YIELD_FROM POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split()
-)
+JUMPS = frozenset("JUMP FOR_ITER SEND YIELD_FROM POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split())
 
 VERSION = sys.version_info[:2]
 TABLE = VERSIONS.get(VERSION, V3_14)

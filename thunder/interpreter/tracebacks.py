@@ -48,7 +48,7 @@ def entry(frame, following):
     """A traceback entry for an interpreted frame at its current instruction."""
     record, code, ip = frame.record, frame.fn.__code__, frame.ip
     real, record.stub = stub_frame(code, record.stub, frame.fn.__globals__, frame.locals)
-    return types.TracebackType(following, real, record.offsets[ip], record.lines[ip] or code.co_firstlineno)
+    return types.TracebackType(following, real, record.offsets[ip], record.line(code, ip) or code.co_firstlineno)
 
 
 def clean(traceback):

@@ -18,6 +18,7 @@ FAMILIES = (
     "activations",
     "reductions",
     "random",
+    "sorting",
     "shape",
     "rearrange",
     "joining",
