@@ -403,6 +403,7 @@ def map_structure(function: Callable, value) -> Any:
     if t is slice:
         parts = [map_structure(function, x) for x in (value.start, value.stop, value.step)]
         return slice(*parts)
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make([map_structure(function, x) for x in value])  # type: ignore[attr-defined]
+    if isinstance(value, tuple) and t.__name__ != "Size":
+        new = [map_structure(function, x) for x in value]
+        return value._make(new) if hasattr(value, "_make") else t(new)  # type: ignore[attr-defined]
     return function(value)

@@ -222,6 +222,7 @@ class Capture(Host):
 
     def lift(self, value):
         """A real tensor that came from nowhere the program can name: pinned."""
+        assert not isinstance(value, torch._subclasses.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
         return self.tensor(value, self.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value
 
     def name_value(self, value, name: str) -> None:

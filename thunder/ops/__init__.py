@@ -6,12 +6,30 @@ package defines all operations and gives proxies their methods.
 
 from __future__ import annotations
 
-from thunder.ops import data, elementwise, creation, activations, reductions, random  # noqa: I001  families, in the order of their dependencies
-from thunder.ops import shape, rearrange, joining, indexing, scatter, linalg, einsum, normalization, attention, losses
+import importlib
+
 from thunder.ops import inplace, methods, opaque
 from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
 
-__all__ = [
-    "LTORCH", "PRIMS", "lookup", "inplace_of", "inplace", "methods", "opaque", "data", "elementwise", "creation", "activations", "reductions", "random", "shape",
-    "rearrange", "joining", "indexing", "scatter", "linalg", "einsum", "normalization", "attention", "losses",
-]  # fmt: skip
+FAMILIES = (
+    "data",
+    "elementwise",
+    "creation",
+    "activations",
+    "reductions",
+    "random",
+    "shape",
+    "rearrange",
+    "joining",
+    "indexing",
+    "scatter",
+    "linalg",
+    "einsum",
+    "normalization",
+    "attention",
+    "losses",
+)
+for _family in FAMILIES:
+    importlib.import_module(f"thunder.ops.{_family}")
+
+__all__ = ["FAMILIES", "LTORCH", "PRIMS", "lookup", "inplace_of", "inplace", "methods", "opaque"]

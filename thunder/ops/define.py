@@ -104,6 +104,7 @@ def prim(fn: Callable | None = None, *, name: str | None = None, tags: tuple[OpT
 
     def define(meta: Callable) -> Symbol:
         symbol = Symbol(name or meta.__name__, meta, module="prims", is_prim=True, tags=tags, fn=fn)
+        assert symbol.name not in PRIMS, f"the primitive {symbol.name} is defined twice"
         PRIMS[symbol.name] = symbol
         return symbol
 
@@ -131,6 +132,7 @@ def composite(
     def define(decomposition: Callable) -> Symbol:
         symbol = Symbol(name or decomposition.__name__, meta, module="ltorch", decomposition=decomposition, tags=tags, fn=fn)
         symbol.autocast, symbol.canonicalize = autocast, canonicalize
+        assert symbol.name not in LTORCH, f"the operation {symbol.name} is defined twice"
         LTORCH[symbol.name] = symbol
         return _define(symbol, torch_functions, method=method, properties=properties)
 
@@ -157,6 +159,7 @@ def torch_prim(*torch_functions: Callable, name: str | None = None, **options) -
     def define(meta: Callable) -> Symbol:
         symbol = Symbol(name or meta.__name__, meta, module="ltorch", is_prim=True, tags=options.pop("tags", ()), fn=options.pop("fn", None))
         symbol.autocast, symbol.canonicalize = options.pop("autocast", None), options.pop("canonicalize", None)
+        assert symbol.name not in LTORCH, f"the operation {symbol.name} is defined twice"
         LTORCH[symbol.name] = symbol
         return _define(symbol, torch_functions, **options)
 

@@ -5,6 +5,8 @@ Allowed where nobody else can see the mutation: on a value that the program made
 
 from __future__ import annotations
 
+import torch
+
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
@@ -115,3 +117,23 @@ def setitem(a: TensorProxy, key, value) -> None:
 
 
 METHODS["__setitem__"] = setitem
+
+
+@alias(torch.Tensor.copy_)
+def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
+    """`a.copy_(src)`: src in a's shape, type and place."""
+    value = LTORCH["to"](src, dtype=a.dtype, device=a.device)
+    value = LTORCH["clone"](value if value.shape == a.shape else LTORCH["expand"](value, a.shape))
+    return overwrite(a, value, "copy")
+
+
+@alias(torch.Tensor.zero_, torch.zero_)
+def zero_(a: TensorProxy) -> TensorProxy:
+    return overwrite(a, LTORCH["zeros_like"](a), "zero")
+
+
+@alias(torch.Tensor.fill_, torch.fill_)
+def fill_(a: TensorProxy, value) -> TensorProxy:
+    if type(value) is TensorProxy:
+        return copy_(a, value)
+    return overwrite(a, LTORCH["full_like"](a, value), "fill")

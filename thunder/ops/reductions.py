@@ -32,9 +32,9 @@ def canonical_dims(a: TensorProxy, dim) -> tuple[int, ...]:
     dims = dim if isinstance(dim, (tuple, list)) else (dim,)
     out = []
     for d in dims:
-        if not -max(rank, 1) <= d < max(rank, 1):
-            raise IndexError(f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, {max(rank, 1) - 1}], but got {d})")
-        d = d % max(rank, 1)
+        if not -(rank or 1) <= d < (rank or 1):
+            raise IndexError(f"Dimension out of range (expected to be in range of [{-(rank or 1)}, {(rank or 1) - 1}], but got {d})")
+        d = d % (rank or 1)
         if d in out:
             raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
         out.append(d)

@@ -1,0 +1,1 @@
+"""Models that the documents and the tests use."""
