@@ -28,6 +28,9 @@ FAMILIES = (
     "normalization",
     "attention",
     "losses",
+    "convolution",
+    "pooling",
+    "resample",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")
