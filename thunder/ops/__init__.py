@@ -26,6 +26,12 @@ FAMILIES = (
     "scatter",
     "linalg",
     "einsum",
+    "normalization",
+    "attention",
+    "losses",
+    "convolution",
+    "pooling",
+    "resample",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -1,0 +1,117 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags
+from thunder.ops.define import LTORCH, alias, composite
+from thunder.ops.elementwise import broadcast_to
+from thunder.ops.normalization import softmax
+from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.shape import transpose
+
+
+def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    q, k, v = query.shape, key.shape, value.shape
+    if len(q) < 2 or len(k) < 2 or len(v) < 2:
+        raise RuntimeError("scaled_dot_product_attention: Expected query, key, and value to all be at least 2 dimensional")
+    if query.dtype is not key.dtype or query.dtype is not value.dtype:
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: {query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
+        )
+    if query.device is not key.device or query.device is not value.device:
+        raise RuntimeError("Expected query, key, and value to have the same device type")
+    if (q[-1] is not k[-1] and q[-1] != k[-1]) or (k[-2] is not v[-2] and k[-2] != v[-2]):
+        raise RuntimeError(f"scaled_dot_product_attention: query {list(q)}, key {list(k)} and value {list(v)} do not fit")
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+    if enable_gqa:
+        if q[-3] % k[-3] != 0 or q[-3] % v[-3] != 0:
+            raise RuntimeError("Number of heads in key and value must divide the number of heads in query")
+        batch = q[:-2]
+    else:
+        batch = q[:-2] if q[:-2] == k[:-2] == v[:-2] else broadcast_shapes(q[:-2], k[:-2], v[:-2])
+    if isinstance(attn_mask, TensorProxy):
+        _check_mask(attn_mask, query, (*batch, q[-2], k[-2]))
+    return like(query, (*batch, q[-2], v[-1]))
+
+
+def _check_mask(mask: TensorProxy, query: TensorProxy, wanted: tuple) -> None:
+    if mask.dtype.category != 0 and mask.dtype is not query.dtype and mask.dtype.name != "float32":
+        raise RuntimeError(f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype} and query.dtype: {query.dtype} instead.")
+    broadcast_shapes(mask.shape, wanted)
+
+
+def _weights(query, key, attn_mask, is_causal, scale):
+    """softmax(query @ key.T * scale + mask); a query that attends to nothing has weights 0."""
+    length, sources = query.shape[-2], key.shape[-2]
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = LTORCH["matmul"](query * factor, transpose(key, -2, -1))
+    if is_causal:
+        rows, columns = (LTORCH["arange"](n, device=query.device) for n in (length, sources))
+        attn_mask = LTORCH["unsqueeze"](rows, 1) >= LTORCH["unsqueeze"](columns, 0)
+    if attn_mask is None:
+        return softmax(scores, -1)
+    if attn_mask.dtype.category != 0:
+        scores = scores + attn_mask
+        hidden = LTORCH["eq"](scores, float("-inf"))
+    else:
+        hidden = LTORCH["logical_not"](broadcast_to(attn_mask, scores.shape))
+        scores = LTORCH["where"](hidden, float("-inf"), scores)
+    nothing = LTORCH["all"](hidden, -1, True)
+    return LTORCH["where"](nothing, 0.0, softmax(scores, -1))
+
+
+def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    if enable_gqa:
+        key = LTORCH["repeat_interleave"](key, query.shape[-3] // key.shape[-3], -3)
+        value = LTORCH["repeat_interleave"](value, query.shape[-3] // value.shape[-3], -3)
+    weights = _weights(query, key, attn_mask, is_causal, scale)
+    if dropout_p > 0.0:
+        weights = LTORCH["dropout"](weights, dropout_p, True)
+    return LTORCH["to"](LTORCH["matmul"](weights, LTORCH["to"](value, dtype=weights.dtype)), dtype=query.dtype)
+
+
+_FUNCTION = F.scaled_dot_product_attention
+scaled_dot_product_attention = composite(
+    _FUNCTION, name="scaled_dot_product_attention", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP,)
+)(_attention)
+# with dropout it draws random numbers, and is another operation for passes that merge or repeat
+attention_with_dropout = composite(
+    fn=_FUNCTION, name="scaled_dot_product_attention_with_dropout", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP, OpTags.RANDOM_OP)
+)(_attention)
+
+
+@alias(_FUNCTION)
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    symbol = scaled_dot_product_attention if dropout_p == 0.0 else attention_with_dropout
+    options = {} if scale is None else {"scale": scale}
+    if enable_gqa:
+        options["enable_gqa"] = True
+    return symbol(query, key, value, attn_mask, dropout_p, is_causal, **options)
+
+
+@scaled_dot_product_attention.samples
+def _(make):
+    def heads(h=2, length=4):
+        return make(2, h, length, 8)
+
+    yield heads(), heads(), heads()
+    yield (heads(), heads(), heads()), {"is_causal": True}
+    yield (heads(), heads(length=6), heads(length=6)), {"is_causal": True}
+    yield heads(), heads(), heads(), make(4, 4)
+    yield heads(), heads(), heads(), torch.ones(4, 4, dtype=torch.bool).tril()
+    yield heads(), heads(), heads(), make(2, 1, 4, 4, dtype=torch.bool)
+    yield (heads(), heads(), heads()), {"scale": 0.5}
+    yield (heads(4), heads(2), heads(2)), {"enable_gqa": True, "is_causal": True}
+    yield make(4, 8), make(6, 8), make(6, 5)
+
+
+@scaled_dot_product_attention.error_samples
+def _(make):
+    yield make(2, 4, 8), make(2, 4, 6), make(2, 4, 6)
+    yield make(8), make(8), make(8)
+    yield make(2, 4, 8), make(2, 4, 8, dtype=torch.float64), make(2, 4, 8)

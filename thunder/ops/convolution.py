@@ -1,0 +1,204 @@
+"""Convolutions in one, two and three dimensions, and transposed ones."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core.proxies import like
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import shape_prims as prims
+from thunder.ops.define import LTORCH, composite, prim
+from thunder.ops.dims import pair
+from thunder.ops.promotion import same_device
+from thunder.ops.shape import squeeze, unsqueeze
+
+_TAGS = (OpTags.MATMUL_OP,)
+
+
+def _length(n, kernel, stride, padding, dilation):
+    """Places where a window fits into n elements with `padding` more on both sides together."""
+    out = (n + padding - dilation * (kernel - 1) - 1) // stride + 1 if stride != 1 else n + padding - dilation * (kernel - 1)
+    if out <= 0:
+        raise RuntimeError(f"Calculated padded input size per channel: ({n + padding}). Kernel size: ({kernel}). Kernel size can't be greater than actual input size")
+    return out
+
+
+def _fit(name: str, a, weight, bias, channels_in, channels_out, groups: int, rank: int) -> None:
+    if len(weight.shape) != rank + 2 or len(a.shape) not in (rank + 1, rank + 2):
+        raise RuntimeError(f"Expected {rank + 1}D (unbatched) or {rank + 2}D (batched) input to {name}, but got input of size: {list(a.shape)}")
+    have = a.shape[-rank - 1]
+    if have is not channels_in and have != channels_in:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(a.shape)} to have {channels_in} channels, but got {have} channels instead"
+        )
+    if a.dtype is not weight.dtype or (bias is not None and bias.dtype is not a.dtype):
+        raise RuntimeError(f"Input type ({a.dtype}) and {'weight' if a.dtype is not weight.dtype else 'bias'} type should be the same")
+    if bias is not None and bias.shape != (channels_out,):
+        raise RuntimeError(f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels_out} elements, but got bias of size {list(bias.shape)} instead")
+    same_device(a, weight)
+
+
+@prim(torch.convolution, tags=_TAGS)
+def convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    """A convolution of a batch; stride and the rest have one number for each spatial dimension."""
+    spatial = []
+    for i, (n, k) in enumerate(zip(a.shape[2:], weight.shape[2:], strict=True)):
+        if transposed:
+            spatial.append((n - 1) * stride[i] - 2 * padding[i] + dilation[i] * (k - 1) + output_padding[i] + 1)
+        else:
+            spatial.append(_length(n, k, stride[i], 2 * padding[i], dilation[i]))
+    return like(a, (a.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *spatial))
+
+
+def _batched(a, rank: int):
+    return (unsqueeze(a, 0), True) if len(a.shape) == rank + 1 else (a, False)
+
+
+def _conv(rank: int) -> Symbol:
+    name = f"conv{rank}d"
+
+    def sides(weight, stride, padding, dilation) -> list[tuple]:
+        """Padding before and after, for each spatial dimension."""
+        if not isinstance(padding, str):
+            return [(p, p) for p in pair(padding, rank)]
+        if padding == "valid":
+            return [(0, 0)] * rank
+        if padding != "same":
+            raise RuntimeError(f"Invalid padding string: '{padding}'")
+        if any(s != 1 for s in pair(stride, rank)):
+            raise RuntimeError("padding='same' is not supported for strided convolutions")
+        totals = [d * (k - 1) for d, k in zip(pair(dilation, rank), weight.shape[2:], strict=True)]
+        return [(t // 2, t - t // 2) for t in totals]
+
+    def meta(a, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        if len(weight.shape) > 1:
+            _fit(name, a, weight, bias, weight.shape[1] * groups, weight.shape[0], groups, rank)
+        padded = sides(weight, stride, padding, dilation)
+        steps, gaps = pair(stride, rank), pair(dilation, rank)
+        spatial = tuple([_length(n, k, steps[i], sum(padded[i]), gaps[i]) for i, (n, k) in enumerate(zip(a.shape[-rank:], weight.shape[2:], strict=True))])
+        return like(a, (*a.shape[: -rank - 1], weight.shape[0], *spatial))
+
+    def decomposition(a, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+        a, single = _batched(a, rank)
+        padded = sides(weight, stride, padding, dilation)
+        if any(lo != hi for lo, hi in padded):
+            a = prims.pad(a, 0, ((0, 0), (0, 0), *((0, hi - lo) for lo, hi in padded)))
+        before = tuple(lo for lo, _ in padded)
+        out = convolution(a, weight, bias, pair(stride, rank), before, pair(dilation, rank), False, (0,) * rank, groups)
+        return squeeze(out, 0) if single else out
+
+    symbol = composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
+    extent = (6, 5, 4)[:rank]
+
+    @symbol.samples
+    def _(make):
+        kernel = (3, 2, 2)[:rank]
+        yield make(2, 4, *extent), make(6, 4, *kernel), make(6)
+        yield make(4, *extent), make(6, 4, *kernel)
+        yield make(2, 4, *extent), make(6, 2, *kernel), None, 2, 1, 1, 2
+        yield (make(2, 4, *extent), make(6, 4, *kernel)), {"padding": "same"}
+        yield (make(2, 4, *extent), make(6, 4, *kernel)), {"padding": "valid", "stride": (2,) * rank}
+
+    @symbol.error_samples
+    def _(make):
+        yield make(2, 3, *extent), make(6, 4, *(1,) * rank)
+        yield make(2, 4, *extent), make(6, 4, *(9,) * rank)
+        yield (make(2, 4, *extent), make(6, 4, *(1,) * rank)), {"padding": "same", "stride": 2}
+
+    return symbol
+
+
+conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
+
+
+def _conv_transpose(rank: int) -> Symbol:
+    name = f"conv_transpose{rank}d"
+
+    def meta(a, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+        if len(weight.shape) > 1:
+            _fit(name, a, weight, bias, weight.shape[0], weight.shape[1] * groups, groups, rank)
+        s, p, o, d = (pair(x, rank) for x in (stride, padding, output_padding, dilation))
+        spatial = []
+        for i, (n, k) in enumerate(zip(a.shape[-rank:], weight.shape[2:], strict=True)):
+            if o[i] >= s[i] and o[i] >= d[i]:
+                raise RuntimeError("output padding must be smaller than either stride or dilation")
+            spatial.append((n - 1) * s[i] - 2 * p[i] + d[i] * (k - 1) + o[i] + 1)
+        return like(a, (*a.shape[: -rank - 1], weight.shape[1] * groups, *spatial))
+
+    def decomposition(a, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+        a, single = _batched(a, rank)
+        out = convolution(a, weight, bias, *(pair(x, rank) for x in (stride, padding, dilation)), True, pair(output_padding, rank), groups)
+        return squeeze(out, 0) if single else out
+
+    symbol = composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
+    extent = (6, 5, 4)[:rank]
+
+    @symbol.samples
+    def _(make):
+        yield make(2, 4, *extent), make(4, 3, *(2,) * rank), make(3)
+        yield make(4, *extent), make(4, 3, *(2,) * rank)
+        yield (make(2, 4, *extent), make(4, 3, *(3,) * rank)), {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}
+
+    return symbol
+
+
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose, (1, 2, 3))
+
+
+def _unfold_meta(a, kernel_size, dilation=1, padding=0, stride=1):
+    if len(a.shape) not in (3, 4):
+        raise RuntimeError(f"Expected 3D or 4D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but got: {list(a.shape)}")
+    k, d, p, s = (pair(x, 2) for x in (kernel_size, dilation, padding, stride))
+    places = [_length(a.shape[i - 2], k[i], s[i], 2 * p[i], d[i]) for i in (0, 1)]
+    return like(a, (*a.shape[:-3], a.shape[-3] * k[0] * k[1], places[0] * places[1]))
+
+
+@composite(F.unfold, meta=_unfold_meta, name="im2col")
+def im2col(a, kernel_size, dilation=1, padding=0, stride=1):
+    k, d, p, s = (pair(x, 2) for x in (kernel_size, dilation, padding, stride))
+    a, single = _batched(a, 2)
+    x = LTORCH["pad"](a, (p[1], p[1], p[0], p[0]))
+    for i in (0, 1):  # windows of each spatial dimension, every d-th of their elements
+        x = LTORCH["unfold"](x, 2 + i, d[i] * (k[i] - 1) + 1, s[i])
+        x = LTORCH["getitem"](x, (..., slice(None, None, d[i])))
+    x = LTORCH["permute"](x, (0, 1, 4, 5, 2, 3))
+    out = LTORCH["reshape"](x, (x.shape[0], x.shape[1] * k[0] * k[1], x.shape[4] * x.shape[5]))
+    return squeeze(out, 0) if single else out
+
+
+@im2col.samples
+def _(make):
+    yield make(2, 3, 5, 6), (2, 3)
+    yield make(2, 3, 6, 6), 3, 2, 1, 2
+    yield make(3, 5, 5), 2
+
+
+def _fold_meta(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
+    k = pair(kernel_size, 2)
+    if len(a.shape) not in (2, 3) or a.shape[-2] % (k[0] * k[1]) != 0:
+        raise RuntimeError(f"Expected size of input's dimension 1 to be divisible by the product of kernel_size, but got input.size(1)={a.shape[-2]} and kernel_size={k}.")
+    return like(a, (*a.shape[:-2], a.shape[-2] // (k[0] * k[1]), *pair(output_size, 2)))
+
+
+@composite(F.fold, meta=_fold_meta, name="col2im")
+def col2im(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
+    (h, w), k, d, p, s = (pair(x, 2) for x in (output_size, kernel_size, dilation, padding, stride))
+    a, single = (unsqueeze(a, 0), True) if len(a.shape) == 2 else (a, False)
+    n, channels = a.shape[0], a.shape[1] // (k[0] * k[1])
+    height, width = h + 2 * p[0], w + 2 * p[1]
+    where = LTORCH["reshape"](LTORCH["arange"](height * width, device=a.device), (1, 1, height, width))
+    for i in (0, 1):
+        where = LTORCH["getitem"](LTORCH["unfold"](where, 2 + i, d[i] * (k[i] - 1) + 1, s[i]), (..., slice(None, None, d[i])))
+    where = LTORCH["reshape"](LTORCH["permute"](where, (0, 1, 4, 5, 2, 3)), (1, 1, -1))
+    flat = LTORCH["reshape"](a, (n, channels, -1))
+    empty = LTORCH["zeros"]((n, channels, height * width), device=a.device, dtype=a.dtype)
+    out = LTORCH["reshape"](LTORCH["scatter_add"](empty, 2, LTORCH["expand"](where, flat.shape), flat), (n, channels, height, width))
+    out = LTORCH["getitem"](out, (..., slice(p[0], p[0] + h), slice(p[1], p[1] + w)))
+    return squeeze(out, 0) if single else out
+
+
+@col2im.samples
+def _(make):
+    yield make(2, 12, 12), (4, 5), 2
+    yield make(2, 12, 9), (6, 6), 2, 1, 0, 2

@@ -1,0 +1,397 @@
+"""Losses. `size_average` and `reduce`, PyTorch's older spellings of `reduction`, are accepted and written as `reduction`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core.proxies import like
+from thunder.core.symbol import Symbol
+from thunder.ops.data import convert
+from thunder.ops.define import LTORCH, composite
+from thunder.ops.normalization import compute_dtype, log_softmax
+from thunder.ops.promotion import broadcast_shapes, result_type
+from thunder.ops.shape import reshape, unsqueeze
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def _reduction(reduction: str, size_average, reduce) -> str:
+    if size_average is None and reduce is None:
+        if reduction not in _REDUCTIONS:
+            raise ValueError(f"{reduction} is not a valid value for reduction")
+        return reduction
+    size_average, reduce = size_average is not False, reduce is not False
+    return "mean" if size_average and reduce else "sum" if reduce else "none"
+
+
+def reduced(values, reduction: str):
+    return values if reduction == "none" else LTORCH["mean" if reduction == "mean" else "sum"](values)
+
+
+# ---------------------------------------------------------------------------------------------------------------- of two tensors of one shape
+
+
+def pointwise(name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (), autocast: str = "float32", low=None, high=None) -> Symbol:
+    """A loss that is a formula of input and target, element by element, then reduced.
+
+    options: parameters between target and reduction with their defaults, in PyTorch's order ("legacy" for size_average and reduce).
+    """
+    order = [n for n, _ in options]
+    defaults = dict(options)
+
+    def spread(args: tuple, kwargs: dict) -> dict:
+        values = {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
+        return values
+
+    def meta(a, target, *args, **kwargs):
+        values = spread(args, kwargs)
+        how = _reduction(values["reduction"], values.get("size_average"), values.get("reduce"))
+        shape = a.shape if a.shape == target.shape else broadcast_shapes(a.shape, target.shape)
+        return like(a, shape if how == "none" else (), result_type(a, target))
+
+    def decomposition(a, target, *args, **kwargs):
+        values = spread(args, kwargs)
+        how = _reduction(values.pop("reduction"), values.pop("size_average", None), values.pop("reduce", None))
+        return reduced(formula(a, target, **values), how)
+
+    symbol = composite(function, name=name, meta=meta, autocast=autocast)(decomposition)
+
+    @symbol.samples
+    def _(make):
+        bounds = bounds_of(low, high)
+        for how in _REDUCTIONS:
+            yield (make(4, 3, **bounds), make(4, 3, **bounds)), {"reduction": how}
+
+    @symbol.error_samples
+    def _(make):
+        yield (make(4, 3, **bounds_of(low, high)), make(4, 3, **bounds_of(low, high))), {"reduction": "median"}
+
+    return symbol
+
+
+def bounds_of(low, high) -> dict:
+    return {} if low is None else {"low": low, "high": high}
+
+
+_LEGACY = (("size_average", None), ("reduce", None), ("reduction", "mean"))
+
+
+def _op(name: str, *args, **kwargs):
+    return LTORCH[name](*args, **kwargs)
+
+
+def _where(condition, a, b):
+    return LTORCH["where"](condition, a, b)
+
+
+def _smooth_l1(a, target, beta=1.0):
+    d = _op("abs", a - target)
+    return d if beta == 0.0 else _where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta)
+
+
+def _huber(a, target, delta=1.0, weight=None):
+    d = _op("abs", a - target)
+    out = _where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+    return out if weight is None else out * weight
+
+
+def _mse(a, target, weight=None):
+    d = a - target
+    return d * d if weight is None else d * d * weight
+
+
+def _l1(a, target, weight=None):
+    d = _op("abs", a - target)
+    return d if weight is None else d * weight
+
+
+mse_loss = pointwise("mse_loss", F.mse_loss, _mse, options=(*_LEGACY, ("weight", None)))
+l1_loss = pointwise("l1_loss", F.l1_loss, _l1, options=(*_LEGACY, ("weight", None)))
+smooth_l1_loss = pointwise("smooth_l1_loss", F.smooth_l1_loss, _smooth_l1, options=(*_LEGACY, ("beta", 1.0)))
+huber_loss = pointwise("huber_loss", F.huber_loss, _huber, options=(("reduction", "mean"), ("delta", 1.0), ("weight", None)))
+soft_margin_loss = pointwise("soft_margin_loss", F.soft_margin_loss, lambda a, target: _op("log1p", _op("exp", -target * a)), options=_LEGACY)
+
+
+def _poisson(a, target, log_input=True, full=False, eps=1e-8):
+    out = _op("exp", a) - target * a if log_input else a - target * _op("log", a + eps)
+    if full:
+        stirling = target * _op("log", target) - target + 0.5 * _op("log", 2 * math.pi * target)
+        out = out + _where(target <= 1, 0.0, stirling)
+    return out
+
+
+poisson_nll_loss = pointwise(
+    "poisson_nll_loss", F.poisson_nll_loss, _poisson, low=0.1, high=2.0,
+    options=(("log_input", True), ("full", False), ("size_average", None), ("eps", 1e-8), ("reduce", None), ("reduction", "mean")),
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- of probabilities
+
+
+def _same_shape(name: str, a, target) -> None:
+    if a.shape != target.shape:
+        raise ValueError(f"Target size ({target.shape}) must be the same as input size ({a.shape})")
+
+
+def _bce_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    _same_shape("binary_cross_entropy", a, target)
+    return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
+
+
+@composite(F.binary_cross_entropy, meta=_bce_meta, autocast="cpu:float32")
+def binary_cross_entropy(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    logs = [LTORCH["clamp"](LTORCH["log"](x), -100.0) for x in (a, 1.0 - a)]
+    out = (target - 1.0) * logs[1] - target * logs[0]
+    return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
+
+
+@binary_cross_entropy.samples
+def _(make):
+    yield make(4, 3, low=0.1, high=0.9), make(4, 3, low=0.0, high=1.0)
+    yield (make(4, 3, low=0.1, high=0.9), make(4, 3, low=0.0, high=1.0), make(3)), {"reduction": "sum"}
+
+
+@binary_cross_entropy.error_samples
+def _(make):
+    yield make(4, 3, low=0.1, high=0.9), make(4, 2, low=0.0, high=1.0)
+
+
+def _bce_logits_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
+    _same_shape("binary_cross_entropy_with_logits", a, target)
+    return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
+
+
+@composite(F.binary_cross_entropy_with_logits, meta=_bce_logits_meta, autocast="float32")
+def binary_cross_entropy_with_logits(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
+    log_sigmoid = -(LTORCH["log1p"](LTORCH["exp"](-LTORCH["abs"](a))) + LTORCH["clamp"](-a, 0.0))
+    if pos_weight is not None:
+        out = (1 - target) * a - ((pos_weight - 1) * target + 1) * log_sigmoid
+    else:
+        out = (1 - target) * a - log_sigmoid
+    return reduced(out if weight is None else out * weight, _reduction(reduction, size_average, reduce))
+
+
+@binary_cross_entropy_with_logits.samples
+def _(make):
+    yield make(4, 3), make(4, 3, low=0.0, high=1.0)
+    yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"pos_weight": make(3, low=0.5, high=2.0), "reduction": "none"}
+
+
+def _kl_meta(a, target, size_average=None, reduce=None, reduction="mean", log_target=False):
+    how = "mean" if reduction == "batchmean" else _reduction(reduction, size_average, reduce)
+    return like(a, broadcast_shapes(a.shape, target.shape) if how == "none" else (), result_type(a, target))
+
+
+@composite(F.kl_div, meta=_kl_meta, autocast="float32")
+def kl_div(a, target, size_average=None, reduce=None, reduction="mean", log_target=False):
+    if log_target:
+        out = LTORCH["exp"](target) * (target - a)
+    else:
+        out = LTORCH["xlogy"](target, target) - target * a
+    if reduction == "batchmean" and a.shape:
+        return LTORCH["sum"](out) / a.shape[0]
+    return reduced(out, "mean" if reduction == "batchmean" else _reduction(reduction, size_average, reduce))
+
+
+@kl_div.samples
+def _(make):
+    for how in ("none", "mean", "sum", "batchmean"):
+        yield (make(4, 3), make(4, 3, low=0.1, high=1.0)), {"reduction": how}
+    yield (make(4, 3), make(4, 3)), {"reduction": "sum", "log_target": True}
+
+
+# ---------------------------------------------------------------------------------------------------------------- of classes
+
+
+def _check_classes(a, target, weight) -> None:
+    if not a.shape:
+        raise RuntimeError("input must have at least one dimension")
+    classes = a.shape[1] if len(a.shape) > 1 else a.shape[0]
+    if weight is not None and weight.shape != (classes,):
+        raise RuntimeError(f"weight tensor should be defined either for all {classes} classes or no classes but got weight tensor of shape: {list(weight.shape)}")
+
+
+def _index_shape(a) -> tuple:
+    """The shape of a target of class indices for scores `a`."""
+    return () if len(a.shape) == 1 else (a.shape[0], *a.shape[2:])
+
+
+def _nll_meta(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
+    _check_classes(a, target, weight)
+    if target.shape != _index_shape(a):
+        raise ValueError(f"Expected target of shape {list(_index_shape(a))}, got {list(target.shape)}")
+    if target.dtype.name not in ("int64", "uint8"):
+        raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
+    return like(a, target.shape if _reduction(reduction, size_average, reduce) == "none" else ())
+
+
+def _picked(a, target, weight, ignore_index):
+    """-weight * a at the target classes, 0 where the target is ignored; and those weights."""
+    d = 1 if len(a.shape) > 1 else 0
+    kept = LTORCH["ne"](target, ignore_index)
+    index = _where(kept, target, 0)
+    values = LTORCH["squeeze"](LTORCH["gather"](a, d, unsqueeze(index, d)), d)
+    weights = convert(kept, a.dtype)
+    if weight is not None:
+        weights = _where(kept, reshape(LTORCH["index_select"](weight, 0, reshape(index, (-1,))), target.shape), 0.0)
+    return _where(kept, -values * weights, 0.0), weights
+
+
+@composite(F.nll_loss, meta=_nll_meta, autocast="float32")
+def nll_loss(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
+    values, weights = _picked(a, target, weight, ignore_index)
+    how = _reduction(reduction, size_average, reduce)
+    return LTORCH["sum"](values) / LTORCH["sum"](weights) if how == "mean" else reduced(values, how)
+
+
+@nll_loss.samples
+def _(make):
+    target = make(4, dtype=torch.int64, low=0, high=3)
+    for how in _REDUCTIONS:
+        yield (make(4, 3), target, make(3, low=0.1, high=1.0)), {"reduction": how}
+    yield (make(4, 3), torch.tensor([0, -100, 2, 1])), {}
+    yield make(3), torch.tensor(1)
+    yield make(2, 3, 4), make(2, 4, dtype=torch.int64, low=0, high=3)
+
+
+@nll_loss.error_samples
+def _(make):
+    yield make(4, 3), make(3, dtype=torch.int64, low=0, high=3)
+
+
+def _is_index_target(a, target) -> bool:
+    return target.dtype.category < 2 or target.shape != a.shape
+
+
+def _cross_entropy_meta(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+    _check_classes(a, target, weight)
+    how = _reduction(reduction, size_average, reduce)
+    if not _is_index_target(a, target):
+        return like(a, _index_shape(a) if how == "none" else ())
+    if target.dtype.name not in ("int64", "uint8"):
+        raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
+    if target.shape != _index_shape(a):
+        raise ValueError(f"Expected input batch_size ({a.shape[0]}) to match target batch_size ({target.shape[0] if target.shape else 1}).")
+    return like(a, target.shape if how == "none" else ())
+
+
+@composite(F.cross_entropy, meta=_cross_entropy_meta, autocast="float32")
+def cross_entropy(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+    how = _reduction(reduction, size_average, reduce)
+    d = 1 if len(a.shape) > 1 else 0
+    logs = log_softmax(convert(a, compute_dtype(a.dtype)), d)
+    if not _is_index_target(a, target):
+        out = _soft_cross_entropy(logs, target, weight, label_smoothing, how, d)
+    elif label_smoothing == 0.0:
+        out = nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=how)
+    else:
+        out = _smoothed(logs, target, weight, ignore_index, label_smoothing, how, d)
+    return convert(out, a.dtype)
+
+
+def _along_classes(weight, logs, d: int):
+    return reshape(weight, tuple(logs.shape[d] if i == d else 1 for i in range(len(logs.shape))))
+
+
+def _soft_cross_entropy(logs, target, weight, smoothing, how: str, d: int):
+    if smoothing > 0.0:
+        target = target * (1 - smoothing) + smoothing / logs.shape[d]
+    out = logs * target
+    out = -LTORCH["sum"](out if weight is None else out * _along_classes(weight, logs, d), d)
+    return LTORCH["sum"](out) / (logs.numel_value // logs.shape[d]) if how == "mean" else reduced(out, how)
+
+
+def _smoothed(logs, target, weight, ignore_index, smoothing, how: str, d: int):
+    values, weights = _picked(logs, target, weight, ignore_index)
+    spread = -LTORCH["sum"](logs if weight is None else logs * _along_classes(weight, logs, d), d)
+    spread = _where(LTORCH["ne"](target, ignore_index), spread, 0.0)
+    if how == "mean":
+        total = LTORCH["sum"](weights)
+        values, spread = LTORCH["sum"](values) / total, LTORCH["sum"](spread) / total
+    else:
+        values, spread = reduced(values, how), reduced(spread, how)
+    return (1 - smoothing) * values + smoothing / logs.shape[d] * spread
+
+
+@cross_entropy.samples
+def _(make):
+    target = make(4, dtype=torch.int64, low=0, high=3)
+    yield make(4, 3), target
+    for how in _REDUCTIONS:
+        yield (make(4, 3), target, make(3, low=0.1, high=1.0)), {"reduction": how, "label_smoothing": 0.1}
+        yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"reduction": how, "weight": make(3, low=0.1, high=1.0)}
+    yield (make(4, 3), torch.tensor([0, -1, 2, 1])), {"ignore_index": -1}
+    yield make(2, 3, 4), make(2, 4, dtype=torch.int64, low=0, high=3)
+    yield (make(4, 3), make(4, 3, low=0.0, high=1.0)), {"label_smoothing": 0.2}
+    yield make(3), torch.tensor(1)
+
+
+@cross_entropy.error_samples
+def _(make):
+    yield make(4, 3), make(3, dtype=torch.int64, low=0, high=3)
+    yield make(4, 3), make(4, dtype=torch.int32, low=0, high=3)
+    yield (make(4, 3), make(4, dtype=torch.int64, low=0, high=3)), {"reduction": "median"}
+
+
+# ---------------------------------------------------------------------------------------------------------------- of pairs and triples
+
+
+@composite(F.margin_ranking_loss, autocast="float32")
+def margin_ranking_loss(input1, input2, target, margin=0.0, size_average=None, reduce=None, reduction="mean"):
+    return reduced(LTORCH["clamp"](-target * (input1 - input2) + margin, 0.0), _reduction(reduction, size_average, reduce))
+
+
+@composite(F.hinge_embedding_loss, autocast="float32")
+def hinge_embedding_loss(a, target, margin=1.0, size_average=None, reduce=None, reduction="mean"):
+    apart = _where(LTORCH["ne"](target, 1), LTORCH["clamp"](margin - a, 0.0), 0.0)
+    return reduced(apart + _where(LTORCH["ne"](target, -1), a, 0.0), _reduction(reduction, size_average, reduce))
+
+
+@composite(F.cosine_embedding_loss, autocast="float32")
+def cosine_embedding_loss(input1, input2, target, margin=0.0, size_average=None, reduce=None, reduction="mean"):
+    d = len(target.shape)
+    products = [LTORCH["sum"](x * y, d) for x, y in ((input1, input2), (input1, input1), (input2, input2))]
+    cosine = products[0] / LTORCH["sqrt"]((products[1] + 1e-12) * (products[2] + 1e-12))
+    out = _where(LTORCH["eq"](target, 1), 1.0 - cosine, 0.0) + _where(LTORCH["eq"](target, -1), LTORCH["clamp"](cosine - margin, 0.0), 0.0)
+    return reduced(out, _reduction(reduction, size_average, reduce))
+
+
+@composite(F.triplet_margin_loss, autocast="float32")
+def triplet_margin_loss(anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"):
+    def distance(x, y):
+        return LTORCH["pairwise_distance"](x, y, p, eps)
+
+    far = distance(anchor, negative)
+    if swap:
+        far = LTORCH["minimum"](far, distance(positive, negative))
+    return reduced(LTORCH["clamp"](distance(anchor, positive) - far + margin, 0.0), _reduction(reduction, size_average, reduce))
+
+
+def _signs(make, n: int):
+    return make(n, low=-1.0, high=1.0).sign()
+
+
+@margin_ranking_loss.samples
+def _(make):
+    yield make(4), make(4), _signs(make, 4), 0.5
+
+
+@hinge_embedding_loss.samples
+def _(make):
+    yield make(4), _signs(make, 4)
+
+
+@cosine_embedding_loss.samples
+def _(make):
+    yield make(4, 3), make(4, 3), _signs(make, 4), 0.2
+
+
+@triplet_margin_loss.samples
+def _(make):
+    yield make(4, 3), make(4, 3), make(4, 3)
+    yield (make(4, 3), make(4, 3), make(4, 3)), {"swap": True, "reduction": "none"}

@@ -1,0 +1,395 @@
+"""softmax and its kin, and normalizations by statistics: layer, RMS, group, batch and instance norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core import dtypes
+from thunder.core.proxies import like
+from thunder.core.symbol import user_location
+from thunder.errors import CaptureError
+from thunder.ops import inplace
+from thunder.ops.data import convert
+from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.dims import wrap_dim
+from thunder.ops.promotion import broadcast_shapes, result_type
+from thunder.ops.shape import expand, reshape
+
+_EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def compute_dtype(d):
+    """What PyTorch computes in: float32 for the types below it."""
+    return dtypes.float32 if d.category == 2 and d.bytes < 4 else d
+
+
+# ---------------------------------------------------------------------------------------------------------------- softmax
+
+
+def _softmax_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """softmax(a, dim, dtype=): what F.softmax and Tensor.softmax take besides is left out, its implicit dimension written down."""
+    a, dim, *rest = (*args, None) if len(args) == 1 else args
+    found = kwargs.get("dtype", next((x for x in reversed(rest) if x is not None and type(x) is not int), None))
+    if dim is None:
+        dim = 0 if len(a.shape) in (0, 1, 3) else 1
+    return (a, dim), {} if found is None else {"dtype": dtypes.to_dtype(found)}
+
+
+def _softmax_meta(a, dim, *, dtype=None):
+    wrap_dim(dim, len(a.shape))
+    if dtype is None and a.dtype.category < 2:
+        raise RuntimeError(f'"softmax_kernel_impl" not implemented for {a.dtype}')
+    return like(a, dtype=dtype)
+
+
+def _exponentials(a, dim, dtype):
+    """`a` less its maximum, and the dtype to compute in and to return."""
+    out = dtype or a.dtype
+    x = convert(convert(a, out), compute_dtype(out))
+    return (x - LTORCH["amax"](x, dim, True) if _has_elements(a) else x), out
+
+
+def _has_elements(a) -> bool:
+    return not any(type(n) is int and n == 0 for n in a.shape)
+
+
+_SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax)
+_LOG_SOFTMAX = (torch.log_softmax, torch.Tensor.log_softmax, F.log_softmax, torch.special.log_softmax)
+
+
+@composite(*_SOFTMAX, meta=_softmax_meta, canonicalize=_softmax_arguments, autocast="cuda:float32")
+def softmax(a, dim=None, *, dtype=None):
+    x, out = _exponentials(a, dim, dtype)
+    e = LTORCH["exp"](x)
+    return convert(e / LTORCH["sum"](e, dim, True), out)
+
+
+@composite(*_LOG_SOFTMAX, meta=_softmax_meta, canonicalize=_softmax_arguments, autocast="cuda:float32")
+def log_softmax(a, dim=None, *, dtype=None):
+    x, out = _exponentials(a, dim, dtype)
+    return convert(x - LTORCH["log"](LTORCH["sum"](LTORCH["exp"](x), dim, True)), out)
+
+
+def _softmax_samples(make):
+    yield make(4, 3), 1
+    yield make(4, 3, 2), -2
+    yield (make(4, 3), 0), {"dtype": torch.float64}
+    yield (make(4, 3, dtype=torch.int64), 0), {"dtype": torch.float32}
+    yield make(4, 3, dtype=torch.bfloat16), -1
+    yield make(), 0
+
+
+def _softmax_errors(make):
+    yield make(4, 3), 2
+    yield make(4, 3, dtype=torch.int64), 1
+
+
+for _symbol in (softmax, log_softmax):
+    _symbol.samples(_softmax_samples)
+    _symbol.error_samples(_softmax_errors)
+
+
+@alias(F.softmin)
+def softmin(a, dim=None, _stacklevel=3, dtype=None):
+    return softmax(-a, dim, dtype=dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------------- by the last dimensions
+
+
+def _normalized(name: str, a, normalized_shape, *parameters) -> tuple:
+    """The dimensions normalized over."""
+    shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+    k = len(shape)
+    if not k or len(a.shape) < k or a.shape[-k:] != shape:
+        raise RuntimeError(f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but got input of size{list(a.shape)}")
+    for p in parameters:
+        if p is not None and p.shape != shape:
+            raise RuntimeError(f"{name}: expected weight and bias to have shape {list(shape)}, but got {list(p.shape)}")
+    return tuple(range(len(a.shape) - k, len(a.shape)))
+
+
+def _layer_norm_meta(a, normalized_shape, weight=None, bias=None, eps=1e-5):
+    _normalized("layer_norm", a, normalized_shape, weight, bias)
+    if a.dtype.category < 2:
+        raise RuntimeError(f'"LayerNormKernelImpl" not implemented for {a.dtype}')
+    return like(a)
+
+
+def _whiten(x, dims, eps, keepdim=True):
+    """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's reciprocal."""
+    mean = LTORCH["mean"](x, dims, keepdim)
+    centred = x - mean
+    rstd = LTORCH["rsqrt"](LTORCH["mean"](centred * centred, dims, keepdim) + eps)
+    return centred * rstd, mean, rstd
+
+
+def _scale_and_shift(x, weight, bias):
+    x = x if weight is None else x * convert(weight, x.dtype)
+    return x if bias is None else x + convert(bias, x.dtype)
+
+
+@composite(F.layer_norm, torch.layer_norm, meta=_layer_norm_meta, canonicalize=lambda args, kwargs: (args[:5], {}), autocast="cuda:float32")
+def layer_norm(a, normalized_shape, weight=None, bias=None, eps=1e-5):
+    dims = _normalized("layer_norm", a, normalized_shape, weight, bias)
+    x, _, _ = _whiten(convert(a, compute_dtype(a.dtype)), dims, eps)
+    return convert(_scale_and_shift(x, weight, bias), a.dtype)
+
+
+@layer_norm.samples
+def _(make):
+    yield make(4, 3), (3,)
+    yield make(2, 4, 3), (3,), make(3), make(3)
+    yield make(2, 4, 3), (4, 3), make(4, 3), None, 1e-3
+    yield make(4, 8, dtype=torch.bfloat16), (8,), make(8, dtype=torch.bfloat16), make(8, dtype=torch.bfloat16)
+
+
+@layer_norm.error_samples
+def _(make):
+    yield make(4, 3), (4,)
+    yield make(4, 3), (3,), make(4)
+
+
+def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
+    _normalized("rms_norm", a, normalized_shape, weight)
+    return like(a, dtype=a.dtype if weight is None or weight.dtype is a.dtype else dtypes.promote(a.dtype, weight.dtype))
+
+
+@composite(F.rms_norm, torch.rms_norm, meta=_rms_norm_meta)
+def rms_norm(a, normalized_shape, weight=None, eps=None):
+    dims = _normalized("rms_norm", a, normalized_shape, weight)
+    x = convert(a, compute_dtype(a.dtype))
+    x = x * LTORCH["rsqrt"](LTORCH["mean"](x * x, dims, True) + (_EPS[x.dtype.name] if eps is None else eps))
+    if weight is None or weight.dtype is a.dtype:
+        return convert(x if weight is None else x * convert(weight, x.dtype), a.dtype)
+    return convert(x, a.dtype) * weight
+
+
+@rms_norm.samples
+def _(make):
+    yield make(4, 3), (3,)
+    yield make(2, 4, 3), (3,), make(3), 1e-6
+
+
+@rms_norm.error_samples
+def _(make):
+    yield make(4, 3), (4,)
+
+
+# ---------------------------------------------------------------------------------------------------------------- by channels
+
+
+def _per_channel(a, p):
+    """A parameter with one element for each channel, with as many dimensions as `a`."""
+    return None if p is None else reshape(p, (1, p.shape[0], *(1,) * (len(a.shape) - 2)))
+
+
+def _check_channels(name: str, a, *parameters) -> None:
+    for p in parameters:
+        if p is not None and p.shape != (a.shape[1],):
+            raise RuntimeError(f"{name}: expected weight, bias and statistics to have {a.shape[1]} elements, but got {list(p.shape)}")
+
+
+def _group_norm_meta(a, num_groups, weight=None, bias=None, eps=1e-5):
+    if len(a.shape) < 2:
+        raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {len(a.shape)}")
+    if a.shape[1] % num_groups != 0:
+        raise RuntimeError(f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(a.shape)} and num_groups={num_groups}")
+    _check_channels("group_norm", a, weight, bias)
+    return like(a)
+
+
+@composite(F.group_norm, torch.group_norm, meta=_group_norm_meta, canonicalize=lambda args, kwargs: (args[:5], {}), autocast="cuda:float32")
+def group_norm(a, num_groups, weight=None, bias=None, eps=1e-5):
+    x = reshape(convert(a, compute_dtype(a.dtype)), (a.shape[0], num_groups, a.numel_value // (a.shape[0] * num_groups)))
+    x = reshape(_whiten(x, (2,), eps)[0], a.shape)
+    return convert(_scale_and_shift(x, _per_channel(a, weight), _per_channel(a, bias)), a.dtype)
+
+
+@group_norm.samples
+def _(make):
+    yield make(2, 4, 3), 2
+    yield make(2, 4, 3, 3), 4, make(4), make(4)
+
+
+@group_norm.error_samples
+def _(make):
+    yield make(2, 4, 3), 3
+
+
+def _batch_norm_meta(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    if len(a.shape) < 2:
+        raise RuntimeError("batch_norm: expected an input of at least 2 dimensions")
+    if not training and (running_mean is None or running_var is None):
+        raise RuntimeError("Expected running_mean and running_var to be defined when training=False")
+    _check_channels("batch_norm", a, running_mean, running_var, weight, bias)
+    return like(a)
+
+
+@composite(F.batch_norm, meta=_batch_norm_meta)
+def batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    x = convert(a, compute_dtype(a.dtype))
+    if training:
+        x, _, _ = _whiten(x, (0, *range(2, len(a.shape))), eps)
+    else:
+        mean, var = (_per_channel(a, convert(p, x.dtype)) for p in (running_mean, running_var))
+        x = (x - mean) * LTORCH["rsqrt"](var + eps)
+    return convert(_scale_and_shift(x, _per_channel(a, weight), _per_channel(a, bias)), a.dtype)
+
+
+@batch_norm.samples
+def _(make):
+    yield make(4, 3), make(3), make(3, low=0.5, high=2.0), make(3), make(3)
+    yield make(4, 3, 2, 2), make(3), make(3, low=0.5, high=2.0)
+    yield make(4, 3, 5), None, None, make(3), make(3), True
+
+
+@batch_norm.error_samples
+def _(make):
+    yield make(4, 3), make(4), make(3)
+
+
+def _update_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, _, _, mean, var = torch.ops.aten._native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    return out, mean, var
+
+
+@torch_prim(fn=_update_statistics, name="batch_norm_update")
+def batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps):
+    """Batch norm by the batch's statistics: the result, and what running mean and variance become."""
+    _batch_norm_meta(a, running_mean, running_var, weight, bias, True)
+    return like(a), like(running_mean), like(running_var)
+
+
+@alias(F.batch_norm)
+def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    """In training mode the running statistics are written to: on what comes from outside a CaptureError, until mutation can be seen outside."""
+    if not training or running_mean is None:
+        return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
+    if momentum == 0.0:
+        return batch_norm(a, None, None, weight, bias, True, momentum, eps)
+    out, mean, var = batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
+    inplace.overwrite(running_mean, mean, "batch_norm in training mode updates running_mean: it")
+    inplace.overwrite(running_var, var, "batch_norm in training mode updates running_var: it")
+    return out
+
+
+@alias(torch.batch_norm)
+def _batch_norm_builtin(a, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled=True):
+    return _batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _instance_norm_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    if len(args) > 1 and args[1] is not None and (len(args) < 6 or args[5]):
+        raise CaptureError("instance_norm updates its running statistics", location=user_location(), remedy="use track_running_stats=False or eval mode")
+    return args, kwargs
+
+
+def _instance_norm_meta(a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+    if use_input_stats and len(a.shape) < 3:
+        raise ValueError(f"Expected more than 1 spatial element when training, got input size {list(a.shape)}")
+    _check_channels("instance_norm", a, running_mean, running_var, weight, bias)
+    return like(a)
+
+
+@composite(F.instance_norm, meta=_instance_norm_meta, canonicalize=_instance_norm_arguments)
+def instance_norm(a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+    if not use_input_stats:
+        return batch_norm(a, running_mean, running_var, weight, bias, False, momentum, eps)
+    x, _, _ = _whiten(convert(a, compute_dtype(a.dtype)), tuple(range(2, len(a.shape))), eps)
+    return convert(_scale_and_shift(x, _per_channel(a, weight), _per_channel(a, bias)), a.dtype)
+
+
+@instance_norm.samples
+def _(make):
+    yield (make(2, 3, 4),)
+    yield make(2, 3, 4, 4), None, None, make(3), make(3)
+    yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), None, None, False
+
+
+def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
+    if len(a.shape) < 3:
+        raise ValueError(f"Expected 3D or higher dimensionality                          input (got {len(a.shape)} dimensions)")
+    return like(a)
+
+
+@composite(F.local_response_norm, meta=_lrn_meta)
+def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
+    squares = a * a
+    before = size // 2
+    padded = LTORCH["pad"](squares, (*(0, 0) * (len(a.shape) - 2), before, (size - 1) // 2))
+    windows = LTORCH["unfold"](padded, 1, size, 1)
+    return a / LTORCH["pow"](LTORCH["mean"](windows, -1) * alpha + k, beta)
+
+
+@local_response_norm.samples
+def _(make):
+    yield make(2, 6, 4), 3
+    yield make(2, 6, 4, 4), 2, 1e-2, 0.5, 2.0
+
+
+# ---------------------------------------------------------------------------------------------------------------- by norms, similarities
+
+
+@composite(F.normalize, meta=lambda a, p=2.0, dim=1, eps=1e-12: like(a))
+def normalize(a, p=2.0, dim=1, eps=1e-12):
+    norm = LTORCH["vector_norm"](a, p, dim, True)
+    return a / LTORCH["clamp"](norm, eps)
+
+
+@normalize.samples
+def _(make):
+    yield (make(4, 3),)
+    yield make(4, 3, 2), 1.0, -1
+
+
+def _similarity_meta(x1, x2, dim=1, eps=1e-8):
+    shape = broadcast_shapes(x1.shape, x2.shape)
+    d = wrap_dim(dim, len(shape))
+    return like(x1, (*shape[:d], *shape[d + 1 :]), result_type(x1, x2))
+
+
+@composite(F.cosine_similarity, meta=_similarity_meta, autocast="cuda:float32")
+def cosine_similarity(x1, x2, dim=1, eps=1e-8):
+    shape = broadcast_shapes(x1.shape, x2.shape)
+    d = wrap_dim(dim, len(shape))
+    x1, x2 = expand(x1, shape), expand(x2, shape)
+    lengths = [LTORCH["clamp"](LTORCH["vector_norm"](x, 2, d, True), eps) for x in (x1, x2)]
+    return LTORCH["sum"](x1 / lengths[0] * (x2 / lengths[1]), d)
+
+
+@cosine_similarity.samples
+def _(make):
+    yield make(4, 3), make(4, 3)
+    yield make(2, 4, 3), make(2, 4, 3), -1
+
+
+@composite(F.pairwise_distance)
+def pairwise_distance(x1, x2, p=2.0, eps=1e-6, keepdim=False):
+    return LTORCH["vector_norm"](x1 - x2 + eps, p, -1, keepdim)
+
+
+@pairwise_distance.samples
+def _(make):
+    yield make(4, 3), make(4, 3)
+    yield make(4, 3), make(3), 1.0, 1e-6, True
+
+
+def _cdist_meta(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
+    if len(x1.shape) < 2 or len(x2.shape) < 2 or x1.shape[-1] != x2.shape[-1]:
+        raise RuntimeError(f"X1 and X2 must have the same number of columns. X1: {list(x1.shape)} X2: {list(x2.shape)}")
+    return like(x1, (*broadcast_shapes(x1.shape[:-2], x2.shape[:-2]), x1.shape[-2], x2.shape[-2]))
+
+
+@torch_prim(torch.cdist, torch.functional.cdist, autocast="float32")
+def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
+    return _cdist_meta(x1, x2, p)
+
+
+@cdist.samples
+def _(make):
+    yield make(4, 3), make(5, 3)
+    yield make(2, 4, 3), make(2, 5, 3), 1.0

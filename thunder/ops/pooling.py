@@ -1,0 +1,169 @@
+"""Pooling: average and maximum over windows, and to a given size."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core.dtypes import int64
+from thunder.core.proxies import like
+from thunder.core.symbol import OpTags
+from thunder.ops.define import alias, torch_prim
+from thunder.ops.dims import pair
+
+_TAGS = (OpTags.REDUCTION_OP,)
+
+
+def _windows(name: str, a, rank: int, kernel_size, stride, padding, dilation, ceil_mode: bool) -> tuple:
+    if len(a.shape) not in (rank + 1, rank + 2):
+        raise RuntimeError(f"{name}: Expected {rank + 1}D or {rank + 2}D input, but got: {list(a.shape)}")
+    empty_stride = stride is None or (isinstance(stride, (tuple, list)) and not stride)
+    k, p, d = pair(kernel_size, rank), pair(padding, rank), pair(dilation, rank)
+    s = k if empty_stride else pair(stride, rank)
+    spatial = []
+    for i, n in enumerate(a.shape[-rank:]):
+        if p[i] * 2 > k[i]:
+            raise RuntimeError("pad should be at most half of effective kernel size")
+        if s[i] == 0:
+            raise RuntimeError("stride should not be zero")
+        room = n + 2 * p[i] - d[i] * (k[i] - 1) - 1 + (s[i] - 1 if ceil_mode else 0)
+        length = room // s[i] + 1
+        if ceil_mode and (length - 1) * s[i] >= n + p[i]:
+            length = length - 1
+        if length <= 0:
+            raise RuntimeError(f"Given input size: ({list(a.shape)}). Calculated output size is too small")
+        spatial.append(length)
+    return (*a.shape[:-rank], *spatial)
+
+
+def _avg_pool(rank: int, function, **options):
+    name = f"avg_pool{rank}d"
+    if rank == 1:
+
+        def meta(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
+            return like(a, _windows(name, a, rank, kernel_size, stride, padding, 1, ceil_mode))
+    else:
+
+        def meta(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+            return like(a, _windows(name, a, rank, kernel_size, stride, padding, 1, ceil_mode))
+
+    def without_stride(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return ((*args[:2], args[1], *args[3:]) if len(args) > 2 and args[2] is None else args), kwargs
+
+    symbol = torch_prim(function, name=name, tags=_TAGS, canonicalize=without_stride, **options)(meta)
+    extent = (7, 6, 5)[:rank]
+
+    @symbol.samples
+    def _(make):
+        yield make(2, 3, *extent), 2
+        yield make(3, *extent), 3, 2, 1
+        yield (make(2, 3, *extent), (2,) * rank), {"stride": 3, "ceil_mode": True, "count_include_pad": False}
+
+    @symbol.error_samples
+    def _(make):
+        yield make(2, 3, *(2,) * rank), 5
+
+    return symbol
+
+
+avg_pool1d = _avg_pool(1, torch.avg_pool1d)
+avg_pool2d = _avg_pool(2, F.avg_pool2d)
+avg_pool3d = _avg_pool(3, F.avg_pool3d, autocast="cpu:float32")
+
+
+def _max_pool(rank: int, **options):
+    name = f"max_pool{rank}d"
+
+    def meta(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+        return like(a, _windows(name, a, rank, kernel_size, stride, padding, dilation, ceil_mode))
+
+    def with_indices_meta(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+        shape = _windows(name, a, rank, kernel_size, stride, padding, dilation, ceil_mode)
+        return like(a, shape), like(a, shape, int64)
+
+    def own_stride(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return ((*args[:2], args[1], *args[3:]) if len(args) > 2 and args[2] is None else args), kwargs
+
+    builtin = getattr(torch, name)
+    values = torch_prim(builtin, name=name, tags=_TAGS, canonicalize=own_stride, **options)(meta)
+    both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=own_stride, **options)(with_indices_meta)
+
+    @alias(getattr(F, name))
+    def pool(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+        return (both if return_indices else values)(a, kernel_size, stride, padding, dilation, ceil_mode)
+
+    extent = (7, 6, 5)[:rank]
+
+    @values.samples
+    @both.samples
+    def _(make):
+        yield make(2, 3, *extent), 2
+        yield make(3, *extent), 3, 2, 1
+        yield (make(2, 3, *extent), (2,) * rank), {"stride": 3, "ceil_mode": True}
+        yield (make(2, 3, *extent), 2), {"stride": 1, "dilation": 2}
+
+    @values.error_samples
+    def _(make):
+        yield make(2, 3, *(2,) * rank), 5
+
+    return values, both
+
+
+max_pool1d, max_pool1d_with_indices = _max_pool(1)
+max_pool2d, max_pool2d_with_indices = _max_pool(2)
+max_pool3d, max_pool3d_with_indices = _max_pool(3, autocast="cpu:float32")
+
+
+def _adaptive_shape(a, output_size, rank: int, name: str) -> tuple:
+    if len(a.shape) not in (rank + 1, rank + 2):
+        raise RuntimeError(f"{name}: Expected {rank + 1}D or {rank + 2}D tensor, but got {list(a.shape)}")
+    sizes = pair(output_size, rank)
+    return (*a.shape[:-rank], *(n if m is None else m for n, m in zip(a.shape[-rank:], sizes, strict=True)))
+
+
+def _adaptive_avg_pool(rank: int, function, **options):
+    name = f"adaptive_avg_pool{rank}d"
+
+    def meta(a, output_size):
+        return like(a, _adaptive_shape(a, output_size, rank, name))
+
+    symbol = torch_prim(function, name=name, tags=_TAGS, **options)(meta)
+
+    @symbol.samples
+    def _(make):
+        yield make(2, 3, *(7, 6, 5)[:rank]), 2
+        yield make(3, *(7, 6, 5)[:rank]), (3,) * rank
+        if rank > 1:
+            yield make(2, 3, *(7, 6, 5)[:rank]), (None, *(2,) * (rank - 1))
+
+    return symbol
+
+
+adaptive_avg_pool1d = _adaptive_avg_pool(1, torch.adaptive_avg_pool1d)
+adaptive_avg_pool2d = _adaptive_avg_pool(2, F.adaptive_avg_pool2d)
+adaptive_avg_pool3d = _adaptive_avg_pool(3, F.adaptive_avg_pool3d, autocast="cpu:float32")
+
+
+def _adaptive_max_pool(rank: int, **options) -> None:
+    name = f"adaptive_max_pool{rank}d"
+
+    def meta(a, output_size):
+        shape = _adaptive_shape(a, output_size, rank, name)
+        return like(a, shape), like(a, shape, int64)
+
+    both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, **options)(meta)
+
+    @alias(getattr(F, name))
+    def pool(a, output_size, return_indices=False):
+        values, indices = both(a, output_size)
+        return (values, indices) if return_indices else values
+
+    @both.samples
+    def _(make):
+        yield make(2, 3, *(7, 6, 5)[:rank]), 2
+        yield make(3, *(7, 6, 5)[:rank]), (3,) * rank
+
+
+_adaptive_max_pool(1)
+_adaptive_max_pool(2)
+_adaptive_max_pool(3, autocast="cpu:float32")

@@ -1,0 +1,120 @@
+"""Images at other sizes and places: interpolate, grid_sample, pixels and channels rearranged."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from thunder.core.proxies import like
+from thunder.ops.define import composite, torch_prim
+from thunder.ops.dims import pair
+from thunder.ops.shape import MOVES, permute, reshape
+
+_RANKS = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "area": (1, 2, 3)}
+
+
+@torch_prim(F.interpolate, autocast="cuda:float32")
+def interpolate(a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
+    rank = len(a.shape) - 2
+    if mode not in _RANKS or rank not in _RANKS[mode]:
+        raise NotImplementedError(f"Input Error: Only 3D, 4D and 5D input Tensors supported (got {len(a.shape)}D) for the modes: {' | '.join(_RANKS)} (got {mode})")
+    if (size is None) == (scale_factor is None):
+        raise ValueError("either size or scale_factor should be defined" if size is None else "only one of size or scale_factor should be defined")
+    if align_corners is not None and mode in ("nearest", "area", "nearest-exact"):
+        raise ValueError("align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear")
+    if size is not None:
+        return like(a, (*a.shape[:2], *pair(size, rank)))
+    return like(a, (*a.shape[:2], *(n * s if type(s) is int else math.floor(n * s) for n, s in zip(a.shape[2:], pair(scale_factor, rank), strict=True))))
+
+
+@interpolate.samples
+def _(make):
+    yield make(2, 3, 5), 8
+    yield (make(2, 3, 5, 4),), {"scale_factor": 2}
+    yield (make(2, 3, 5, 4),), {"scale_factor": (1.5, 2.5), "mode": "bilinear"}
+    yield (make(2, 3, 5, 4), (7, 9)), {"mode": "bicubic", "align_corners": True}
+    yield (make(2, 3, 5, 4), (3, 3)), {"mode": "bilinear", "antialias": True}
+    yield (make(2, 3, 4), 6), {"mode": "linear"}
+    yield (make(2, 3, 4, 4, 4), 6), {"mode": "trilinear"}
+    yield (make(2, 3, 4, 4), 2), {"mode": "area"}
+    yield (make(2, 3, 4, 4), 3), {"mode": "nearest-exact"}
+
+
+@interpolate.error_samples
+def _(make):
+    yield (make(2, 3, 4),)
+    yield (make(2, 3, 4, 4), 3), {"align_corners": True}
+
+
+@torch_prim(F.grid_sample, autocast="cpu:float32 cuda:widest")
+def grid_sample(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
+    if len(a.shape) != len(grid.shape) or a.shape[0] != grid.shape[0] or grid.shape[-1] != len(a.shape) - 2:
+        raise RuntimeError(f"grid_sampler(): expected grid and input to have same batch size and grid to name {len(a.shape) - 2} coordinates, got {list(a.shape)} and {list(grid.shape)}")
+    return like(a, (*a.shape[:2], *grid.shape[1:-1]))
+
+
+@grid_sample.samples
+def _(make):
+    yield (make(2, 3, 5, 4), make(2, 6, 7, 2, low=-1.0, high=1.0)), {"align_corners": False}
+
+
+@torch_prim(F.affine_grid)
+def affine_grid(theta, size, align_corners=None):
+    rank = len(size) - 2
+    if theta.shape != (size[0], rank, rank + 1):
+        raise ValueError(f"Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}. Got {list(theta.shape)}.")
+    return like(theta, (size[0], *size[2:], rank))
+
+
+@affine_grid.samples
+def _(make):
+    yield (make(2, 2, 3), (2, 3, 4, 5)), {"align_corners": False}
+
+
+@composite(F.pixel_shuffle, torch.pixel_shuffle, tags=MOVES)
+def pixel_shuffle(a, upscale_factor):
+    r = upscale_factor
+    if len(a.shape) < 3 or a.shape[-3] % (r * r) != 0:
+        raise RuntimeError(f"pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor, but input.size(-3)={list(a.shape)[-3:-2]}")
+    *batch, c, h, w = a.shape
+    k = len(batch)
+    x = reshape(a, (*batch, c // (r * r), r, r, h, w))
+    return reshape(permute(x, (*range(k), k, k + 3, k + 1, k + 4, k + 2)), (*batch, c // (r * r), h * r, w * r))
+
+
+@composite(F.pixel_unshuffle, torch.pixel_unshuffle, tags=MOVES)
+def pixel_unshuffle(a, downscale_factor):
+    r = downscale_factor
+    if len(a.shape) < 3 or a.shape[-1] % r != 0 or a.shape[-2] % r != 0:
+        raise RuntimeError(f"pixel_unshuffle expects height and width to be divisible by downscale_factor, but got {list(a.shape)}")
+    *batch, c, h, w = a.shape
+    k = len(batch)
+    x = reshape(a, (*batch, c, h // r, r, w // r, r))
+    return reshape(permute(x, (*range(k), k, k + 2, k + 4, k + 1, k + 3)), (*batch, c * r * r, h // r, w // r))
+
+
+@composite(F.channel_shuffle, torch.channel_shuffle, tags=MOVES)
+def channel_shuffle(a, groups):
+    if len(a.shape) < 3 or a.shape[1] % groups != 0:
+        raise RuntimeError(f"Number of channels must be divisible by groups. Got {list(a.shape)} channels and {groups} groups.")
+    n, c, *rest = a.shape
+    x = reshape(a, (n, groups, c // groups, *rest))
+    return reshape(permute(x, (0, 2, 1, *range(3, len(x.shape)))), a.shape)
+
+
+@pixel_shuffle.samples
+def _(make):
+    yield make(2, 8, 3, 4), 2
+    yield make(4, 3, 4), 2
+
+
+@pixel_unshuffle.samples
+def _(make):
+    yield make(2, 2, 6, 4), 2
+
+
+@channel_shuffle.samples
+def _(make):
+    yield make(2, 6, 3, 4), 3
