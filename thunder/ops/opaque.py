@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
+from thunder.ops import autocast
 from thunder.ops.define import torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
@@ -36,7 +37,9 @@ def _make(function) -> Symbol:
     def meta(*args, **kwargs):
         return _typed_by_running(function, name, args, kwargs)
 
-    return Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made.autocast = autocast.OPAQUE.get(name)
+    return made
 
 
 def _identifier(function) -> str:
@@ -63,7 +66,7 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
     try:
-        with torch._C.DisableTorchFunction(), mode, torch.no_grad():
+        with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
             keep = (fake_args, fake_kwargs)  # ids in `known` stay valid while these live
             out = function(*fake_args, **fake_kwargs)
