@@ -50,8 +50,9 @@ class Captured:
         lines = c.recorder.bound_symbols
         used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
         symbols = set()
-        for number in numbers_in([output, *((line.args, line.kwargs) for line in lines)], []):
-            symbols |= number.expression.symbols()
+        if c.numbers:
+            for number in numbers_in([output, *((line.args, line.kwargs) for line in lines)], []):
+                symbols |= number.expression.symbols()
         tensors = [p for p in c.real if p in used]
         numbers = [n for n in c.numbers.values() if n.name in symbols]
         inputs = [*tensors, *numbers]
