@@ -18,7 +18,7 @@ def check(trace: Trace) -> Trace:
         _define(trace, defined, a, None)
     for line in trace.bound_symbols:
         for value in line.inputs:
-            if defined.get(value.name) is not value and not _is_expression(value):
+            if defined.get(value.name) is not value:
                 raise _error(trace, line, f"{value.name} is used before it is defined, after it was deleted, or stands for two values")
         if line.sym.name == "python_del":
             for value in line.inputs:
@@ -28,13 +28,9 @@ def check(trace: Trace) -> Trace:
         for o in line.outputs:
             _define(trace, defined, o, line)
     for value in trace.output_proxies:
-        if defined.get(value.name) is not value and not _is_expression(value):
+        if defined.get(value.name) is not value:
             raise _error(trace, None, f"{value.name} is returned but not defined")
     return trace
-
-
-def _is_expression(value: Proxy) -> bool:
-    return not value.name.isidentifier()
 
 
 def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, line: BoundSymbol | None) -> None:

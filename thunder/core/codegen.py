@@ -57,7 +57,9 @@ class Printer:
     def value(self, x, prims: bool = False) -> str:
         """The Python expression for an argument; `prims` spells dtypes and devices as thunder's own."""
         if isinstance(x, Proxy):
-            return f"({x.expression})" if isinstance(x, NumberProxy) and not x.name.isidentifier() else x.name
+            return x.name
+        if isinstance(x, NumberProxy):
+            return x.name if x.name.isidentifier() else f"({x.expression})"
         t = type(x)
         if t is int or t is str or t is bool or x is None or t is bytes:
             return repr(x)

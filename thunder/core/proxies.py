@@ -30,6 +30,7 @@ __all__ = [
     "number_value",
     "type_string",
     "proxies_in",
+    "numbers_in",
     "map_structure",
 ]
 
@@ -206,14 +207,14 @@ def like(t: TensorProxy, shape: tuple | None = None, dtype: dtype | None = None,
     return out
 
 
-class NumberProxy(Proxy):
-    """A Python number that stays symbolic.
+class NumberProxy:
+    """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, not a value that a line makes.
 
     value: what it was at capture (the hint). expression: what it is, in terms of the numbers the prologue passes in. guards: the sink
     `guards(expression_a, relation, expression_b_or_None, outcome)` that is told whenever the value decides something.
     """
 
-    __slots__ = ("value", "expression", "guards")
+    __slots__ = ("name", "value", "expression", "guards", "__weakref__")
     python_type: type = int
 
     def __init__(self, name: str, value, expression: symbolic.Expression | None = None, guards: Callable | None = None):
@@ -228,6 +229,9 @@ class NumberProxy(Proxy):
 
     def __bool__(self) -> bool:
         return bool(_compare(self, 0, "!="))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.expression}, {self.value!r} at capture>"
 
     def __hash__(self) -> int:
         return hash(self.concrete())
@@ -368,6 +372,22 @@ def type_string(x) -> str:
     if isinstance(x, AnyProxy) or x is None:
         return "Any"
     return f"{type(x).__name__} {x!r}" if isinstance(x, (bool, int, float, complex)) else type(x).__name__
+
+
+def numbers_in(value, found: list) -> list:
+    """Appends the symbolic numbers in a structure, and in the shapes of its tensors, to `found`."""
+    if isinstance(value, NumberProxy):
+        found.append(value)
+    elif isinstance(value, TensorProxy):
+        numbers_in(value.shape, found)
+    elif isinstance(value, (tuple, list)):
+        for x in value:
+            numbers_in(x, found)
+    elif isinstance(value, dict):
+        numbers_in(list(value.values()), found)
+    elif isinstance(value, slice):
+        numbers_in((value.start, value.stop, value.step), found)
+    return found
 
 
 def proxies_in(value, found: list) -> list:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import NumberProxy, TensorProxy, proxies_in
+from thunder.core.proxies import TensorProxy, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError
@@ -49,7 +49,10 @@ class Captured:
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
         used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
-        symbols = {n for p in used for n in _symbols_of(p)}
+        symbols = set()
+        if c.numbers:
+            for number in numbers_in([output, *((line.args, line.kwargs) for line in lines)], []):
+                symbols |= number.expression.symbols()
         tensors = [p for p in c.real if p in used]
         numbers = [n for n in c.numbers.values() if n.name in symbols]
         inputs = [*tensors, *numbers]
@@ -92,17 +95,6 @@ class _History:
 
         filename, line, _, source, function = format_location(location)
         return filename, line, function, source or ""
-
-
-def _symbols_of(p) -> set[str]:
-    if isinstance(p, NumberProxy):
-        return p.expression.symbols()
-    found: set[str] = set()
-    if type(p) is TensorProxy:
-        for n in p.shape:
-            if isinstance(n, NumberProxy):
-                found |= n.expression.symbols()
-    return found
 
 
 def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset()) -> Captured:

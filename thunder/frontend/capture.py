@@ -78,6 +78,7 @@ class Capture(Host):
         self.hook_dicts: list[dict] = []
         self.relations: dict[tuple, bool] = {}
         self.number_sources: dict[str, Source] = {}
+        self.sizes: set[str] = set()  # symbolic tensor sizes: they are at least 2
         self.numbers: dict[Source, NumberProxy] = {}
         # containers, and what the program wrote
         self.snapshots: dict[int, Any] = {}  # id(original) -> snapshot
@@ -116,7 +117,9 @@ class Capture(Host):
         entry[2].setdefault(name, value)
 
     def relate(self, a, relation: str, b, outcome: bool) -> None:
-        """The program decided by a relation between symbolic numbers."""
+        """The program decided by a relation between symbolic numbers. What follows from a size being at least 2 needs no guard."""
+        if b.is_constant and b.constant < 2 and str(a) in self.sizes and type(b.constant) is int:
+            return
         self.relations.setdefault((a, relation, b), outcome)
 
     def _known(self, value, source: Source) -> None:
@@ -175,7 +178,10 @@ class Capture(Host):
             self.number_sources[name] = source
             if source.step != "size":
                 self.guard(source, "type", t)
-            if t is int and source.root.key in ("args", "kwargs"):
+            if source.step == "size":
+                self.relations[symbol(name), ">", constant(1)] = True
+                self.sizes.add(name)
+            elif t is int and source.root.key in ("args", "kwargs"):
                 for special in (0, 1):
                     self.relate(symbol(name), "!=", constant(special), True)
         return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.frontend import containers
@@ -49,7 +49,7 @@ class EpilogueWriter:
         self.objects: dict[str, Any] = {"setattr": setattr, "delattr": delattr}
         self.names = Names()
         self.names.taken |= {"fn", "args", "kwargs", "values"}
-        self.values: dict[Proxy, str] = {}  # what the computation must return, in order
+        self.values: dict[int, tuple[str, Any]] = {}  # what the computation must return, in order: name and value, by id
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
 
@@ -107,9 +107,10 @@ class EpilogueWriter:
     def _proxy(self, value) -> str:
         if isinstance(value, TensorProxy):
             value = self.c.recorder.latest(value)
-        if value not in self.values:
-            self.values[value] = self.names.claim(value.name if value.name.isidentifier() else "n")
-        return self.values[value]
+        found = self.values.get(id(value))
+        if found is None:
+            found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
+        return found[0]
 
     def _outside(self, value) -> str:
         if isinstance(value, (torch.nn.Module, type, types.FunctionType, types.ModuleType)) and self.c.sources[id(value)].root.key not in ("args", "kwargs"):
@@ -217,13 +218,13 @@ class EpilogueWriter:
             return None, None, _latest(c, result)
         expression = self.build(result)
         self.effects()
-        names = list(self.values.values())
+        names = [name for name, _ in self.values.values()]
         unpack = [f"{', '.join(names)}, = values"] if names else []
         lines = [
             BoundSymbol(check_symbol("pack"), (), {"text": [text], "objects": {}}, None, inputs=(), outputs=()) for text in (*unpack, *self.lines)
         ]
         trace, function = written("epilogue", "fn, args, kwargs, values", lines, expression, self.names, self.objects)
-        return trace, function, tuple(self.values)
+        return trace, function, tuple(value for _, value in self.values.values())
 
 
 def _latest(c, value):

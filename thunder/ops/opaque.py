@@ -1,4 +1,7 @@
-"""Any torch function without a definition here: typed by running it on fake tensors, executed by calling it."""
+"""Any torch function without a definition here: typed by running it on fake tensors, executed by calling it.
+
+Operators registered with torch.library come the same way; their author gave them a rule for fake tensors.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,21 @@ def _make(function) -> Symbol:
     def meta(*args, **kwargs):
         return _typed_by_running(function, name, args, kwargs)
 
+    custom = _custom_namespace(function)
+    if custom is not None:
+        return Symbol(name, meta, module=custom, id=f"{custom}.{name}", is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
     made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
     made.autocast = autocast.OPAQUE.get(name)
     return made
+
+
+def _custom_namespace(function) -> str | None:
+    """`torch.ops.<namespace>` of an operator that somebody registered with torch.library: its author's fake rule types it, so it is not opaque."""
+    overloads = getattr(function, "_qualified_op_name", None) or str(getattr(function, "_schema", ""))
+    namespace = overloads.partition("::")[0]
+    if not namespace or namespace in ("aten", "prims", "prim", "torchvision", "c10d", "_c10d_functional", "quantized"):
+        return None
+    return f"torch.ops.{namespace}"
 
 
 def _identifier(function) -> str:

@@ -81,7 +81,17 @@ def _(make):
     yield torch.tensor([1.0, 2.0, 3.0]), make(4)
 
 
-@torch_prim(torch.bucketize, torch.bucketize)
+@torch_prim(torch.histc, torch.Tensor.histc)
+def histc(a, bins=100, min=0, max=0):
+    return like(a, (bins,))
+
+
+@histc.samples
+def _(make):
+    yield make(20), 5, -1, 1
+
+
+@torch_prim(torch.bucketize)
 def bucketize(a, boundaries, *, out_int32=False, right=False):
     kind = dtypes.int32 if out_int32 else dtypes.int64
     return like(a, dtype=kind) if type(a) is TensorProxy else like(boundaries, (), kind)
