@@ -125,8 +125,8 @@ def _ranks(name: str, *wanted: tuple) -> None:
             raise RuntimeError(f"{name}: expected {what} to be {rank}-D, but got {len(t.shape)}-D")
 
 
-def _product(name: str, ranks: tuple[int, int], *functions, autocast="lower"):
-    """mm, bmm, mv, dot: matmul for tensors of exactly these ranks."""
+def _product(name: str, ranks: tuple[int, int], second: str, *functions, autocast="lower"):
+    """mm, bmm, mv, dot: matmul for tensors of exactly these ranks; `second` is what PyTorch calls the second argument."""
 
     def meta(a, other):
         _ranks(name, (a, ranks[0], "the first argument"), (other, ranks[1], "the second argument"))
@@ -137,13 +137,15 @@ def _product(name: str, ranks: tuple[int, int], *functions, autocast="lower"):
     def decomposition(a, other):
         return matmul_prim(a, other)
 
-    return composite(*functions, name=name, meta=meta, autocast=autocast, tags=MATMUL)(decomposition)
+    symbol = composite(*functions, name=name, meta=meta, autocast=autocast, tags=MATMUL)(decomposition)
+    symbol.parameters = {"a": None, second: None}.keys()
+    return symbol
 
 
-mm = _product("mm", (2, 2), torch.mm, torch.Tensor.mm)
-bmm = _product("bmm", (3, 3), torch.bmm, torch.Tensor.bmm)
-mv = _product("mv", (2, 1), torch.mv, torch.Tensor.mv, autocast="cuda:lower")
-dot = _product("dot", (1, 1), torch.dot, torch.Tensor.dot, autocast="cuda:widest")
+mm = _product("mm", (2, 2), "mat2", torch.mm, torch.Tensor.mm)
+bmm = _product("bmm", (3, 3), "mat2", torch.bmm, torch.Tensor.bmm)
+mv = _product("mv", (2, 1), "vec", torch.mv, torch.Tensor.mv, autocast="cuda:lower")
+dot = _product("dot", (1, 1), "tensor", torch.dot, torch.Tensor.dot, autocast="cuda:widest")
 
 
 @mm.samples
