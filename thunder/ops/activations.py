@@ -64,7 +64,7 @@ def leaky_relu(a, negative_slope=0.01, inplace=False):
     return where(a > 0, a, a * negative_slope)
 
 
-@activation(*_nn("elu"), autocast=None)
+@activation(*_nn("elu"))
 def elu(a, alpha=1.0, inplace=False):
     return where(a > 0, a, alpha * LTORCH["expm1"](a))
 
@@ -107,7 +107,7 @@ def mish(a, inplace=False):
     return a * tanh(softplus(a))
 
 
-@activation(*_nn("softplus"), autocast="float32")
+@activation(*_nn("softplus"), autocast="cuda:float32")
 def softplus(a, beta=1.0, threshold=20.0):
     scaled = a * beta
     return where(scaled > threshold, a, log1p(exp(clamp(scaled, None, threshold))) / beta)

@@ -423,6 +423,6 @@ def _(make):
     yield make(4), make(4)
 
 
-@torch_prim(torch.polar)
+@torch_prim(torch.polar, autocast="cpu:float32")
 def polar(abs, angle):
     return _complex_meta(abs, angle)

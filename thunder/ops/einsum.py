@@ -8,7 +8,7 @@ from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
 from thunder.ops.define import LTORCH, composite
 from thunder.ops.linalg import matmul_prim
-from thunder.ops.promotion import same_device
+from thunder.ops.promotion import result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
 
 
@@ -89,9 +89,12 @@ def _from_sublists(args: list) -> tuple:
 def _meta(equation, *operands):
     inputs, output = parse(equation, [len(t.shape) for t in operands])
     sizes = _label_sizes(inputs, operands)
-    if any(t.dtype is not operands[0].dtype for t in operands):
-        raise RuntimeError("expected m1 and m2 to have the same dtype")
-    return like(operands[0], tuple(sizes.get(x, 1) for x in output), device=same_device(*operands))
+    dtype = operands[0].dtype
+    if any(t.dtype is not dtype for t in operands):
+        if _sums_products(equation, *operands):
+            raise RuntimeError("expected m1 and m2 to have the same dtype")
+        dtype = result_type(*operands)
+    return like(operands[0], tuple(sizes.get(x, 1) for x in output), dtype, same_device(*operands))
 
 
 @composite(torch.einsum, torch.functional.einsum, meta=_meta, canonicalize=_arguments, autocast="lower", tags=(OpTags.MATMUL_OP,))
@@ -154,6 +157,15 @@ def _product(sizes):
     for n in sizes:
         out = out * n
     return out
+
+
+def _sums_products(equation, *operands) -> bool:
+    inputs, output = parse(equation, [len(t.shape) for t in operands])
+    return any(sum(x in labels for labels in inputs) > 1 for labels in inputs for x in labels if x not in output)
+
+
+# on the CPU it is the products inside that are cast
+einsum.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or _sums_products(*args)
 
 
 @einsum.samples

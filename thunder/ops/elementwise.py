@@ -76,7 +76,7 @@ def _pair(name: str) -> tuple[Callable, ...]:
 
 
 _FLOAT = {"promotes": Promotion.INT_TO_FLOAT}
-_FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "float32"}
+_FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "cuda:float32"}
 _BOOL = {"promotes": Promotion.BOOL_RESULT}
 UNARY = {
     "abs": {"promotes": Promotion.COMPLEX_TO_REAL}, "absolute": {"promotes": Promotion.COMPLEX_TO_REAL},
@@ -312,7 +312,7 @@ BINARY: dict[str, dict] = {
     "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
     "logical_and": {"promotes": Promotion.BOOL_RESULT}, "logical_or": {"promotes": Promotion.BOOL_RESULT}, "logical_xor": {"promotes": Promotion.BOOL_RESULT},
     "true_divide": _F | {"operator": "truediv", "python": python_operator.truediv, "domain": (0.5, 3.0), "prim_name": "true_divide"},
-    "pow": {"operator": "pow", "python": python_operator.pow, "domain": (0.5, 3.0), "autocast": "float32"},
+    "pow": {"operator": "pow", "python": python_operator.pow, "domain": (0.5, 3.0), "autocast": "cuda:float32"},
     "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
     "ldexp": {"promotes": Promotion.INT_TO_FLOAT, "samples": "same"},
     "xlogy": _F | {"domain": (0.5, 3.0)},
@@ -432,7 +432,7 @@ def _where_meta(condition, input=None, other=None):
     return like(condition, broadcast_shapes(*(t.shape for t in tensors)), result_type(input, other), same_device(*tensors))
 
 
-@composite(torch.where, meta=_where_meta, autocast="widest")
+@composite(torch.where, meta=_where_meta)
 def where(condition, input=None, other=None):
     shape = broadcast_shapes(*(t.shape for t in (condition, input, other) if type(t) is TensorProxy))
     kind = result_type(input, other)
@@ -509,7 +509,7 @@ def clamp_max(a, max):
     return clamp(a, None, max)
 
 
-@composite(torch.addcmul, torch.Tensor.addcmul, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="widest")
+@composite(torch.addcmul, torch.Tensor.addcmul, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest")
 def addcmul(a, b, c, *, value=1):
     return a + (b * c if value == 1 else b * c * value)
 
@@ -521,7 +521,7 @@ def _(make):
 
 
 @composite(
-    torch.addcdiv, torch.Tensor.addcdiv, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="widest",
+    torch.addcdiv, torch.Tensor.addcdiv, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest",
 )  # fmt: skip
 def addcdiv(a, b, c, *, value=1):
     return a + (b / c if value == 1 else b / c * value)

@@ -270,6 +270,8 @@ def _index_tensor(entry: tuple, a: TensorProxy):
 
 
 METHODS["__getitem__"] = getitem
+# indexing with tensors or lists gathers: only the basic forms are views
+getitem.info["views"] = lambda a, key: not any(isinstance(k, (TensorProxy, list)) for k in (key if isinstance(key, tuple) else (key,)))
 
 
 @getitem.samples

@@ -56,12 +56,20 @@ def _check_private(recorder: Recorder, value: TensorProxy, name: str) -> None:
     for line in recorder.bound_symbols:
         if any(o is value for o in line.outputs):
             producer = line
-        elif OpTags.VIEW in line.sym.tags and line.inputs and line.inputs[0] is value:
+        elif line.inputs and line.inputs[0] is value and _may_view(line):
             _refuse(recorder, f"{name}_ writes to a tensor that another tensor views")
     if producer is None:
         _refuse(recorder, f"{name}_ writes to a tensor that came from outside of the program (an input, a parameter, a buffer or a constant)")
-    elif OpTags.VIEW in producer.sym.tags or OpTags.OPAQUE in producer.sym.tags:
+    elif _may_view(producer) or OpTags.OPAQUE in producer.sym.tags:
         _refuse(recorder, f"{name}_ writes to a tensor that may be a view of another one")
+
+
+def _may_view(line: BoundSymbol) -> bool:
+    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]` decides by the arguments."""
+    if OpTags.VIEW not in line.sym.tags:
+        return False
+    decide = line.sym.info.get("views")
+    return decide is None or decide(*line.args, **line.kwargs)
 
 
 def _refuse(recorder: Recorder, reason: str):

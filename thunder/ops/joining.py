@@ -57,7 +57,7 @@ def _cat_meta(tensors, dim=0):
     return like(first, (*shape[:d], total, *shape[d + 1 :]), _common_dtype(tensors), same_device(*tensors))
 
 
-@composite(torch.cat, torch.concat, torch.concatenate, meta=_cat_meta, tags=MOVES, autocast="cpu:widest cuda:widest")
+@composite(torch.cat, torch.concat, torch.concatenate, meta=_cat_meta, tags=MOVES, autocast="cpu:widest")
 def cat(tensors, dim=0):
     kept, d = _joined(tensors, dim)
     target = _common_dtype(tensors)
@@ -92,7 +92,7 @@ def _stack_meta(tensors, dim=0):
     return like(first, (*first.shape[:d], len(tensors), *first.shape[d:]), _common_dtype(tensors), same_device(*tensors))
 
 
-@composite(torch.stack, meta=_stack_meta, tags=MOVES, autocast="widest")
+@composite(torch.stack, meta=_stack_meta, tags=MOVES, autocast="cpu:widest")
 def stack(tensors, dim=0):
     d = wrap_dim(dim, len(tensors[0].shape) + 1)
     return cat([unsqueeze(t, d) for t in tensors], d)
@@ -497,7 +497,7 @@ def _bordered(a, dim: int, lo, hi, mode: str):
     return prims.cat([before, a, after], dim)
 
 
-@composite(F.pad, torch._C._nn.pad, meta=_pad_meta, tags=MOVES)
+@composite(F.pad, torch._C._nn.pad, meta=_pad_meta, tags=MOVES, autocast="cpu:float32")
 def pad(a, pad, mode="constant", value=None):
     spread = _padding(a, pad)
     if mode == "constant":
@@ -510,6 +510,14 @@ def pad(a, pad, mode="constant", value=None):
         if lo > 0 or hi > 0:
             out = _bordered(out, d, max(lo, 0), max(hi, 0), mode)
     return prims.pad(out, 0, ((0, 0),) * len(a.shape)) if out is a else out
+
+
+def _pads_by_kernel(kind: str, args: tuple, kwargs: dict) -> bool:
+    """The borders that autocast's list for the CPU names: all of "replicate", "reflect" but for three dimensions."""
+    return len(args) > 2 and (args[2] == "replicate" or (args[2] == "reflect" and len(args[1]) < 6))
+
+
+pad.info["autocast_when"] = _pads_by_kernel
 
 
 @pad.samples

@@ -224,13 +224,17 @@ def _(make):
     yield make(3, 1), make(4)
 
 
-@composite(torch.inner, torch.Tensor.inner, autocast="lower")
+@composite(torch.inner, torch.Tensor.inner, autocast="cpu:lower cuda:widest")
 def inner(a, other):
     if not a.shape or not other.shape:
         return a * other
     if a.shape[-1] != other.shape[-1]:
         raise RuntimeError(f"inner() the last dimension must match on both input tensors but got shapes {list(a.shape)} and {list(other.shape)}")
     return tensordot(a, other, ([-1], [-1]))
+
+
+# on the CPU it is the matrix product inside that is cast; a product of vectors or with a number is none
+inner.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or (len(args[0].shape) > 0 < len(args[1].shape) and len(args[0].shape) + len(args[1].shape) > 2)
 
 
 @inner.samples
@@ -252,11 +256,12 @@ def _plus_product(name: str, product_shape, multiply, functions: tuple, *, autoc
     """addmm and its kin: beta * a + alpha * (the product of two tensors)."""
 
     def meta(a, x, y, *, beta=1, alpha=1):
-        _same_types(name, a, x, y)
+        if name != "addr":
+            _same_types(name, a, x, y)
         shape = product_shape(name, x.shape, y.shape)
         if broadcast_shapes(a.shape, shape) != shape:
             raise RuntimeError(f"{name}: input {list(a.shape)} does not expand to {list(shape)}")
-        return like(a, shape)
+        return like(a, shape, result_type(a, x, y), same_device(a, x, y))
 
     def decomposition(a, x, y, *, beta=1, alpha=1):
         out = multiply(x, y)
@@ -341,7 +346,7 @@ def _(make):
 # ---------------------------------------------------------------------------------------------------------------- contractions
 
 
-@composite(torch.tensordot, torch.functional.tensordot, autocast="lower")
+@composite(torch.tensordot, torch.functional.tensordot, autocast="cpu:lower cuda:widest")
 def tensordot(a, b, dims=2, out=None):
     if isinstance(dims, int):
         left, right = list(range(len(a.shape) - dims, len(a.shape))), list(range(dims))

@@ -143,7 +143,7 @@ def _bce_meta(a, target, weight=None, size_average=None, reduce=None, reduction=
     return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
 
 
-@composite(F.binary_cross_entropy, meta=_bce_meta, autocast="cpu:float32")
+@composite(F.binary_cross_entropy, meta=_bce_meta, autocast="cpu:float32 cuda:banned")
 def binary_cross_entropy(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
     logs = [LTORCH["clamp"](LTORCH["log"](x), -100.0) for x in (a, 1.0 - a)]
     out = (target - 1.0) * logs[1] - target * logs[0]

@@ -158,7 +158,7 @@ def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
     return like(a, dtype=a.dtype if weight is None or weight.dtype is a.dtype else dtypes.promote(a.dtype, weight.dtype))
 
 
-@composite(F.rms_norm, torch.rms_norm, meta=_rms_norm_meta)
+@composite(F.rms_norm, torch.rms_norm, meta=_rms_norm_meta, autocast="cuda:float32")
 def rms_norm(a, normalized_shape, weight=None, eps=None):
     dims = _normalized("rms_norm", a, normalized_shape, weight)
     x = convert(a, compute_dtype(a.dtype))
@@ -316,13 +316,17 @@ def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
     return like(a)
 
 
-@composite(F.local_response_norm, meta=_lrn_meta)
+@composite(F.local_response_norm, meta=_lrn_meta, autocast="cpu:float32")
 def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
     squares = a * a
     before = size // 2
     padded = LTORCH["pad"](squares, (*(0, 0) * (len(a.shape) - 2), before, (size - 1) // 2))
     windows = LTORCH["unfold"](padded, 1, size, 1)
     return a / LTORCH["pow"](LTORCH["mean"](windows, -1) * alpha + k, beta)
+
+
+# images go through avg_pool3d, which the CPU's list names
+local_response_norm.info["autocast_when"] = lambda kind, args, kwargs: len(args[0].shape) > 3
 
 
 @local_response_norm.samples
@@ -334,7 +338,7 @@ def _(make):
 # ---------------------------------------------------------------------------------------------------------------- by norms, similarities
 
 
-@composite(F.normalize, meta=lambda a, p=2.0, dim=1, eps=1e-12: like(a))
+@composite(F.normalize, meta=lambda a, p=2.0, dim=1, eps=1e-12: like(a), autocast="cuda:float32")
 def normalize(a, p=2.0, dim=1, eps=1e-12):
     norm = LTORCH["vector_norm"](a, p, dim, True)
     return a / LTORCH["clamp"](norm, eps)
@@ -367,7 +371,7 @@ def _(make):
     yield make(2, 4, 3), make(2, 4, 3), -1
 
 
-@composite(F.pairwise_distance)
+@composite(F.pairwise_distance, autocast="cuda:float32")
 def pairwise_distance(x1, x2, p=2.0, eps=1e-6, keepdim=False):
     return LTORCH["vector_norm"](x1 - x2 + eps, p, -1, keepdim)
 

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
+from thunder.ops import autocast
 from thunder.ops.define import torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
@@ -42,7 +43,9 @@ def _make(function) -> Symbol:
     custom = _custom_namespace(function)
     if custom is not None:
         return Symbol(name, meta, module=custom, id=f"{custom}.{name}", is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
-    return Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made.autocast = autocast.OPAQUE.get(name)
+    return made
 
 
 def _custom_namespace(function) -> str | None:
@@ -78,7 +81,7 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
     try:
-        with torch._C.DisableTorchFunction(), mode, torch.no_grad():
+        with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
             keep = (fake_args, fake_kwargs)  # ids in `known` stay valid while these live
             out = function(*fake_args, **fake_kwargs)

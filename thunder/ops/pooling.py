@@ -86,7 +86,7 @@ def _max_pool(rank: int, **options):
 
     builtin = getattr(torch, name)
     values = torch_prim(builtin, name=name, tags=_TAGS, canonicalize=own_stride, **options)(meta)
-    both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=own_stride, **options)(with_indices_meta)
+    both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=own_stride)(with_indices_meta)
 
     @alias(getattr(F, name))
     def pool(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):

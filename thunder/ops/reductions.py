@@ -86,7 +86,7 @@ def _sum_meta(a, dim=None, keepdim=False, *, dtype=None):
     return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), _sum_dtype(a, dtype))
 
 
-@composite(torch.sum, torch.Tensor.sum, meta=_sum_meta, tags=_RED, autocast="float32")
+@composite(torch.sum, torch.Tensor.sum, meta=_sum_meta, tags=_RED, autocast="cuda:float32")
 def sum(a, dim=None, keepdim=False, *, dtype=None):
     return _reduction(sum_prim, a, dim, keepdim, _sum_dtype(a, dtype))
 
@@ -341,7 +341,7 @@ for _symbol in (var, std, var_mean, std_mean):
 
 
 @composite(
-    torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp, tags=_RED, autocast=None,
+    torch.logsumexp, torch.Tensor.logsumexp, torch.special.logsumexp, tags=_RED, autocast="cuda:float32",
     meta=lambda a, dim, keepdim=False: like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), to_float(a.dtype)),
 )  # fmt: skip
 def logsumexp(a, dim, keepdim=False):
@@ -366,7 +366,7 @@ def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):
     return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), dtypes.real_of(kind))
 
 
-@composite(torch.linalg.vector_norm, meta=_vector_norm_meta, tags=_RED, autocast="float32")
+@composite(torch.linalg.vector_norm, meta=_vector_norm_meta, tags=_RED, autocast="cuda:float32")
 def vector_norm(a, ord=2, dim=None, keepdim=False, *, dtype=None):
     x = LTORCH["abs"](a if dtype is None else convert(a, to_dtype(dtype)))
     dims = canonical_dims(x, dim)
@@ -395,7 +395,7 @@ def _norm_meta(a, p="fro", dim=None, keepdim=False, dtype=None):
     return _vector_norm_meta(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
-@composite(torch.norm, torch.Tensor.norm, meta=_norm_meta, tags=_RED, autocast="float32")
+@composite(torch.norm, torch.Tensor.norm, meta=_norm_meta, tags=_RED, autocast="cuda:float32")
 def norm(a, p="fro", dim=None, keepdim=False, dtype=None):
     return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
@@ -406,7 +406,7 @@ def _(make):
     yield make(4, 3), 2, 1, True
 
 
-@composite(torch.dist, torch.Tensor.dist, meta=lambda a, b, p=2: like(a, ()), autocast="float32")
+@composite(torch.dist, torch.Tensor.dist, meta=lambda a, b, p=2: like(a, ()), autocast="cuda:float32")
 def dist(a, b, p=2):
     return vector_norm(a - b, p)
 
@@ -419,12 +419,12 @@ def _scan_meta(a, dim, *, dtype=None):
     return like(a, dtype=_sum_dtype(a, dtype))
 
 
-@torch_prim(torch.cumsum, torch.Tensor.cumsum, autocast="float32")
+@torch_prim(torch.cumsum, torch.Tensor.cumsum, autocast="cuda:float32")
 def cumsum(a, dim, *, dtype=None):
     return _scan_meta(a, dim, dtype=dtype)
 
 
-@torch_prim(torch.cumprod, torch.Tensor.cumprod, autocast="float32")
+@torch_prim(torch.cumprod, torch.Tensor.cumprod, autocast="cuda:float32")
 def cumprod(a, dim, *, dtype=None):
     return _scan_meta(a, dim, dtype=dtype)
 

@@ -29,6 +29,9 @@ def interpolate(a, size=None, scale_factor=None, mode="nearest", align_corners=N
     return like(a, (*a.shape[:2], *(n * s if type(s) is int else math.floor(n * s) for n, s in zip(a.shape[2:], pair(scale_factor, rank), strict=True))))
 
 
+interpolate.info["autocast_when"] = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
+
+
 @interpolate.samples
 def _(make):
     yield make(2, 3, 5), 8
@@ -60,7 +63,7 @@ def _(make):
     yield (make(2, 3, 5, 4), make(2, 6, 7, 2, low=-1.0, high=1.0)), {"align_corners": False}
 
 
-@torch_prim(F.affine_grid)
+@torch_prim(F.affine_grid, autocast="lower")
 def affine_grid(theta, size, align_corners=None):
     rank = len(size) - 2
     if theta.shape != (size[0], rank, rank + 1):
