@@ -13,6 +13,7 @@ from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
 from thunder.ops import define
 from thunder.ops import shape_prims as prims
+from thunder.ops.backward import getitem_backward
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite, prim
 from thunder.ops.promotion import broadcast_shapes, is_number
@@ -367,3 +368,9 @@ def _(make):
 def _(make):
     yield make(4, 3), (slice(None), 0), make(3)
     yield make(4, 3), 5, 1.0
+
+
+@getitem.vjp
+def _(a, key):
+    g = yield getitem(a, key)
+    return (getitem_backward(g, a.shape, key),)
