@@ -540,3 +540,44 @@ def _(make):
 def _(make):
     yield make(2, 3), (1,)
     yield make(2, 3, 4), (4, 0), "reflect"
+
+
+@alias(torch.constant_pad_nd)
+def constant_pad_nd(a, pad_, value=0):
+    return pad(a, pad_, "constant", value)
+
+
+# ---------------------------------------------------------------------------------------------------------------- grids
+
+
+@alias(torch.meshgrid, torch.functional.meshgrid, torch._VF.meshgrid)
+def meshgrid(*tensors, indexing=None):
+    """Each vector spread over a grid with one dimension for each; indexing="xy" swaps the first two."""
+    tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
+    if indexing not in (None, "ij", "xy"):
+        raise RuntimeError(f'torch.meshgrid: indexing must be one of "xy" or "ij", but received: {indexing}')
+    swap = indexing == "xy" and len(tensors) > 1
+    tensors = (tensors[1], tensors[0], *tensors[2:]) if swap else tensors
+    shape = tuple(t.numel_value for t in tensors)
+    grids = [expand(reshape(t, tuple(n if i == k else 1 for k in range(len(shape)))), shape) for i, (t, n) in enumerate(zip(tensors, shape, strict=True))]
+    if swap:
+        grids[0], grids[1] = grids[1], grids[0]
+    return tuple(grids)
+
+
+@composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)
+def block_diag(*tensors):
+    blocks = [reshape(t, (1,) * (2 - len(t.shape)) + t.shape) for t in tensors]
+    if any(len(t.shape) > 2 for t in blocks):
+        raise RuntimeError("torch.block_diag: Input tensors must have 2 or fewer dimensions")
+    columns = sum(t.shape[1] for t in blocks)
+    rows, before = [], 0
+    for t in blocks:
+        rows.append(pad(t, (before, columns - before - t.shape[1])))
+        before = before + t.shape[1]
+    return cat(rows, 0)
+
+
+@block_diag.samples
+def _(make):
+    yield make(2, 3), make(1, 2), make(3)
