@@ -245,6 +245,11 @@ class Symbol:
         self.meta = meta
         return meta
 
+    def vjp(self, rule: Callable) -> Callable:
+        """Gives the operation its derivative: a generator that yields the result, is sent its cotangent, and returns the arguments' cotangents."""
+        self.grad_rule = rule
+        return rule
+
     def samples(self, function: Callable) -> Callable:
         """`function(make)` yields argument tuples (or (args, kwargs) pairs) that tests call the operation with."""
         self.sampler = function

@@ -33,7 +33,7 @@ from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["call", "call_native", "record", "tensor_attribute", "binary", "unary", "compare", "sharp_edge", "RecordingMode"]
+__all__ = ["call", "call_native", "record", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare", "sharp_edge", "RecordingMode"]
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
 IDENTITY_CALLS = {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType}
@@ -60,6 +60,10 @@ class SymbolicSize(tuple):
 
     def numel(self):
         return functools.reduce(operator.mul, self, 1)
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        return SymbolicSize(found) if isinstance(index, slice) else found
 
 
 def _shape(p: TensorProxy):

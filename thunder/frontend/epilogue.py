@@ -16,6 +16,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names
 from thunder.core.trace import Trace
 from thunder.frontend import containers
+from thunder.frontend.calls import SymbolicSize
 from thunder.frontend.guards import check_symbol, written
 from thunder.frontend.native import ENUM
 
@@ -134,6 +135,8 @@ class EpilogueWriter:
 
     def _tuple(self, value: tuple, t: type) -> str:
         inside = [self.build(x) for x in value]
+        if t is SymbolicSize:
+            t = torch.Size
         if hasattr(value, "_make"):
             return self._variable(value, f"{self.pin(t)}({', '.join(inside)})")
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"

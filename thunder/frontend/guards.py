@@ -275,9 +275,7 @@ class PrologueWriter:
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
         for (a, relation, b), outcome in self.capture.relations.items():
-            for name in sorted(a.symbols() | b.symbols()):
-                self.variable(self.capture.number_sources[name])
-            table = {n: self.variables[self.capture.number_sources[n]] for n in a.symbols() | b.symbols()}
+            table = {n: self.variable(self.capture.number_sources[n]) for n in sorted(a.symbols() | b.symbols())}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
             values = " + ', ' + ".join(f"was_is({self.describe(self.capture.number_sources[n])!r}, '{self._hint(n)}', {v})" for n, v in table.items())
