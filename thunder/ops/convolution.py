@@ -35,7 +35,9 @@ def _fit(name: str, a, weight, bias, channels_in, channels_out, groups: int, ran
     if a.dtype is not weight.dtype or (bias is not None and bias.dtype is not a.dtype):
         raise RuntimeError(f"Input type ({a.dtype}) and {'weight' if a.dtype is not weight.dtype else 'bias'} type should be the same")
     if bias is not None and bias.shape != (channels_out,):
-        raise RuntimeError(f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels_out} elements, but got bias of size {list(bias.shape)} instead")
+        raise RuntimeError(
+            f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels_out} elements, but got bias of size {list(bias.shape)} instead"
+        )
     same_device(a, weight)
 
 

@@ -156,9 +156,7 @@ def _int_entry(k, n, dim: int):
         try:
             k = operator.index(k)
         except TypeError:
-            raise IndexError(
-                f"only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {type(k).__name__})"
-            ) from None
+            raise IndexError(f"only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {type(k).__name__})") from None
     if k >= n or k < -n:
         raise IndexError(f"index {k} is out of bounds for dimension {dim} with size {n}")
     return k + n if k < 0 else k

@@ -466,4 +466,3 @@ def trace(a):
 def _(make):
     yield (make(3, 4),)
     yield (make(3, 3, dtype=torch.int64),)
-

@@ -101,7 +101,8 @@ def _take_along_meta(a, indices, dim=None):
     d = wrap_dim(dim, len(a.shape))
     if len(a.shape) != len(indices.shape):
         raise RuntimeError(
-            f"torch.take_along_dim(): input and indices should have the same number of dimensions, but got {len(a.shape)} dimensions for input, and {len(indices.shape)} dimensions for indices"
+            f"torch.take_along_dim(): input and indices should have the same number of dimensions, but got {len(a.shape)} dimensions for input, "
+            f"and {len(indices.shape)} dimensions for indices"
         )
     common = broadcast_shapes((*a.shape[:d], 1, *a.shape[d + 1 :]), (*indices.shape[:d], 1, *indices.shape[d + 1 :]))
     return like(a, (*common[:d], indices.shape[d], *common[d + 1 :]))
@@ -414,5 +415,3 @@ def _(make):
     yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)
     yield make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2])
     yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"mode": "sum"}
-
-
