@@ -13,6 +13,7 @@ from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
 from thunder.ops import define
 from thunder.ops import shape_prims as prims
+from thunder.ops.backward import getitem_backward
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import wrap_dim
@@ -401,3 +402,9 @@ def _(make):
 def _(make):
     yield make(4, 3), make(3), 0, 1
     yield make(4, 3), make(4), -1, -1
+
+
+@getitem.vjp
+def _(a, key):
+    g = yield getitem(a, key)
+    return (getitem_backward(g, a.shape, key),)

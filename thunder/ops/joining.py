@@ -11,6 +11,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, concrete, like
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
@@ -579,3 +580,60 @@ def block_diag(*tensors):
 @block_diag.samples
 def _(make):
     yield make(2, 3), make(1, 2), make(3)
+
+
+# --- derivatives
+
+
+@cat.vjp
+def _(tensors, dim=0):
+    g = yield cat(tensors, dim)
+    d, start, parts = dim % len(g.shape), 0, []
+    for x in tensors:
+        if len(x.shape) != len(g.shape):  # an empty one-dimensional tensor, which cat passes over
+            parts.append(None)
+            continue
+        parts.append(narrow(g, d, start, x.shape[d]))
+        start = start + x.shape[d]
+    return (parts,)
+
+
+@stack.vjp
+def _(tensors, dim=0):
+    g = yield stack(tensors, dim)
+    return (list(unbind(g, dim)),)
+
+
+def _rejoined(symbol):
+    """split, chunk ...: the pieces' cotangents put together again."""
+
+    def rule(a, *args, **kwargs):
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+        pieces = yield symbol(a, *args, **kwargs)
+        return (cat(list(pieces), dim),)
+
+    symbol.vjp(rule)
+
+
+for _symbol in (split, chunk, tensor_split):
+    _rejoined(_symbol)
+
+
+@unbind.vjp
+def _(a, dim=0):
+    pieces = yield unbind(a, dim)
+    return (stack(list(pieces), dim),)
+
+
+@select.vjp
+def _(a, dim, index):
+    g = yield select(a, dim, index)
+    return (backward.select_backward(g, a.shape, dim, index),)
+
+
+@narrow.vjp
+def _(a, dim, start, length):
+    g = yield narrow(a, dim, start, length)
+    d = dim % len(a.shape)
+    start = start % a.shape[d] if isinstance(start, int) and start < 0 else start
+    return (backward.slice_backward(g, a.shape, d, start, start + length, 1),)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
+from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
@@ -415,3 +416,12 @@ def _(make):
     yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)
     yield make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2])
     yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"mode": "sum"}
+
+
+@embedding.vjp
+def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    if sparse or max_norm is not None:
+        return (yield from opaque.derivative_of(embedding)(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse))
+    g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
