@@ -112,6 +112,13 @@ CALLS = {
     "pixel_shuffle": lambda x, m, i: F.pixel_shuffle(x.view(6, 2, 2)[:4], upscale_factor=2),
     "unfold": lambda x, m, i: F.unfold(x[None], kernel_size=2),
     "tensor_unfold": lambda x, m, i: x.unfold(dimension=2, size=2, step=1),
+    "meshgrid": lambda x, m, i: torch.meshgrid(m[0], m[:, 0], indexing="xy"),
+    "meshgrid_list": lambda x, m, i: torch.meshgrid([m[0], m[:, 0], m[1]], indexing="ij"),
+    "aten_slice": lambda x, m, i: torch.ops.aten.slice(x, 1, 0, 2),
+    "slice_scatter": lambda x, m, i: m.slice_scatter(m[:1], dim=0, start=1, end=2),
+    "block_diag": lambda x, m, i: torch.block_diag(m, m[0]),
+    "matrix_power": lambda x, m, i: torch.linalg.matrix_power(m[:, :3], n=2),
+    "convolution": lambda x, m, i: torch.convolution(x, x.mT[:, :3, :3], None, [1], [1], [1], False, [0], 1),
     "normalize": lambda x, m, i: F.normalize(x, dim=-1),
     "cosine_similarity": lambda x, m, i: F.cosine_similarity(x, m, dim=-1),
 }

@@ -32,6 +32,7 @@ FAMILIES = (
     "convolution",
     "pooling",
     "resample",
+    "factorizations",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -290,9 +290,16 @@ def _(make):
 
 
 def operator_methods(symbol: Callable, operator: str) -> None:
-    """Makes `symbol` what a Python operator (`"add"`: `__add__` and `__radd__`) does with proxies."""
+    """Makes `symbol` what a Python operator (`"add"`: `__add__` and `__radd__`) does with proxies.
+
+    As PyTorch does, `2 * x` is computed as `x * 2`, whose roundings differ below float32, and `2 / x` as `x.reciprocal() * 2`.
+    """
 
     def reflected(b, a):
+        if operator in ("add", "mul"):
+            return symbol(b, a)
+        if operator == "truediv":
+            return LTORCH["mul"](LTORCH["reciprocal"](b), a)
         return symbol(a, b)
 
     for name, function in ((f"__{operator}__", symbol), (f"__r{operator}__", reflected)):

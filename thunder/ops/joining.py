@@ -164,9 +164,7 @@ def _split_sizes(a, size_or_sections, dim: int) -> list:
     if isinstance(size_or_sections, Sequence):
         total = sum(size_or_sections)
         if total is not n and total != n:
-            raise RuntimeError(
-                f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {dim}), but got split_sizes={list(size_or_sections)}"
-            )
+            raise RuntimeError(f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {dim}), but got split_sizes={list(size_or_sections)}")
         if any(type(k) is int and k < 0 for k in size_or_sections):
             raise RuntimeError(f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={list(size_or_sections)}")
         return list(size_or_sections)
@@ -303,7 +301,9 @@ def _axis_split(name: str, rank: int, axis: int) -> None:
         if len(a.shape) < rank:
             raise RuntimeError(f"torch.{name} requires a tensor with at least {rank} dimension, but got a tensor with {len(a.shape)} dimensions!")
         if not isinstance(indices_or_sections, Sequence) and a.shape[d] % indices_or_sections != 0:
-            raise RuntimeError(f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {a.shape[d]} is not divisible by the split_size {indices_or_sections}!")
+            raise RuntimeError(
+                f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {a.shape[d]} is not divisible by the split_size {indices_or_sections}!"
+            )
         return tensor_split(a, indices_or_sections, d)
 
     def arguments(args, kwargs):
@@ -428,9 +428,7 @@ def _interleaved(a, repeats, dim, output_size):
     shape, d = ((a.numel_value,), 0) if dim is None else (a.shape, wrap_dim(dim, len(a.shape)))
     if isinstance(repeats, TensorProxy):
         if output_size is None:
-            raise CaptureError(
-                "repeat_interleave's repeats are in a tensor, so that the result's shape depends on data", location=user_location(), remedy="pass output_size="
-            )
+            raise CaptureError("repeat_interleave's repeats are in a tensor, so that the result's shape depends on data", location=user_location(), remedy="pass output_size=")
         return shape, d, output_size
     if repeats < 0:
         raise RuntimeError("repeats can not be negative")
@@ -481,7 +479,7 @@ def _pad_meta(a, pad, mode="constant", value=None):
     if mode not in ("constant", "reflect", "replicate", "circular"):
         raise NotImplementedError(f"Unrecognised padding mode {mode}")
     if mode != "constant":
-        if len(a.shape) < 2 or not (len(pad) in (2 * len(a.shape) - 2, 2 * len(a.shape) - 4)):
+        if len(a.shape) < 2 or len(pad) not in (2 * len(a.shape) - 2, 2 * len(a.shape) - 4):
             raise NotImplementedError("Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now")
         for n, (lo, hi) in zip(a.shape, spread, strict=True):
             if (mode == "reflect" and (lo >= n or hi >= n) and (lo or hi)) or (mode == "circular" and (lo > n or hi > n)):
@@ -541,6 +539,47 @@ def _(make):
 def _(make):
     yield make(2, 3), (1,)
     yield make(2, 3, 4), (4, 0), "reflect"
+
+
+@alias(torch.constant_pad_nd)
+def constant_pad_nd(a, pad_, value=0):
+    return pad(a, pad_, "constant", value)
+
+
+# ---------------------------------------------------------------------------------------------------------------- grids
+
+
+@alias(torch.meshgrid, torch.functional.meshgrid, torch._VF.meshgrid)
+def meshgrid(*tensors, indexing=None):
+    """Each vector spread over a grid with one dimension for each; indexing="xy" swaps the first two."""
+    tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
+    if indexing not in (None, "ij", "xy"):
+        raise RuntimeError(f'torch.meshgrid: indexing must be one of "xy" or "ij", but received: {indexing}')
+    swap = indexing == "xy" and len(tensors) > 1
+    tensors = (tensors[1], tensors[0], *tensors[2:]) if swap else tensors
+    shape = tuple(t.numel_value for t in tensors)
+    grids = [expand(reshape(t, tuple(n if i == k else 1 for k in range(len(shape)))), shape) for i, (t, n) in enumerate(zip(tensors, shape, strict=True))]
+    if swap:
+        grids[0], grids[1] = grids[1], grids[0]
+    return tuple(grids)
+
+
+@composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)
+def block_diag(*tensors):
+    blocks = [reshape(t, (1,) * (2 - len(t.shape)) + t.shape) for t in tensors]
+    if any(len(t.shape) > 2 for t in blocks):
+        raise RuntimeError("torch.block_diag: Input tensors must have 2 or fewer dimensions")
+    columns = sum(t.shape[1] for t in blocks)
+    rows, before = [], 0
+    for t in blocks:
+        rows.append(pad(t, (before, columns - before - t.shape[1])))
+        before = before + t.shape[1]
+    return cat(rows, 0)
+
+
+@block_diag.samples
+def _(make):
+    yield make(2, 3), make(1, 2), make(3)
 
 
 # --- derivatives

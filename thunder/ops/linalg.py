@@ -470,7 +470,6 @@ def _(make):
     yield (make(3, 3, dtype=torch.int64),)
 
 
-
 # --- derivatives: the products that PyTorch's autograd computes
 
 

@@ -88,7 +88,6 @@ def view(a, size):
     return bitcast(a, size) if _is_dtype(size) else prims.reshape(a, sizes_with_minus_one(size, numel(a.shape), "input"))
 
 
-
 @view.typed_by
 def _(a, size):
     return bitcast.meta(a, size) if _is_dtype(size) else like(a, sizes_with_minus_one(size, math.prod(a.shape), "input"))
@@ -421,7 +420,9 @@ def _expanded(a, size) -> tuple:
     have = a.shape
     new = len(size) - len(have)
     if new < 0:
-        raise RuntimeError(f"expand({list(have)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or equal to the number of dimensions in the tensor ({len(have)})")
+        raise RuntimeError(
+            f"expand({list(have)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or equal to the number of dimensions in the tensor ({len(have)})"
+        )
     out = list(size)
     for i, n in enumerate(have):
         m = out[new + i]
