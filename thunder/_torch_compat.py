@@ -92,6 +92,14 @@ def _python_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
     return check
 
 
+def keeps_graph() -> bool:
+    """Whether the backward that runs now was asked to keep its graph; True where PyTorch does not say."""
+    try:
+        return torch._C._autograd._get_current_graph_task_keep_graph()
+    except AttributeError:
+        return True
+
+
 def grad_enabled_in(modes: tuple) -> bool:
     return modes[0]
 

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 
 from thunder import _torch_compat as compat
+from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.proxies import Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, GradientRequiredError, RecompileWarning
+from thunder.errors import CaptureError, RecompileWarning
+from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
 from thunder.frontend import Captured, capture
@@ -31,7 +34,7 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower
+from thunder.pipeline import lower, lower_with_derivatives
 
 __all__ = ["jit", "Compiled", "CacheEntry", "CompileStats"]
 
@@ -43,12 +46,12 @@ class CacheEntry:
         "captured", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "modes",
     )  # fmt: skip
 
-    def __init__(self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple):
+    def __init__(self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple, backward_traces: list[Trace]):
         self.captured, self.modes = captured, modes
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.computation_fn, self.computation_traces = computation_fn, computation_traces
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
-        self.backward_fn, self.backward_traces = None, []
+        self.backward_fn, self.backward_traces = backward_traces[-1].python_callable() if backward_traces else None, backward_traces
 
 
 class CompileStats:
@@ -194,23 +197,30 @@ class Compiled:
         stats.times["construction"] = (start, clock())
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
-        self._refuse_gradients(captured)
         start = clock()
-        traces = lower(captured.computation, options, options.executors)
-        run = traces[-1].python_callable()
+        backward: list[Trace] = []
+        if captured.output_requires_grad and not options.disable_torch_autograd:
+            traces, backward, run = self._lower_with_derivatives(captured, modes)
+        else:
+            traces = lower(captured.computation, options, options.executors)
+            run = self._in_modes(traces[-1].python_callable(), modes)
+            if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
+                run = _without_grad(run)
         stats.times["prologue"] = (start, clock())
-        if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
-            run = _without_grad(run)
-        if compat.autocast_in(modes):
-            run = no_autocast(run)
-        return CacheEntry(captured, traces, run, modes)
+        return CacheEntry(captured, traces, run, modes, backward)
 
-    def _refuse_gradients(self, captured: Captured) -> None:
-        if captured.output_requires_grad and not self.options.disable_torch_autograd:
-            raise GradientRequiredError(
-                "the result of this call would require grad, and derivatives are not supported yet. Call it under torch.no_grad(), "
-                "set requires_grad to False on the inputs and parameters, or pass disable_torch_autograd=True to thunder.jit."
-            )
+    def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
+        """The backward is compiled before the forward runs: the threads it will run in see nothing of this context."""
+        forward, backward, cut = lower_with_derivatives(captured.computation, self.options, self.options.executors)
+        run = connected(
+            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(), _result_of(captured.computation, cut.outputs),
+            [o.requires_grad for o in cut.outputs],
+        )  # fmt: skip
+        return forward, backward, run
+
+    @staticmethod
+    def _in_modes(function: Callable, modes: tuple) -> Callable:
+        return no_autocast(function) if compat.autocast_in(modes) else function
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict):
         self.stats.last_entry = entry
@@ -274,6 +284,14 @@ def _by_name(fn: Any) -> Any:
     for name in getattr(fn, "__qualname__", "<locals>").split("."):
         found = getattr(found, name, None)
     return found
+
+
+def _result_of(computation: Trace, outputs: list) -> Callable:
+    """(inputs, outputs) -> the structure that the computation returns, made of distinct outputs and of inputs returned as they are."""
+    places = {p: f"inputs[{i}]" for i, p in enumerate(computation.args) if isinstance(p, Proxy)} | {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
+    printer = Printer(print_depth=1)
+    expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
+    return compile_source(f"import torch\ndef result(inputs, outputs):\n  return {expression}", "result", printer.context)
 
 
 def _without_grad(function: Callable) -> Callable:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from thunder.core.check import check
 from thunder.core.trace import Trace, timed_pass
 from thunder.options import JitOptions
+from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
+from thunder.transforms.partition import ForwardBackward, partition
 
-__all__ = ["lower"]
+__all__ = ["lower", "lower_with_derivatives"]
 
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
@@ -22,9 +24,27 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
         *((f"Transform {type(t).__name__}", t.transform_trace_post_optimization) for t in options.transforms if hasattr(t, "transform_trace_post_optimization")),
         ("Delete Last Used", del_last_used),
     ]
-    traces = [acquired]
+    return _run([acquired], passes, options)
+
+
+def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
     for title, run in passes:
         traces.append(timed_pass(title, traces[-1], run))
         if options.debug.check_traces:
             check(traces[-1])
     return traces
+
+
+def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
+    """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
+    traces = _run([acquired], [("Dead Code Elimination", dce)], options)
+    cut: list[ForwardBackward] = []
+
+    def differentiated(trace: Trace) -> Trace:
+        cut.append(partition(joint_trace(trace, executors)))
+        return cut[0].forward
+
+    execution = [("Transform for execution", lambda trace: dispatch(trace, executors)), ("Delete Last Used", del_last_used)]
+    forward = _run(traces, [("Grad transform pass", differentiated), *execution], options)
+    backward = _run([cut[0].backward], execution, options)
+    return forward, backward, cut[0]

@@ -89,6 +89,13 @@ class Printer:
             self.imports.add(IMPORTS[module])
         return f"{module}.{name}"
 
+    def function(self, sym) -> str:
+        """A bare name for the function of a symbol, its own where no other function has it."""
+        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn)
+        if not self._comment:
+            self.context[name] = sym.fn
+        return name
+
     def object(self, x) -> str:
         """A name for an object without a literal form; the object itself is passed to the text by that name."""
         name = self._names.get(id(x))
@@ -140,9 +147,7 @@ class Printer:
     def callee(self, sym) -> str:
         """How the symbol's function is written, with its import or object remembered unless it stands in a comment."""
         if sym.module is None:
-            if not self._comment:
-                self.context[sym.name] = sym.fn
-            return sym.name
+            return self.function(sym)
         if not self._comment:
             root = sym.module.split(".")[0]
             self.imports.add(IMPORTS.get(sym.module) or IMPORTS.get(root) or f"import {sym.module}")

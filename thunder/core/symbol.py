@@ -245,6 +245,11 @@ class Symbol:
         self.meta = meta
         return meta
 
+    def vjp(self, rule: Callable) -> Callable:
+        """Gives the operation its derivative: a generator that yields the result, is sent its cotangent, and returns the arguments' cotangents."""
+        self.grad_rule = rule
+        return rule
+
     def samples(self, function: Callable) -> Callable:
         """`function(make)` yields argument tuples (or (args, kwargs) pairs) that tests call the operation with."""
         self.sampler = function
@@ -267,7 +272,7 @@ class Symbol:
     def _by_position(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments given by the name of a positional parameter, or by PyTorch's or numpy's other name for it, put in their places."""
         names = self.parameters
-        renamed = {self._spelling(k): v for k, v in kwargs.items()}
+        renamed = {self._spelling(k): v for k, v in kwargs.items() if k != "out" or v is not None}
         if names.isdisjoint(renamed):
             return args, renamed
         positional, order = list(args), list(names)

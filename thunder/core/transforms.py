@@ -1,21 +1,11 @@
-"""`thunder.core.transforms`: the names by which programs import derivatives. They are not there yet, and say so when they are called."""
+"""`thunder.core.transforms`: the names by which programs import derivatives, a lazy re-export of `thunder.transforms.autodiff`."""
 
 from __future__ import annotations
 
-from thunder.errors import MissingImplementationError
 
-__all__ = ["get_grad", "put_grads"]
+def __getattr__(name: str):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    from thunder.transforms import autodiff
 
-
-def _missing(name: str):
-    raise MissingImplementationError(f"{name}: derivatives are not part of this version; run the program under torch.no_grad()")
-
-
-def get_grad(value):
-    """The gradient of a value of the trace, inside a grad transform."""
-    _missing("get_grad")
-
-
-def put_grads(values, gradients):
-    """Gives values of the trace their gradients, inside a grad transform."""
-    _missing("put_grads")
+    return getattr(autodiff, name)

@@ -23,10 +23,10 @@ __all__ = [
 class Implementation:
     """How an executor carries out one operation: a symbol with the same arguments, or a function that rewrites it in terms of other operations."""
 
-    __slots__ = ("symbol", "checker", "execution_transform")
+    __slots__ = ("symbol", "checker", "execution_transform", "grad_transform")
 
-    def __init__(self, symbol: Symbol | None, checker: Callable | None, execution_transform: Callable | None):
-        self.symbol, self.checker, self.execution_transform = symbol, checker, execution_transform
+    def __init__(self, symbol: Symbol | None, checker: Callable | None, execution_transform: Callable | None, grad_transform: Callable | None = None):
+        self.symbol, self.checker, self.execution_transform, self.grad_transform = symbol, checker, execution_transform, grad_transform
 
     def takes(self, line: BoundSymbol) -> bool:
         return self.checker is None or bool(self.checker(*line.args, **line.kwargs))
@@ -107,16 +107,18 @@ class OperatorExecutor(Executor):
         return symbol
 
     def register_implementation(
-        self, sym_or_id: Symbol | Any, op: Symbol | None = None, *, checker: Callable | None = None, execution_transform: Callable | None = None
-    ) -> None:
+        self, sym_or_id: Symbol | Any, op: Symbol | None = None, *, checker: Callable | None = None, execution_transform: Callable | None = None,
+        grad_transform: Callable | None = None,
+    ) -> None:  # fmt: skip
         """Says how this executor carries out an operation, instead of what was said before.
 
         `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations.
-        `checker`, called with the same arguments, says whether it can: without one it always can.
+        `checker`, called with the same arguments, says whether it can: without one it always can. `grad_transform`, a function of the same arguments, computes the
+        result and says with get_grad and put_grads how the operation is differentiated.
         """
         if (op is None) == (execution_transform is None):
             raise ValueError("register_implementation: give exactly one of op and execution_transform")
-        self.implmap[getattr(sym_or_id, "id", sym_or_id)] = Implementation(op, checker, execution_transform)
+        self.implmap[getattr(sym_or_id, "id", sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
 
 
 def single_op_executor(

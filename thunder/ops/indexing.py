@@ -94,6 +94,9 @@ def slice_entry(s: slice, n) -> tuple[tuple, Any]:
 
 
 def _used(k) -> int:
+    """How many dimensions an entry of a key uses up."""
+    if type(k) is slice or type(k) is int:
+        return 1
     if isinstance(k, TensorProxy):
         return len(k.shape) if k.dtype.category == 0 or k.dtype.name == "uint8" else 1
     if k is None or k is ... or isinstance(k, bool):
@@ -128,6 +131,9 @@ def place(a: TensorProxy, key) -> Place:
                 out.append(shape[i])
             dim += rest
             used = len(shape)  # a second Ellipsis stands for nothing
+        elif type(k) is int:
+            entries.append(("int", _int_entry(k, shape[dim], dim)))
+            dim += 1
         elif isinstance(k, bool):
             entries.append(("bool", k))
             advanced.append((len(out), (1 if k else 0,)))

@@ -13,7 +13,7 @@ from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import shape_prims as prims
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, alias, composite
+from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import ceil_div, wrap_dim
 from thunder.ops.promotion import same_device
 from thunder.ops.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
@@ -436,6 +436,12 @@ def _interleaved(a, repeats, dim, output_size):
     return shape, d, (shape[d] if shape else 1) * repeats
 
 
+@prim(lambda repeats, output_size: torch.repeat_interleave(repeats, output_size=output_size))
+def repeated_places(repeats, output_size):
+    """0, 1, 2 ... each as often as `repeats` says, `output_size` numbers in all."""
+    return like(repeats, (output_size,))
+
+
 def _repeat_interleave_meta(a, repeats, dim=None, *, output_size=None):
     shape, d, n = _interleaved(a, repeats, dim, output_size)
     return like(a, (*shape[:d], n, *shape[d + 1 :]))
@@ -446,7 +452,8 @@ def repeat_interleave(a, repeats, dim=None, *, output_size=None):
     shape, d, n = _interleaved(a, repeats, dim, output_size)
     a = prims.reshape(a, shape) if shape != a.shape else a
     if isinstance(repeats, TensorProxy):
-        return LTORCH["index_select"](a, d, LTORCH["repeat_interleave"](repeats, output_size=output_size))
+        repeats = repeats if len(repeats.shape) == 1 and repeats.shape[0] != 1 else expand(reshape(repeats, (1,)), (a.shape[d],))
+        return LTORCH["index_select"](a, d, repeated_places(repeats, output_size))
     spread = expand(unsqueeze(a, d + 1), (*shape[: d + 1], repeats, *shape[d + 1 :]))
     return prims.reshape(spread, (*shape[:d], n, *shape[d + 1 :]))
 
@@ -504,11 +511,11 @@ def pad(a, pad, mode="constant", value=None):
         return prims.pad(a, 0 if value is None else value, tuple(spread))
     out = a
     for d, (lo, hi) in enumerate(spread):
-        lo_cut, hi_cut = -min(lo, 0), -min(hi, 0)
-        if lo_cut or hi_cut:
-            out = slice_dim(out, d, lo_cut, out.shape[d] - hi_cut)
-        if lo > 0 or hi > 0:
-            out = _bordered(out, d, max(lo, 0), max(hi, 0), mode)
+        for step in ("cut", "add") if mode == "circular" else ("add", "cut"):
+            if step == "add" and (lo > 0 or hi > 0):
+                out = _bordered(out, d, max(lo, 0), max(hi, 0), mode)
+            if step == "cut" and (lo < 0 or hi < 0):
+                out = slice_dim(out, d, max(-lo, 0), out.shape[d] - max(-hi, 0))
     return prims.pad(out, 0, ((0, 0),) * len(a.shape)) if out is a else out
 
 

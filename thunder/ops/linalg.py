@@ -125,8 +125,8 @@ def _ranks(name: str, *wanted: tuple) -> None:
             raise RuntimeError(f"{name}: expected {what} to be {rank}-D, but got {len(t.shape)}-D")
 
 
-def _product(name: str, ranks: tuple[int, int], *functions, autocast="lower"):
-    """mm, bmm, mv, dot: matmul for tensors of exactly these ranks."""
+def _product(name: str, ranks: tuple[int, int], second: str, *functions, autocast="lower"):
+    """mm, bmm, mv, dot: matmul for tensors of exactly these ranks; `second` is what PyTorch calls the second argument."""
 
     def meta(a, other):
         _ranks(name, (a, ranks[0], "the first argument"), (other, ranks[1], "the second argument"))
@@ -137,13 +137,15 @@ def _product(name: str, ranks: tuple[int, int], *functions, autocast="lower"):
     def decomposition(a, other):
         return matmul_prim(a, other)
 
-    return composite(*functions, name=name, meta=meta, autocast=autocast, tags=MATMUL)(decomposition)
+    symbol = composite(*functions, name=name, meta=meta, autocast=autocast, tags=MATMUL)(decomposition)
+    symbol.parameters = {"a": None, second: None}.keys()
+    return symbol
 
 
-mm = _product("mm", (2, 2), torch.mm, torch.Tensor.mm)
-bmm = _product("bmm", (3, 3), torch.bmm, torch.Tensor.bmm)
-mv = _product("mv", (2, 1), torch.mv, torch.Tensor.mv, autocast="cuda:lower")
-dot = _product("dot", (1, 1), torch.dot, torch.Tensor.dot, autocast="cuda:widest")
+mm = _product("mm", (2, 2), "mat2", torch.mm, torch.Tensor.mm)
+bmm = _product("bmm", (3, 3), "mat2", torch.bmm, torch.Tensor.bmm)
+mv = _product("mv", (2, 1), "vec", torch.mv, torch.Tensor.mv, autocast="cuda:lower")
+dot = _product("dot", (1, 1), "tensor", torch.dot, torch.Tensor.dot, autocast="cuda:widest")
 
 
 @mm.samples
@@ -264,6 +266,8 @@ def _plus_product(name: str, product_shape, multiply, functions: tuple, *, autoc
         return like(a, shape, result_type(a, x, y), same_device(a, x, y))
 
     def decomposition(a, x, y, *, beta=1, alpha=1):
+        if a.dtype.category < 2 and name != "addr":
+            beta, alpha = int(beta), int(alpha)  # as PyTorch does with integer matrices
         out = multiply(x, y)
         out = out if alpha == 1 else out * alpha
         if beta == 0:
@@ -353,6 +357,9 @@ def tensordot(a, b, dims=2, out=None):
     else:
         left, right = ([d] if isinstance(d, int) else list(d) for d in dims)
     left, right = [wrap_dim(d, len(a.shape)) for d in left], [wrap_dim(d, len(b.shape)) for d in right]
+    for i, j in zip(left, right, strict=False):  # a dimension of size 1 goes with any: the other is summed
+        if a.shape[i] != b.shape[j]:
+            a, b = (LTORCH["sum"](a, i, True), b) if b.shape[j] == 1 else (a, LTORCH["sum"](b, j, True)) if a.shape[i] == 1 else (a, b)
     if len(left) != len(right) or any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)):
         raise RuntimeError(f"contracted dimensions need to match, but got {[a.shape[i] for i in left]} and {[b.shape[j] for j in right]}")
     keep_a, keep_b = [i for i in range(len(a.shape)) if i not in left], [j for j in range(len(b.shape)) if j not in right]

@@ -13,7 +13,7 @@ from thunder.core.symbol import Symbol
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite
 from thunder.ops.normalization import compute_dtype, log_softmax
-from thunder.ops.promotion import broadcast_shapes, result_type
+from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import reshape, unsqueeze
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -35,10 +35,10 @@ def reduced(values, reduction: str):
 # ---------------------------------------------------------------------------------------------------------------- of two tensors of one shape
 
 
-def pointwise(name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (), autocast: str = "float32", low=None, high=None) -> Symbol:
+def pointwise(name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (), floats: bool = False, low=None, high=None) -> Symbol:
     """A loss that is a formula of input and target, element by element, then reduced.
 
-    options: parameters between target and reduction with their defaults, in PyTorch's order ("legacy" for size_average and reduce).
+    options: parameters between target and reduction with their defaults, in PyTorch's order. floats: integers give a float. low, high: the interval samples come from.
     """
     order = [n for n, _ in options]
     defaults = dict(options)
@@ -51,14 +51,15 @@ def pointwise(name: str, function: Callable, formula: Callable, *, options: tupl
         values = spread(args, kwargs)
         how = _reduction(values["reduction"], values.get("size_average"), values.get("reduce"))
         shape = a.shape if a.shape == target.shape else broadcast_shapes(a.shape, target.shape)
-        return like(a, shape if how == "none" else (), result_type(a, target))
+        found = result_type(a, target)
+        return like(a, shape if how == "none" else (), to_float(found) if floats else found)
 
     def decomposition(a, target, *args, **kwargs):
         values = spread(args, kwargs)
         how = _reduction(values.pop("reduction"), values.pop("size_average", None), values.pop("reduce", None))
         return reduced(formula(a, target, **values), how)
 
-    symbol = composite(function, name=name, meta=meta, autocast=autocast)(decomposition)
+    symbol = composite(function, name=name, meta=meta, autocast="float32")(decomposition)
 
     @symbol.samples
     def _(make):
@@ -125,7 +126,7 @@ def _poisson(a, target, log_input=True, full=False, eps=1e-8):
 
 
 poisson_nll_loss = pointwise(
-    "poisson_nll_loss", F.poisson_nll_loss, _poisson, low=0.1, high=2.0,
+    "poisson_nll_loss", F.poisson_nll_loss, _poisson, floats=True, low=0.1, high=2.0,
     options=(("log_input", True), ("full", False), ("size_average", None), ("eps", 1e-8), ("reduce", None), ("reduction", "mean")),
 )  # fmt: skip
 

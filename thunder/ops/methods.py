@@ -55,6 +55,7 @@ def _dim(a) -> int:
 
 _PLAIN_METHODS = {
     "dim": _dim,
+    "size": lambda a, dim=None: a.size(dim),
     "ndimension": _dim,
     "numel": lambda a: a.numel_value,
     "nelement": lambda a: a.numel_value,

@@ -14,8 +14,8 @@ from thunder.errors import CaptureError
 from thunder.ops import inplace
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
-from thunder.ops.dims import wrap_dim
-from thunder.ops.promotion import broadcast_shapes, result_type
+from thunder.ops.dims import numel, wrap_dim
+from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
 _EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -204,7 +204,7 @@ def _group_norm_meta(a, num_groups, weight=None, bias=None, eps=1e-5):
 
 @composite(F.group_norm, torch.group_norm, meta=_group_norm_meta, canonicalize=lambda args, kwargs: (args[:5], {}), autocast="cuda:float32")
 def group_norm(a, num_groups, weight=None, bias=None, eps=1e-5):
-    x = reshape(convert(a, compute_dtype(a.dtype)), (a.shape[0], num_groups, a.numel_value // (a.shape[0] * num_groups)))
+    x = reshape(convert(a, compute_dtype(a.dtype)), (a.shape[0], num_groups, a.shape[1] // num_groups * numel(a.shape[2:])))
     x = reshape(_whiten(x, (2,), eps)[0], a.shape)
     return convert(_scale_and_shift(x, _per_channel(a, weight), _per_channel(a, bias)), a.dtype)
 
@@ -313,7 +313,7 @@ def _(make):
 def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
     if len(a.shape) < 3:
         raise ValueError(f"Expected 3D or higher dimensionality                          input (got {len(a.shape)} dimensions)")
-    return like(a)
+    return like(a, dtype=to_float(a.dtype))
 
 
 @composite(F.local_response_norm, meta=_lrn_meta, autocast="cpu:float32")
@@ -322,7 +322,9 @@ def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
     before = size // 2
     padded = LTORCH["pad"](squares, (*(0, 0) * (len(a.shape) - 2), before, (size - 1) // 2))
     windows = LTORCH["unfold"](padded, 1, size, 1)
-    return a / LTORCH["pow"](LTORCH["mean"](windows, -1) * alpha + k, beta)
+    mean = LTORCH["mean"](convert(windows, to_float(a.dtype)), -1)
+    mean = mean if a.dtype.category >= 2 else LTORCH["trunc"](mean)  # pooling integers gives integers
+    return a / LTORCH["pow"](mean * alpha + k, beta)
 
 
 # images go through avg_pool3d, which the CPU's list names

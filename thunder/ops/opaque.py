@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, map_structure
-from thunder.core.symbol import OpTags, Symbol, user_location
+from thunder import _torch_compat as compat
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.symbol import OpTags, Symbol, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast
 from thunder.ops.define import torch_path
@@ -102,3 +103,85 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     del keep
     with torch._C.DisableTorchFunction():
         return map_structure(typed, out)
+
+
+# ---------------------------------------------------------------------------------------------------------------- PyTorch's own derivative
+
+
+class Graph:
+    """The piece of PyTorch's autograd graph that one operation left: what its derivative saves."""
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]):
+        self.inputs, self.outputs = inputs, outputs
+
+
+def _tensors_in(value, found: list) -> list:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for x in value:
+            _tensors_in(x, found)
+    elif isinstance(value, dict):
+        for x in value.values():
+            _tensors_in(x, found)
+    return found
+
+
+def derivative_of(symbol: Symbol):
+    """A rule for an operation without one: PyTorch differentiates it. It runs once, with grad on detached inputs, and its small graph is saved."""
+    rule = _DERIVATIVES.get(symbol)
+    if rule is None:
+        rule = _DERIVATIVES[symbol] = _make_derivative(symbol)
+    return rule
+
+
+_DERIVATIVES: dict = {}
+
+
+def _make_derivative(symbol: Symbol):
+    def run_forward(wanted: tuple, args: tuple, kwargs: dict):
+        position = iter(range(1 << 30))
+        inputs: list[torch.Tensor] = []
+
+        def detached(x):
+            if not isinstance(x, torch.Tensor):
+                return as_torch(x)
+            if next(position) not in wanted:
+                return x
+            x = x.detach().requires_grad_()
+            inputs.append(x)
+            return x
+
+        with torch.enable_grad():
+            out = symbol.fn(*map_structure(detached, args), **map_structure(detached, kwargs))  # type: ignore[misc]
+        return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(inputs, _tensors_in(out, []))
+
+    def run_backward(graph: Graph, cotangents: tuple):
+        pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
+        return torch.autograd.grad([o for o, _ in pairs], graph.inputs, [g for _, g in pairs], retain_graph=compat.keeps_graph(), allow_unused=True, materialize_grads=True)
+
+    def forward_meta(wanted, args, kwargs):
+        return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
+
+    name = symbol.name
+    forward = Symbol(f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, fn=run_forward)
+
+    def rule(*args, **kwargs):
+        flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
+        wanted = tuple(i for i, p in enumerate(flat) if p.requires_grad and p.dtype.category >= 2)
+        out, graph = forward(wanted, args, kwargs)
+        g = yield out
+        cotangents = tuple(g) if isinstance(g, (tuple, list)) else (g,)
+        sources = [flat[i] for i in wanted]
+        backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), is_prim=True, fn=run_backward)
+        gradients = iter(backward(graph, cotangents))
+        return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
+
+    return rule
+
+
+def _detached_meta(symbol: Symbol, args, kwargs):
+    with detached():
+        return map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, symbol.decomposition(*args, **kwargs))  # type: ignore[misc]

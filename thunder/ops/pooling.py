@@ -82,7 +82,8 @@ def _max_pool(rank: int, **options):
         return like(a, shape), like(a, shape, int64)
 
     def own_stride(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return ((*args[:2], args[1], *args[3:]) if len(args) > 2 and args[2] is None else args), kwargs
+        kwargs = {k: v for k, v in kwargs.items() if k != "return_indices"}
+        return ((*args[:2], args[1], *args[3:6]) if len(args) > 2 and args[2] is None else args[:6]), kwargs
 
     builtin = getattr(torch, name)
     values = torch_prim(builtin, name=name, tags=_TAGS, canonicalize=own_stride, **options)(meta)
@@ -151,7 +152,7 @@ def _adaptive_max_pool(rank: int, **options) -> None:
         shape = _adaptive_shape(a, output_size, rank, name)
         return like(a, shape), like(a, shape, int64)
 
-    both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, **options)(meta)
+    both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=lambda args, kwargs: (args[:2], {}), **options)(meta)
 
     @alias(getattr(F, name))
     def pool(a, output_size, return_indices=False):

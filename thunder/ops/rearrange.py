@@ -204,7 +204,7 @@ def unfold(a, dimension, size, step):
     n = a.shape[d] if a.shape else 1
     if size > n or step <= 0:
         raise RuntimeError(f"maximum size for tensor at dimension {d} is {n} but size is {size}")
-    return like(a, (*a.shape[:d], (n - size) // step + 1, *a.shape[d + 1 :], size))
+    return like(a, (*a.shape[:d], (n - size) // step + 1, *a.shape[d + 1 :], size) if a.shape else (size,))
 
 
 @unfold.samples

@@ -9,7 +9,7 @@ from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import shape_prims as prims
-from thunder.ops.define import alias, composite, prim, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.shape import expand, reshape
@@ -20,7 +20,7 @@ INTEGERS = ("int64", "int32")
 def _check_index(name: str, index, dtypes: tuple = INTEGERS) -> None:
     if not isinstance(index, TensorProxy):
         raise TypeError(f"{name}(): argument 'index' must be Tensor, not {type(index).__name__}")
-    if index.dtype.name not in dtypes:
+    if index.dtype.name not in dtypes and not any(type(n) is int and n == 0 for n in index.shape):
         raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index")
 
 
@@ -63,6 +63,8 @@ def _(make):
 
 
 def _fits(a, index, d: int, name: str) -> None:
+    if any(type(n) is int and n == 0 for n in index.shape):
+        return
     if len(a.shape or (1,)) != len(index.shape or (1,)):
         raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
     for i, (m, n) in enumerate(zip(index.shape, a.shape, strict=False)):
@@ -108,10 +110,15 @@ def _take_along_meta(a, indices, dim=None):
 @composite(torch.take_along_dim, torch.Tensor.take_along_dim, meta=_take_along_meta)
 def take_along_dim(a, indices, dim=None):
     if dim is None:
-        return gather(reshape(a, (-1,)), 0, reshape(indices, (-1,)))
+        return gather(reshape(a, (-1,)), 0, _from_front(reshape(indices, (-1,)), a.numel_value))
     d = wrap_dim(dim, len(a.shape))
     common = _take_along_meta(a, indices, dim).shape
-    return gather(expand(a, (*common[:d], a.shape[d], *common[d + 1 :])), d, expand(indices, common))
+    return gather(expand(a, (*common[:d], a.shape[d], *common[d + 1 :])), d, expand(_from_front(indices, a.shape[d]), common))
+
+
+def _from_front(index, n):
+    """Negative indices counted from the end of n elements."""
+    return LTORCH["where"](index < 0, index + n, index)
 
 
 @take_along_dim.samples
@@ -125,7 +132,7 @@ def _(make):
 def take_flat(a, index):
     if index.dtype.name != "int64":
         raise RuntimeError("take(): Expected a long tensor for index")
-    return reshape(index_select(reshape(a, (-1,)), 0, reshape(index, (-1,))), index.shape)
+    return reshape(index_select(reshape(a, (-1,)), 0, _from_front(reshape(index, (-1,)), a.numel_value)), index.shape)
 
 
 @take_flat.samples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from thunder.core.codegen import Printer
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import CollectionProxy, Proxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
 
@@ -25,12 +25,12 @@ def del_last_used(trace: Trace) -> Trace:
     live = set(trace.output_proxies)
     lines: list[BoundSymbol] = []
     for line in reversed(trace.bound_symbols):
-        dead = tuple(dict.fromkeys(p for p in (*line.inputs, *line.outputs) if p not in live))
+        dead = tuple(dict.fromkeys(p for p in (*line.inputs, *line.outputs) if p not in live and not isinstance(p, CollectionProxy)))
         live.update(dead)
         if dead:
             lines.append(BoundSymbol(python_del, dead, {}, None, inputs=dead, outputs=()))
         lines.append(line)
-    unused: tuple[Proxy, ...] = tuple(a for a in trace.args if isinstance(a, Proxy) and a not in live)
+    unused: tuple[Proxy, ...] = tuple(a for a in trace.args if isinstance(a, Proxy) and not isinstance(a, CollectionProxy) and a not in live)
     if unused:
         lines.append(BoundSymbol(python_del, unused, {}, None, inputs=unused, outputs=()))
     return trace.replace(bound_symbols=lines[::-1])

@@ -1,0 +1,274 @@
+"""Derivatives: one joint trace of a program and its backward.
+
+A rule is a generator over proxies: it yields its operation's result, is sent the result's cotangent, and returns the cotangents of the arguments.
+
+    @softmax.vjp
+    def _(a, dim, dtype=None):
+        y = softmax(a, dim, dtype)
+        g = yield y
+        return (y * (g - sum(g * y, dim, True)),)
+
+It is run once, with a placeholder for the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward).
+`get_grad` and `put_grads` are the same thing for rules written as plain functions.
+
+Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = ltorch.cos(x)`, `t3 = ltorch.mul(t1, t2)`, `return (t0, t3)` with t1 the cotangent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, recording
+from thunder.core.trace import Trace
+from thunder.errors import MissingImplementationError
+from thunder.ops import LTORCH, opaque
+
+__all__ = ["JointTrace", "joint_trace", "get_grad", "put_grad", "put_grads"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- get_grad, put_grads
+
+get_grad_symbol = Symbol("get_grad", lambda value: like(value), module="prims", is_prim=True, tags=(OpTags.DONT_DCE,))
+put_grad_symbol = Symbol("put_grad", lambda value, gradient: None, module="prims", is_prim=True, tags=(OpTags.DONT_DCE,))
+
+
+def get_grad(value: TensorProxy) -> TensorProxy:
+    """The cotangent of a value, inside a grad transform. Asking twice for one value's gives the same proxy."""
+    recorder = current_recorder()
+    if recorder is None:
+        raise MissingImplementationError("get_grad is called inside a grad transform, while a program is differentiated")
+    for line in recorder.bound_symbols:
+        if line.sym is get_grad_symbol and line.args[0] is value:
+            return line.output
+    return get_grad_symbol(value)
+
+
+def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
+    """Adds to the cotangent of an argument, inside a grad transform."""
+    put_grad_symbol(value, gradient)
+
+
+def put_grads(values: Any, gradients: Any) -> None:
+    """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; None and what is no tensor are passed over."""
+    for value, gradient in zip(_flat(values), _flat(gradients), strict=True):
+        if isinstance(value, TensorProxy) and isinstance(gradient, TensorProxy):
+            put_grad(value, gradient)
+
+
+def _flat(x) -> list:
+    return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (tuple, list)) else [leaf for e in x.values() for leaf in _flat(e)] if isinstance(x, dict) else [x]
+
+
+# ---------------------------------------------------------------------------------------------------------------- one line
+
+
+class Derivative:
+    """What differentiating one line gave: forward lines, backward lines, which cotangents those read, and which they make.
+
+    gets: (output, placeholder) pairs. puts: (argument, gradient) pairs.
+    """
+
+    __slots__ = ("forward", "backward", "gets", "puts")
+
+    def __init__(self, forward: list[BoundSymbol], backward: list[BoundSymbol], gets: list, puts: list):
+        self.forward, self.backward, self.gets, self.puts = forward, backward, gets, puts
+
+
+def _run_generator(rule: Callable, line: BoundSymbol):
+    """A generator rule as calls of get_grad and put_grads: the one form that everything below knows."""
+    steps = rule(*line.args, **line.kwargs)
+    result = next(steps)
+    cotangents = map_structure(lambda o: get_grad(o) if isinstance(o, TensorProxy) and o.dtype.category >= 2 else None, result)
+    try:
+        steps.send(cotangents)
+    except StopIteration as done:
+        gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
+    else:
+        raise MissingImplementationError(f"the derivative of {line.sym.qualified_name} yields more than once: it yields its result, and returns the gradients")
+    for argument, gradient in zip(line.args, gradients, strict=False):
+        _put(line, argument, gradient)
+    return result
+
+
+def _put(line: BoundSymbol, argument, gradient) -> None:
+    if isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
+        for a, g in zip(argument, gradient, strict=True):
+            _put(line, a, g)
+    elif isinstance(argument, TensorProxy) and isinstance(gradient, TensorProxy) and argument.requires_grad:
+        put_grad(argument, gradient)
+
+
+def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative:
+    """Runs the rule of a line. Raises MissingImplementationError where it returns another number of values than the operation has."""
+    with recording(Recorder(line.context)) as recorder:
+        result = _run_generator(rule, line) if is_generator else rule(*line.args, **line.kwargs)
+    marks = (get_grad_symbol, put_grad_symbol)
+    lines = [b for b in recorder.bound_symbols if b.sym not in marks]
+    gets = [(b.args[0], b.output) for b in recorder.bound_symbols if b.sym is get_grad_symbol]
+    puts = [b.args for b in recorder.bound_symbols if b.sym is put_grad_symbol]
+    try:
+        adopted, aliases = adopt(lines, result, line.output)
+    except ValueError:
+        raise MissingImplementationError(
+            f"the grad transform of {line.sym.qualified_name} returned {len(proxies_in(result, []))} values, the operation returns {len(line.outputs)}: return what the operation returns"
+        ) from None
+    renamed = dict(zip((o for b in lines for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True))
+    renamed |= {new: old for new, old in zip(proxies_in(result, []), proxies_in(line.output, []), strict=True) if new not in renamed and new is not old}
+    gets = [(renamed.get(o, o), g) for o, g in gets]
+    puts = [(a, renamed.get(g, g)) for a, g in puts]
+    for old, new in aliases.items():  # a result that is an argument: an edge of its own
+        adopted.append(LTORCH["detach"].bind(new, output=old, context=line.context))
+        puts += [(new, g) for o, g in gets if o is old and isinstance(new, TensorProxy)]
+    return _sorted(line, adopted, gets, puts)
+
+
+def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list) -> Derivative:
+    """What the result needs is forward, wherever the rule writes it."""
+    needed = set(line.outputs)
+    forward, backward = [], []
+    for b in reversed(lines):
+        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, gets):
+            needed.update(b.inputs)
+            forward.append(b)
+        else:
+            backward.append(b)
+    return Derivative(forward[::-1], backward[::-1], gets, puts)
+
+
+def _reads(b: BoundSymbol, gets: list) -> bool:
+    return any(i is g for i in b.inputs for _, g in gets)
+
+
+# ---------------------------------------------------------------------------------------------------------------- choosing a rule
+
+
+def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] | None:
+    """(rule, whether it is a generator): an executor's that takes the line, in their order, then the operation's own."""
+    for executor in executors:
+        found = executor.implementation(line)
+        if found is not None and found.grad_transform is not None:
+            return found.grad_transform, False
+        if found is not None or line.sym.executor is executor:
+            break
+    return (line.sym.grad_rule, True) if line.sym.grad_rule is not None else None
+
+
+def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
+    """Appends what differentiating `line` gives: by its rule, by its decomposition, or by PyTorch's own derivative."""
+    if not any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
+        out.append(line)
+        return
+    rule = _rule_for(line, executors)
+    if rule is not None:
+        out.append(differentiate(line, *rule))
+    elif line.sym.fn is not None and line.sym.executor is None and (line.sym.torch_functions or OpTags.OPAQUE in line.sym.tags):
+        out.append(differentiate(line, opaque.derivative_of(line.sym), True))
+    elif line.sym.decomposition is not None and line.subsymbols:
+        for sub in _typed(line):
+            _derivatives(sub, executors, out)
+        for old, new in line.aliases.items():
+            out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), LTORCH["detach"].grad_rule or _identity, True))
+    elif line.sym.module == "prims" and line.sym.fn is not None:
+        out.append(differentiate(line, opaque.derivative_of(line.sym), True))
+    else:
+        raise MissingImplementationError(
+            f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...) or define it by like=, or call it under torch.no_grad()"
+        )
+
+
+def _identity(a):
+    g = yield LTORCH["clone"](a)
+    return (g,)
+
+
+def _typed(line: BoundSymbol) -> tuple[BoundSymbol, ...]:
+    """The decomposition with requires_grad on its inner values, which a decomposition made later does not know."""
+    grad = {i for i in line.inputs if isinstance(i, TensorProxy) and i.requires_grad}
+    for sub in line.subsymbols:
+        if any(i in grad for i in sub.inputs):
+            for o in sub.outputs:
+                if isinstance(o, TensorProxy) and o.dtype.category >= 2:
+                    o.requires_grad = True
+                    grad.add(o)
+    return line.subsymbols
+
+
+# ---------------------------------------------------------------------------------------------------------------- the joint trace
+
+
+class JointTrace:
+    """A program and its backward in one list of lines.
+
+    trace: returns (outputs, gradients). outputs: the program's tensors that cotangents come for. cotangents: their proxies. gradients: for each
+    argument of the program its gradient or None. backward_start: index of the first backward line.
+    """
+
+    __slots__ = ("trace", "forward_output", "outputs", "cotangents", "gradients", "backward_start")
+
+    def __init__(self, trace: Trace, forward_output, outputs: list, cotangents: list, gradients: tuple, backward_start: int):
+        self.trace, self.forward_output, self.outputs, self.cotangents = trace, forward_output, outputs, cotangents
+        self.gradients, self.backward_start = gradients, backward_start
+
+
+class _Gradients:
+    """The cotangents accumulated so far, by value."""
+
+    def __init__(self):
+        self.current: dict[Proxy, Any] = {}
+
+    def add(self, value: Proxy, gradient) -> None:
+        known = self.current.get(value)
+        self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
+
+
+def joint_trace(trace: Trace, executors: Sequence, wrt: Sequence[TensorProxy] | None = None) -> JointTrace:
+    """Differentiates a trace with respect to its arguments that require grad (or `wrt`)."""
+    steps: list = []
+    for line in trace.bound_symbols:
+        _derivatives(line, executors, steps)
+    forward = [b for s in steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)]
+    outputs = list(dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args)))
+    context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
+    recorder = Recorder(context.replace(autocast=None, grad_enabled=False) if context else None)
+    grads = _Gradients()
+    cotangents = []
+    for o in outputs:
+        c = like(o)
+        c.name = trace.names.make()
+        cotangents.append(c)
+        grads.current[o] = c
+    with recording(recorder):
+        for step in reversed(steps):
+            if isinstance(step, Derivative):
+                _backward(step, grads, recorder)
+        wanted = [a for a in trace.args if isinstance(a, TensorProxy) and a.requires_grad] if wrt is None else list(wrt)
+        gradients = tuple(_cast(grads.current.get(a), a) if any(a is w for w in wanted) else None for a in trace.args)
+    lines = [*forward, *recorder.bound_symbols]
+    joint = trace.replace(bound_symbols=lines, args=[*trace.args, *cotangents], output=(trace.output, gradients), name="joint")
+    return JointTrace(joint, trace.output, outputs, cotangents, gradients, len(forward))
+
+
+def _cast(gradient, value: TensorProxy):
+    """A gradient in its value's own dtype."""
+    if isinstance(gradient, TensorProxy) and gradient.dtype is not value.dtype:
+        return LTORCH["to"](gradient, dtype=value.dtype)
+    return gradient
+
+
+def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
+    """Writes the backward lines of one derivative, where any of its cotangents is there."""
+    if not any(o in grads.current for o, _ in step.gets):
+        return
+    table: dict = {}
+    for o, placeholder in step.gets:
+        known = grads.current.get(o)
+        if known is None:
+            known = LTORCH["zeros_like"](o)  # dropped again where nothing reads it
+        table[placeholder] = known
+    for b in step.backward:
+        recorder.bound_symbols.append(b.swap(table))
+    for argument, gradient in step.puts:
+        if argument.requires_grad:
+            grads.add(argument, table.get(gradient, gradient))
