@@ -72,6 +72,8 @@ _ENCODER_DECODER = {
 _TOWER = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "projection_dim": 32}
 _VISION_TOWER = _TOWER | {"image_size": 32, "patch_size": 8}
 _TEXT_TOWER = _TOWER | {"vocab_size": VOCAB, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": VOCAB - 1, "pad_token_id": 0}
+_DISTIL = {"vocab_size": VOCAB, "dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64}
+_MAMBA = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "Llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA, "text"),
     "Mistral": ("MistralForCausalLM", "MistralConfig", _LLAMA | {"sliding_window": 8}, "text"),
@@ -87,7 +89,7 @@ _TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "Mixtral": ("MixtralForCausalLM", "MixtralConfig", _LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}, "text"),
     "BERT": ("BertModel", "BertConfig", _BERT, "padded text"),
     "RoBERTa": ("RobertaModel", "RobertaConfig", _BERT, "padded text"),
-    "DistilBERT": ("DistilBertModel", "DistilBertConfig", {"vocab_size": VOCAB, "dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64}, "padded text"),
+    "DistilBERT": ("DistilBertModel", "DistilBertConfig", _DISTIL, "padded text"),
     "ELECTRA": ("ElectraModel", "ElectraConfig", _BERT | {"embedding_size": 32}, "padded text"),
     "T5": ("T5ForConditionalGeneration", "T5Config", _SEQ2SEQ | {"d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}, "two texts"),
     "BART": ("BartForConditionalGeneration", "BartConfig", _SEQ2SEQ | _ENCODER_DECODER | {"max_position_embeddings": 64, "forced_eos_token_id": 2}, "two texts"),
@@ -99,7 +101,7 @@ _TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     ),
     "ViT": ("ViTModel", "ViTConfig", _VISION_TOWER, "picture"),
     "CLIP": ("CLIPModel", "CLIPConfig", {"text_config": _TEXT_TOWER, "vision_config": _VISION_TOWER, "projection_dim": 32}, "picture and text"),
-    "Mamba": ("MambaForCausalLM", "MambaConfig", {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, "text"),
+    "Mamba": ("MambaForCausalLM", "MambaConfig", _MAMBA, "text"),
 }  # fmt: skip
 
 
