@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import threading
 import time
 import warnings
@@ -148,9 +149,9 @@ class Compiled:
             self._warn_once(f"{self!r} was called under {neighbour}: the original function runs")
             return self.fn(*args, **kwargs)
         if self.options.cache is CACHE_OPTIONS.SAME_INPUT and self.stats.interpreter_cache:
-            entry = self.stats.interpreter_cache[0]
+            entry = self.stats.interpreter_cache[0]  # made in other modes
             self.stats.cache_hits += 1
-            return self._run(entry, entry.captured.extract(self.fn, args, kwargs), args, kwargs)
+            return self._run(entry, entry.prologue_fn(self.fn, args, kwargs), args, kwargs)
         with self._lock:
             return self._compile_and_run(modes, args, kwargs)
 
@@ -164,6 +165,7 @@ class Compiled:
                 stats.cache_hits += 1
                 return self._run(entry, inputs, args, kwargs)
             reasons.append(inputs)
+        self._drop_outlived()
         stats.times["lookup"] = (start, clock())
         stats.cache_misses += 1
         stats.last_compile_reasons = reasons or self._first_reason(modes)
@@ -190,7 +192,8 @@ class Compiled:
     def _compile(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
-        captured = capture(self.fn, args, kwargs, options)
+        counters = frozenset().union(*(entry.captured.effects for entry in stats.interpreter_cache))
+        captured = capture(self.fn, args, kwargs, options, counters)
         stats.times["construction"] = (start, clock())
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
@@ -240,7 +243,15 @@ class Compiled:
                 stacklevel=5,
             )
 
+    def _drop_outlived(self) -> None:
+        """Entries made for modules or functions that are gone."""
+        for entry in [e for e in self.stats.interpreter_cache if e.captured.outlived]:
+            self.stats.interpreter_cache.remove(entry)
+            self._entries[entry.modes].remove(entry)
+
     def _first_reason(self, modes: tuple) -> list[str]:
+        if self.options.cache is CACHE_OPTIONS.NO_CACHING and self.stats.cache_misses > 1:
+            return ["no caching"]
         if not self._entries:
             return ["first call"]
         return [compat.describe_modes(old, modes) for old in self._entries]
@@ -262,7 +273,17 @@ class Compiled:
         return jit_with(copy.deepcopy(self.fn, memo), self.options)
 
     def __reduce__(self):
+        if _by_name(self) is self:
+            return self.__qualname__  # a decorated function is found again under its name
         return jit_with, (self.fn, self.options)
+
+
+def _by_name(fn: Any) -> Any:
+    """What stands in a module where `fn` says that it was defined."""
+    found = sys.modules.get(getattr(fn, "__module__", None) or "")
+    for name in getattr(fn, "__qualname__", "<locals>").split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _result_of(computation: Trace, outputs: list) -> Callable:
@@ -277,11 +298,12 @@ def _without_grad(function: Callable) -> Callable:
     """The entry's grad mode, set once: the program's values never require grad, whatever its inputs do."""
 
     def run(*inputs):
+        before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
             return function(*inputs)
         finally:
-            torch._C._set_grad_enabled(True)
+            torch._C._set_grad_enabled(before)
 
     return run
 

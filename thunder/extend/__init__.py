@@ -50,6 +50,10 @@ class Executor:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def __reduce__(self):
+        """Executors travel by name: the process that reads one has registered its own."""
+        return _registered, (self.name,)
+
     def implementation(self, line: BoundSymbol) -> Implementation | None:
         found = self.implmap.get(line.sym.id)
         return found if found is not None and found.takes(line) else None
@@ -154,6 +158,13 @@ def deregister_executor(executor: Executor | str) -> None:
 
 def get_executor(name: str) -> Executor | None:
     return _ALL.get(name)
+
+
+def _registered(name: str) -> Executor:
+    found = _ALL.get(name)
+    if found is None:
+        raise OptionError(f"a compiled function was saved with executor {name!r}, which is not registered here; registered: {', '.join(sorted(_ALL))}")
+    return found
 
 
 def get_all_executors() -> tuple[Executor, ...]:

@@ -163,7 +163,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
     rule = _rule_for(line, executors)
     if rule is not None:
         out.append(differentiate(line, *rule))
-    elif line.sym.fn is not None and line.sym.executor is None and (line.sym.torch_functions or OpTags.OPAQUE in line.sym.tags):
+    elif line.sym.fn is not None and line.sym.executor is None and (line.sym.module or "").split(".")[0] not in ("prims", ""):
         out.append(differentiate(line, opaque.derivative_of(line.sym), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         for sub in _typed(line):
