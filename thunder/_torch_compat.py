@@ -6,11 +6,13 @@ Tried on torch 2.11 and 2.13.
 from __future__ import annotations
 
 import torch
+from torch.utils._device import DeviceContext
 
-__all__ = ["modes_key", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast", "autocast_state", "tensor_batch_check"]
+__all__ = ["modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast", "autocast_state", "tensor_batch_check"]
 
 any_autocast = torch._C._is_any_autocast_enabled
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
+function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
 _functorch_stack = torch._C._functorch.peek_interpreter_stack
 
@@ -36,6 +38,15 @@ _NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-fun
 def autocast_state() -> tuple:
     """((device kind, dtype) for each kind that autocast is on for)."""
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
+
+
+def default_device() -> torch.device | None:
+    """The device of the innermost `with torch.device(...)` or torch.set_default_device, None where there is none."""
+    for i in reversed(range(_function_modes())):
+        mode = _function_mode_at(i)
+        if type(mode) is DeviceContext:
+            return mode.device
+    return None
 
 
 def _stack_of_modes() -> tuple:
@@ -105,6 +116,6 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
         return "torch.compile or torch.export"
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         return "a FakeTensorMode"
-    if any(isinstance(x, torch._subclasses.FakeTensor) for x in (*args, *kwargs.values())):
+    if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"
     return None

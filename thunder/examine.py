@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder.errors import ThunderError
+from thunder.frontend.calls import NOT_OPERATIONS
 from thunder.ops import inplace_of, lookup
 
 __all__ = ["examine", "torch_calls"]
@@ -22,13 +23,14 @@ class _Calls(TorchFunctionMode):
         self.counts: Counter = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.counts[func] += 1
+        if func not in NOT_OPERATIONS:
+            self.counts[func] += 1
         return func(*args, **(kwargs or {}))
 
 
 def torch_calls(fn: Callable, *args, **kwargs) -> Counter:
     """How often a run of `fn` in eager PyTorch calls each torch function."""
-    with _Calls() as calls, torch.no_grad():
+    with torch.no_grad(), _Calls() as calls:
         fn(*args, **kwargs)
     return calls.counts
 
@@ -39,9 +41,9 @@ def examine(fn: Callable, *args, **kwargs) -> None:
 
     try:
         counts = torch_calls(fn, *args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  it is reported: bad input is what people examine
         print(f"The program fails in PyTorch itself, before thunder is asked: {type(error).__name__}: {error}")
-        raise
+        return
     known = {f: n for f, n in counts.items() if lookup(f) is not None or inplace_of(f) is not None}
     unknown = {f: n for f, n in counts.items() if f not in known}
     share = 100 * len(known) // max(len(counts), 1)

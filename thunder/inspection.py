@@ -118,9 +118,14 @@ def last_interpreter_log(fn: Any) -> list:
     return _last_captured(fn).interpreter_log()
 
 
-def print_last_interpreter_log(fn: Any, /, print_fn: Callable = print, use_colors: bool = True, indent: bool = True, max_depth: int | None = None) -> None:
-    """Prints `last_interpreter_log`, indented by call depth."""
-    _last_captured(fn).print_interpreter_log(print_fn, use_colors=use_colors, indent=indent, max_depth=max_depth)
+def print_last_interpreter_log(
+    fn: Any, /, print_fn: Callable = print, use_colors: bool = True, indent: bool = True, max_depth: int | None = None, color_internals: bool = False,
+    print_source_code: bool = True,
+) -> None:  # fmt: skip
+    """Prints `last_interpreter_log` line by line with print_fn: indented by call depth, down to max_depth, events (color_internals: and instructions) in colours."""
+    _last_captured(fn).print_interpreter_log(
+        print_fn, use_colors=use_colors, indent=indent, max_depth=max_depth, color_internals=color_internals, print_source_code=print_source_code
+    )
 
 
 def last_compile_options(fn: Any, /) -> None:

@@ -117,7 +117,7 @@ def test_full_log_has_opaque_calls_and_prints():
     host.interpret(lambda: max(1, 2))
     assert [e["fn"] for e in interpreter_log(host) if isinstance(e, dict) and e["kind"] == "Opaque"] == [max]
     out = io.StringIO()
-    print_log(host, file=out)
+    print_log(host, lambda line: print(line, file=out), use_colors=False)
     assert "call test_full_log_has_opaque_calls_and_prints.<locals>.<lambda>" in out.getvalue()
     assert "opaque max" in out.getvalue()
 

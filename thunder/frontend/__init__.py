@@ -6,6 +6,7 @@ In the order of the flow: `sources` (where values come from), `capture` (the int
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from thunder.frontend.guards import PrologueWriter
 from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
 from thunder.ops.torch_types import from_tensor_dtype
-from thunder.options import JitOptions
+from thunder.options import CACHE_OPTIONS, JitOptions
 
 __all__ = ["Captured", "capture"]
 
@@ -41,10 +42,11 @@ class Captured:
         self.effects = frozenset((id(o), n) for kind, o, n in c.effects.values() if kind == "attr")
         self._computation(c, output)
         writer = PrologueWriter(c)
-        prologue, self.prologue_fn = writer.write()
+        unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
+        prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
         self.prologue_traces = [prologue]
+        self._weak = writer.weak
         self.guard_count = len(c.guards) + sum(len(n) for _, _, n in c.namespaces.values()) + len(c.tensor_guards)
-        self._extract = (writer.variables, c.input_sources)
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
@@ -72,6 +74,11 @@ class Captured:
                 return self._host.where(owner.location) if owner is not None and owner.location else None
             traceback = traceback.tb_next
         return None
+
+    @property
+    def outlived(self) -> bool:
+        """Whether an object that this program was made for is gone, so that it fits no call any more."""
+        return any(reference() is None for reference in self._weak)
 
     # --- history
     def interpreted_instructions(self) -> list:
@@ -106,25 +113,32 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counte
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(dtype))
     cast = compat.autocast_state()
+    device = compat.default_device()
     try:
         with recording(c.recorder), RecordingMode(c):
             result = _run(c)
-        if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state()) != (grad, dtype, cast):
-            raise CaptureError("the program leaves another grad mode, default dtype or autocast state behind", remedy="use the context managers (with torch.no_grad(): ...)")
-        return Captured(c, result)
+        if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
+            raise CaptureError("the program leaves another grad mode, default dtype, default device or autocast state behind", remedy="use the context managers (with torch.no_grad(): ...)")
+        with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
+            return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
     finally:
-        torch._C._set_grad_enabled(grad)
-        torch.set_default_dtype(dtype)
+        with torch._C.DisableTorchFunction():
+            torch._C._set_grad_enabled(grad)
+            torch.set_default_dtype(dtype)
 
 
 def _run(c: Capture):
     """Calls the program in the interpreter, with proxies in the place of tensors."""
-    root = Source(None, "root", "fn", "model" if isinstance(c.fn, torch.nn.Module) else getattr(c.fn, "__name__", "fn"))
-    if isinstance(c.fn, torch.nn.Module) or not hasattr(c.fn, "__code__"):
-        c.read(c.fn, root)
+    fn, own = c.fn, []
+    root = Source(None, "root", "fn", "model" if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", "fn"))
+    if type(fn) is types.MethodType:
+        root.label = "self"
+        fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
+    elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
+        c.read(fn, root)
     arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
     args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.args)]
     kwargs = {k: c.read(v, keywords.item(k)) for k, v in c.kwargs.items()}
-    return c.interpret(c.fn, args, kwargs)
+    return c.interpret(fn, [*own, *args], kwargs)

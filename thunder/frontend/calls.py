@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.frontend import containers
+from thunder.frontend import autograd_function, containers
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -33,7 +33,7 @@ from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["call", "call_native", "record", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare", "sharp_edge", "RecordingMode"]
+__all__ = ["call", "call_native", "record", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare", "NOT_OPERATIONS", "sharp_edge", "RecordingMode"]
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
 IDENTITY_CALLS = {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType}
@@ -148,7 +148,7 @@ def _materialize(c, v):
 
 def record(c, function, args, kwargs):
     """A call of a torch function."""
-    if function in _PASSED_ON:
+    if function in NOT_OPERATIONS:
         return function(*args, **kwargs)
     c.synchronize()
     args, kwargs = _materialized(c, args), _materialized(c, kwargs)
@@ -171,7 +171,7 @@ def _named(names: str) -> set:
 
 
 # functions that torch-function modes see and that are no operations
-_PASSED_ON = _named(
+NOT_OPERATIONS = _named(
     "_set_grad_enabled set_autocast_enabled set_autocast_dtype set_autocast_cache_enabled autocast_increment_nesting autocast_decrement_nesting clear_autocast_cache "
     "is_autocast_enabled get_autocast_dtype is_autocast_cache_enabled get_default_dtype is_grad_enabled _is_torch_function_all_disabled device dtype Generator "
     "get_default_device set_default_dtype promote_types finfo iinfo"
@@ -271,7 +271,7 @@ def call(c, f, args, kwargs):
     if t in IDENTITY_CALLS:
         return _call_builtin(c, f, args, kwargs)
     if t is functools.partial:
-        return call(c, f.func, [*f.args, *args], {**f.keywords, **kwargs})
+        return _call_partial(c, f, args, kwargs)
     if t is Symbol:
         return _call_symbol(c, f, args, kwargs)
     if isinstance(f, type):
@@ -288,6 +288,15 @@ def call(c, f, args, kwargs):
     if t is functools._lru_cache_wrapper and _reaches(c, args, kwargs):
         return call(c, f.__wrapped__, args, kwargs)
     return call_native(c, f, args, kwargs)
+
+
+def _call_partial(c, f, args, kwargs):
+    source = c.sources.get(id(f))
+    function, given, keywords = f.func, f.args, f.keywords
+    if source is not None:
+        function, given = c.read(function, source.attr("func")), [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
+        keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
+    return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
 def _replacement(c, f):
@@ -628,6 +637,7 @@ def _install() -> None:
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        torch.autograd.Function.apply.__func__: autograd_function.apply,
         torch.compiler.is_compiling: _constant(True),
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),
@@ -675,6 +685,6 @@ def sharp_edge(c, what: str) -> None:
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
-            warnings.warn(text, SharpEdgeWarning, stacklevel=2)
+            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)))
 
 

@@ -65,7 +65,9 @@ class Capture(Host):
         # where values come from
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
-        self.pinned: dict[Source, Any] = {}
+        self.pinned: dict[Source, Any] = {}  # modules of the compiled root: the entry may hold them
+        root = fn.__self__ if type(fn) is types.MethodType else fn
+        self.rooted = {id(m) for m in root.modules()} if isinstance(root, torch.nn.Module) else set()
         self.constants: dict[str, Any] = {}
         self.constant_sources: dict[int, Source] = {}
         self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
@@ -93,6 +95,7 @@ class Capture(Host):
         self.resolved: dict[tuple, tuple] = {}
         self.seen_names: set = set()
         self.seen_hooks: set[int] = set()
+        self.function_modes = -1  # how many torch-function modes are active, the program's `with torch.device(...)` among them
 
     # ------------------------------------------------------------------------------------------------ sources and guards
 
@@ -144,7 +147,8 @@ class Capture(Host):
         if isinstance(value, torch.nn.Module):
             if source.base is not None:
                 self.guard(source, "is", value)
-            self.pinned[source] = value
+            if id(value) in self.rooted:
+                self.pinned[source] = value
             self._known(value, source)
             return value
         if isinstance(value, tuple):
@@ -157,6 +161,8 @@ class Capture(Host):
             if hasattr(t, "__next__") and t.__module__ == "builtins":
                 self.outside_iterators[id(value)] = value
             self.guard(source, "is", value)
+            if t is functools.partial or (t is types.FunctionType and source.root.key in ("args", "kwargs")):
+                self._known(value, source)
             return value
         self._known(value, source)
         self.guard(source, "type", t)
@@ -181,7 +187,7 @@ class Capture(Host):
             if source.step == "size":
                 self.relations[symbol(name), ">", constant(1)] = True
                 self.sizes.add(name)
-            elif t is int and source.root.key in ("args", "kwargs"):
+            elif t is int and value not in (0, 1) and source.root.key in ("args", "kwargs"):
                 for special in (0, 1):
                     self.relate(symbol(name), "!=", constant(special), True)
         return found
@@ -220,7 +226,7 @@ class Capture(Host):
         names = self.recorder.context.names
         proxy = TensorProxy(
             names.claim(source.name(self.parameters)), shape=shape, dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
-            requires_grad=value.requires_grad,
+            requires_grad=value.requires_grad or (is_argument and self.options.derivative is not None),
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
@@ -244,6 +250,9 @@ class Capture(Host):
         context = self.recorder.context
         grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         cast = compat.autocast_state() if compat.any_autocast() else None
+        if (modes := compat.function_modes()) != self.function_modes:
+            self.function_modes = modes
+            self.recorder.context = context = context.replace(default_device=compat.default_device())
         if grad is not context.grad_enabled or from_tensor_dtype(dtype) is not context.default_dtype or cast != getattr(context.autocast, "state", None):
             policy = autocast.policy(cast) if cast else None
             self.recorder.context = context.replace(grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy)
@@ -479,7 +488,7 @@ class Capture(Host):
             return value
         if name not in f.__code__.co_freevars or native_module(f.__globals__.get("__name__")) or f.__globals__.get("__name__") == "contextlib":
             return value
-        source = self.const(f).child("cell", f.__code__.co_freevars.index(name), name)
+        source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
         source.label = name
         return self.read(value, source)
 
@@ -500,10 +509,11 @@ class Capture(Host):
         if type(value) in PRIMITIVE or type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
             return value
         code = f.__code__
+        source = self.sources.get(id(f)) or self.const(f)
         if name in (f.__kwdefaults__ or ()):
-            return self.read(value, self.const(f).attr("__kwdefaults__").item(name))
+            return self.read(value, source.attr("__kwdefaults__").item(name))
         index = code.co_varnames.index(name) - code.co_argcount
-        return self.read(value, self.const(f).attr("__defaults__").item(index))
+        return self.read(value, source.attr("__defaults__").item(index))
 
     # ------------------------------------------------------------------------------------------------ containers, operators
 

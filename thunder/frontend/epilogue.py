@@ -114,7 +114,8 @@ class EpilogueWriter:
         return found[0]
 
     def _outside(self, value) -> str:
-        if isinstance(value, (torch.nn.Module, type, types.FunctionType, types.ModuleType)) and self.c.sources[id(value)].root.key not in ("args", "kwargs"):
+        held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
+        if held and self.c.sources[id(value)].root.key not in ("args", "kwargs"):
             return self.pin(value)
         return self.path(self.c.sources[id(value)])
 

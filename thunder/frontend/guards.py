@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import operator
 import re
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +103,8 @@ class PrologueWriter:
         self.names = Names()
         self.names.taken |= {"fn", "args", "kwargs"}
         self.pins: dict[int, str] = {}
+        self.weak: list[weakref.ref] = []  # what must be alive for the program to fit any call
+        self.held = {id(v) for v in capture.constants.values()}
 
     # --- text
     def pin(self, value, stem: str = "C") -> str:
@@ -108,6 +112,18 @@ class PrologueWriter:
         if name is None:
             name = self.pins[id(value)] = self.names.make(stem)
             self.objects[name] = value
+        return name
+
+    def _is_weak(self, value) -> bool:
+        """Modules that are not part of the compiled one, and closures, come and go: an entry does not keep them alive."""
+        if isinstance(value, torch.nn.Module):
+            return id(value) not in self.capture.rooted
+        return type(value) is types.FunctionType and value.__closure__ is not None and id(value) not in self.held
+
+    def weak_pin(self, value) -> str:
+        name = self.names.make("W")
+        reference = self.objects[name] = weakref.ref(value)
+        self.weak.append(reference)
         return name
 
     def emit(self, kind: str, *text: str, comment: str = "") -> None:
@@ -145,6 +161,7 @@ class PrologueWriter:
             owner = self.capture.pinned.get(base.base)
             if owner is not None:
                 return f"{self.pin(owner.__dict__[base.key], 'D')}.get({key!r})"
+            return f"{self.variable(base)}.get({key!r}, MISSING)"
         if source.step == "attr" and key == "__dict__":
             return f"{self.variable(base)}.__dict__"
         b = self.variable(base)
@@ -170,6 +187,11 @@ class PrologueWriter:
         inputs = [self.variable(s) for s in capture.input_sources]
         result = f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})"
         return written("prologue", "fn, args, kwargs", self.lines, result, self.names, self.objects)
+
+    def write_extraction(self) -> tuple[Trace, Callable]:
+        """A prologue that checks nothing: it only finds the computation's inputs again."""
+        inputs = [self.variable(s) for s in self.capture.input_sources]
+        return written("prologue", "fn, args, kwargs", self.lines, f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})", self.names, self.objects)
 
     def _call_shape(self) -> None:
         capture = self.capture
@@ -205,6 +227,10 @@ class PrologueWriter:
         method = getattr(self, f"_guard_{kind}", None)
         if method is not None:
             method(source, path, want)
+            return
+        if kind == "is" and self._is_weak(want):
+            v = self.variable(source)
+            self.miss("check_is", f"{v} is None or {v} is not {self.weak_pin(want)}()", f"{path + ' is another object than before'!r}")
             return
         if kind == "is":
             v = self.read(source) if source in self.capture.pinned else self.variable(source)

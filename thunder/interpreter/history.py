@@ -105,29 +105,42 @@ def interpreter_log(host) -> list[dis.Instruction | str | dict]:
     return log
 
 
-def print_log(host, file=None) -> None:
-    """Print the log, one event or instruction a line, indented by depth of the calls."""
+_COLORS = {"Line": "\033[36m", "InterpreterCall": "\033[32m", "InterpreterReturn": "\033[32m", "Opaque": "\033[33m", "Lookaside": "\033[33m"}
+
+
+def print_log(host, print_fn=print, *, use_colors=True, indent=True, max_depth=None, color_internals=False, print_source_code=True) -> None:
+    """Print the log, one event or instruction a line.
+
+    print_fn is called with each line. use_colors: ANSI colours by the kind of event; color_internals: instructions as well. indent: by depth of the calls.
+    max_depth: leave out what is deeper. print_source_code: show new source lines.
+    """
     depth = 0
     for entry in interpreter_log(host):
-        if isinstance(entry, dis.Instruction):
-            print(f"{'  ' * depth}  {entry.opname} {entry.argrepr}".rstrip(), file=file)
-            continue
-        if isinstance(entry, str):
-            print(entry, file=file)
-            continue
-        kind = entry["kind"]
-        name = getattr(entry["fn"], "__qualname__", None) or getattr(entry["fn"], "co_qualname", repr(entry["fn"]))
-        if kind == "Line":
-            source = linecache.getline(entry["filename"], entry["position"] or 0).strip()
-            print(f"{'  ' * depth}# {entry['filename']}:{entry['position']} {source}", file=file)
-        elif kind == "InterpreterCall":
+        if isinstance(entry, dict) and entry["kind"] == "InterpreterCall":
             depth = entry["depth"] + 1
-            print(f"{'  ' * depth}call {name}", file=file)
-        elif kind == "InterpreterReturn":
-            print(f"{'  ' * depth}return from {name}: {type(entry['rval']).__name__}", file=file)
+        if (max_depth is None or depth <= max_depth) and (text := _log_line(entry, print_source_code)) is not None:
+            color = _COLORS.get(entry["kind"], "") if isinstance(entry, dict) else "\033[90m" if color_internals else ""
+            text = f"{'  ' * depth if indent else ''}{text}"
+            print_fn(f"{color}{text}\033[0m" if use_colors and color else text)
+        if isinstance(entry, dict) and entry["kind"] == "InterpreterReturn":
             depth = entry["depth"]
-        else:
-            print(f"{'  ' * depth}{kind.lower()} {name}", file=file)
+
+
+def _log_line(entry, print_source_code: bool) -> str | None:
+    if isinstance(entry, dis.Instruction):
+        return f"  {entry.opname} {entry.argrepr}".rstrip()
+    if isinstance(entry, str):
+        return entry
+    kind, f = entry["kind"], entry["fn"]
+    name = getattr(f, "__qualname__", None) or getattr(f, "co_qualname", repr(f))
+    if kind == "Line":
+        source = linecache.getline(entry["filename"], entry["position"] or 0).strip()
+        return f"# {entry['filename']}:{entry['position']} {source}" if print_source_code else None
+    if kind == "InterpreterCall":
+        return f"call {name}"
+    if kind == "InterpreterReturn":
+        return f"return from {name}: {type(entry['rval']).__name__}"
+    return f"{kind.lower()} {name}"
 
 
 def format_location(location):

@@ -10,7 +10,8 @@ from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import NumberProxy, TensorProxy, like, map_structure, number_value
-from thunder.core.symbol import Symbol, current_recorder
+from thunder.core.symbol import Symbol, current_recorder, user_location
+from thunder.errors import CaptureError
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.elementwise import where
@@ -396,8 +397,14 @@ for _symbol in (tril_indices, triu_indices):
         yield (4, 3, 1), {}
 
 
-@composite(torch.nn.functional.one_hot, meta=lambda a, num_classes: like(a, (*a.shape, num_classes), dtypes.int64))
-def one_hot(a, num_classes):
+def _one_hot_meta(a, num_classes=-1):
+    if num_classes == -1:
+        raise CaptureError("one_hot without num_classes needs the largest value of its argument", location=user_location(), remedy="pass num_classes")
+    return like(a, (*a.shape, num_classes), dtypes.int64)
+
+
+@composite(torch.nn.functional.one_hot, meta=_one_hot_meta)
+def one_hot(a, num_classes=-1):
     classes = iota(num_classes, start=0, step=1, device=a.device, dtype=dtypes.int64)
     return convert(LTORCH["eq"](LTORCH["unsqueeze"](a, -1), classes), dtypes.int64)
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of
+from thunder.ops.creation import default_device, _factory_arguments, _like_arguments, _made, _options, _shape_of
 from thunder.ops.define import LTORCH, alias, torch_prim
 from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import broadcast_shapes, default_dtype
@@ -77,7 +77,7 @@ def _normal_meta(mean, std=1.0, size=None, *, generator=None, **options):
     tensors = [x for x in (mean, std) if type(x) is TensorProxy]
     if tensors:
         return like(tensors[0], broadcast_shapes(*(t.shape for t in tensors)))
-    return _made(size, options.get("device") or "cpu", options.get("dtype") or default_dtype())
+    return _made(size, default_device(options.get("device")), options.get("dtype") or default_dtype())
 
 
 normal = torch_prim(torch.normal, name="normal", tags=_TAGS)(_normal_meta)
