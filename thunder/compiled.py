@@ -106,6 +106,7 @@ class Compiled:
             functools.update_wrapper(self, fn, updated=())
 
     _lc_cd = property(lambda self: self)
+    _lc_original = property(lambda self: self.fn)
     _lc_cs = property(lambda self: self.stats)
     _lc_transforms = property(lambda self: list(self.options.transforms))
 

@@ -277,7 +277,7 @@ def call(c, f, args, kwargs):
     if isinstance(f, type):
         return _construct(c, f, args, kwargs)
     if hasattr(t, "_lc_cd"):  # a compiled function or module: its original becomes part of this program
-        return call(c, f._lc_cd.fn, args, kwargs)
+        return call(c, _original(c, f), args, kwargs)
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
@@ -288,6 +288,14 @@ def call(c, f, args, kwargs):
     if t is functools._lru_cache_wrapper and _reaches(c, args, kwargs):
         return call(c, f.__wrapped__, args, kwargs)
     return call_native(c, f, args, kwargs)
+
+
+def _original(c, f):
+    """What a compiled function or module was made from, read where it is."""
+    original = f._lc_original
+    if type(original) is types.FunctionType:
+        return original
+    return c.read(original, (c.sources.get(id(f)) or c.const(f)).attr("_lc_original"))
 
 
 def _call_partial(c, f, args, kwargs):
