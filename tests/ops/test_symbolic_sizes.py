@@ -51,9 +51,7 @@ PROGRAMS = {
     "conv1d": lambda x, b, s: ltorch.conv1d(x.transpose(1, 2), TensorProxy("k", shape=(4, 8, 3), device="cpu", dtype="float32"), None, 1, 1),
     "avg_pool1d": lambda x, b, s: ltorch.avg_pool1d(x.transpose(1, 2), 2, 2),
     "interpolate": lambda x, b, s: ltorch.interpolate(x.transpose(1, 2), None, 2),
-    "embedding": lambda x, b, s: ltorch.embedding(
-        TensorProxy("i", shape=(b, s), device="cpu", dtype="int64"), TensorProxy("e", shape=(9, 8), device="cpu", dtype="float32")
-    ),
+    "embedding": lambda x, b, s: ltorch.embedding(TensorProxy("i", shape=(b, s), device="cpu", dtype="int64"), TensorProxy("e", shape=(9, 8), device="cpu", dtype="float32")),
     "cross_entropy": lambda x, b, s: ltorch.cross_entropy(x.view(-1, 8), TensorProxy("l", shape=(b * s,), device="cpu", dtype="int64")),
     "setitem": lambda x, b, s: ltorch.setitem(x, (slice(None), 0), 1.0),
 }

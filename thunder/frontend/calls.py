@@ -15,7 +15,7 @@ import torch.utils.checkpoint
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.frontend import containers
+from thunder.frontend import autograd_function, containers
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -645,6 +645,7 @@ def _install() -> None:
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        torch.autograd.Function.apply.__func__: autograd_function.apply,
         torch.compiler.is_compiling: _constant(True),
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),

@@ -22,6 +22,7 @@ FAMILIES = (
     "shape",
     "rearrange",
     "joining",
+    "padding",
     "indexing",
     "scatter",
     "linalg",
@@ -32,6 +33,7 @@ FAMILIES = (
     "convolution",
     "pooling",
     "resample",
+    "factorizations",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import backward
 from thunder.ops.define import LTORCH, composite
 from thunder.ops.elementwise import clamp, where
 from thunder.ops.inplace import overwriting
@@ -211,3 +212,61 @@ def glu(a, dim=-1):
 def _(make):
     yield make(4, 6)
     yield make(4, 6), 0
+
+
+# --- derivatives: PyTorch's kernels
+
+
+@relu.vjp
+def _(a):
+    y = relu(a)
+    g = yield y
+    return (backward.threshold_backward(g, y, 0),)
+
+
+@gelu.vjp
+def _(a, *, approximate="none"):
+    g = yield gelu(a, approximate=approximate)
+    return (backward.gelu_backward(g, a, approximate=approximate),)
+
+
+@silu.vjp
+def _(a):
+    g = yield silu(a)
+    return (backward.silu_backward(g, a),)
+
+
+@mish.vjp
+def _(a):
+    g = yield mish(a)
+    return (backward.mish_backward(g, a),)
+
+
+@leaky_relu.vjp
+def _(a, negative_slope=0.01):
+    g = yield leaky_relu(a, negative_slope)
+    return (backward.leaky_relu_backward(g, a, negative_slope, False),)
+
+
+@hardswish.vjp
+def _(a):
+    g = yield hardswish(a)
+    return (backward.hardswish_backward(g, a),)
+
+
+@hardsigmoid.vjp
+def _(a):
+    g = yield hardsigmoid(a)
+    return (backward.hardsigmoid_backward(g, a),)
+
+
+@hardtanh.vjp
+def _(a, min_val=-1.0, max_val=1.0):
+    g = yield hardtanh(a, min_val, max_val)
+    return (backward.hardtanh_backward(g, a, min_val, max_val),)
+
+
+@softplus.vjp
+def _(a, beta=1.0, threshold=20.0):
+    g = yield softplus(a, beta, threshold)
+    return (backward.softplus_backward(g, a, beta, threshold),)

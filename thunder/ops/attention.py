@@ -76,13 +76,11 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 
 _FUNCTION = F.scaled_dot_product_attention
-scaled_dot_product_attention = composite(
-    _FUNCTION, name="scaled_dot_product_attention", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP,)
-)(_attention)
+scaled_dot_product_attention = composite(_FUNCTION, name="scaled_dot_product_attention", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP,))(_attention)
 # with dropout it draws random numbers, and is another operation for passes that merge or repeat
-attention_with_dropout = composite(
-    fn=_FUNCTION, name="scaled_dot_product_attention_with_dropout", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP, OpTags.RANDOM_OP)
-)(_attention)
+attention_with_dropout = composite(fn=_FUNCTION, name="scaled_dot_product_attention_with_dropout", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP, OpTags.RANDOM_OP))(
+    _attention
+)
 
 
 @alias(_FUNCTION)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import shape_prims as prims
-from thunder.ops.define import LTORCH, composite, prim
+from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import pair
 from thunder.ops.promotion import same_device
 from thunder.ops.shape import squeeze, unsqueeze
@@ -35,7 +35,9 @@ def _fit(name: str, a, weight, bias, channels_in, channels_out, groups: int, ran
     if a.dtype is not weight.dtype or (bias is not None and bias.dtype is not a.dtype):
         raise RuntimeError(f"Input type ({a.dtype}) and {'weight' if a.dtype is not weight.dtype else 'bias'} type should be the same")
     if bias is not None and bias.shape != (channels_out,):
-        raise RuntimeError(f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels_out} elements, but got bias of size {list(bias.shape)} instead")
+        raise RuntimeError(
+            f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels_out} elements, but got bias of size {list(bias.shape)} instead"
+        )
     same_device(a, weight)
 
 
@@ -49,6 +51,15 @@ def convolution(a, weight, bias, stride, padding, dilation, transposed, output_p
         else:
             spatial.append(_length(n, k, stride[i], 2 * padding[i], dilation[i]))
     return like(a, (a.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *spatial))
+
+
+@alias(torch.convolution)
+def convolution_alias(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    rank = len(weight.shape) - 2
+    spread = [pair(x, rank) for x in (stride, padding, dilation, output_padding)]
+    if transposed:
+        return LTORCH[f"conv_transpose{rank}d"](a, weight, bias, spread[0], spread[1], spread[3], groups, spread[2])
+    return LTORCH[f"conv{rank}d"](a, weight, bias, *spread[:3], groups)
 
 
 def _batched(a, rank: int):

@@ -136,3 +136,21 @@ def clone(a, *, memory_format=torch.preserve_format):
 @composite(torch.detach, torch.Tensor.detach, meta=lambda a: like(a), tags=(OpTags.VIEW,))
 def detach(a):
     return detach_prim(a)
+
+
+@to.vjp
+def _(a, *, device=None, dtype=None, copy=False, memory_format=None):
+    g = yield to(a, device=device, dtype=dtype, copy=copy, memory_format=memory_format)
+    return (to(g, dtype=a.dtype, device=a.device),)
+
+
+@contiguous.vjp
+def _(a, *, memory_format=torch.contiguous_format):
+    g = yield contiguous(a, memory_format=memory_format)
+    return (g,)
+
+
+@clone.vjp
+def _(a, *, memory_format=torch.preserve_format):
+    g = yield clone(a, memory_format=memory_format)
+    return (g,)

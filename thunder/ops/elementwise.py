@@ -5,6 +5,7 @@ A row makes two symbols: the prim, which computes on operands of one shape and t
 
 from __future__ import annotations
 
+import math
 import operator as python_operator
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
@@ -43,8 +45,12 @@ def unary(
     domain: tuple[float, float] = (-3.0, 3.0),
     samples: str = "all",
     autocast: str | None = None,
+    vjp: Callable | None = None,
 ) -> Symbol:
-    """A row: name, the torch functions it is, how types follow, the interval that samples come from, and their types: "all", "float" or "integer"."""
+    """A row: name, the torch functions it is, how types follow, the interval that samples come from, and their types: "all", "float" or "integer".
+
+    vjp: (cotangent, result, argument) -> the argument's cotangent; it saves what it reads, and no more.
+    """
     run = torch_functions[0]
     primitive = prim(run, name=name)(lambda a: like(a, dtype=promotes(a.dtype)[1]))
 
@@ -67,7 +73,18 @@ def unary(
             yield make(5, dtype=torch.int64, low=max(0, int(domain[0])), high=2)
 
     symbol.samples(sampler)
+    if vjp is not None:
+        symbol.vjp(_unary_rule(symbol, vjp))
     return symbol
+
+
+def _unary_rule(symbol: Symbol, vjp: Callable) -> Callable:
+    def rule(a):
+        y = symbol(a)
+        g = yield y
+        return (vjp(g, y, a),)
+
+    return rule
 
 
 def _pair(name: str) -> tuple[Callable, ...]:
@@ -102,11 +119,62 @@ UNARY = {
     "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)}, "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
     "sgn": {}, "sign": {}, "square": {},
 }  # fmt: skip
+# derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x; real types
+VJP: dict[str, Callable] = {
+    "abs": lambda g, y, x: g * op("sgn")(x),
+    "absolute": lambda g, y, x: g * op("sgn")(x),
+    "acos": lambda g, y, x: g * -op("rsqrt")(1 - x * x),
+    "arccos": lambda g, y, x: g * -op("rsqrt")(1 - x * x),
+    "asin": lambda g, y, x: g * op("rsqrt")(1 - x * x),
+    "arcsin": lambda g, y, x: g * op("rsqrt")(1 - x * x),
+    "atan": lambda g, y, x: g / (x * x + 1),
+    "arctan": lambda g, y, x: g / (x * x + 1),
+    "atanh": lambda g, y, x: g * 1 / (1 - x * x),
+    "arctanh": lambda g, y, x: g * 1 / (1 - x * x),
+    "asinh": lambda g, y, x: g * op("rsqrt")(x * x + 1),
+    "arcsinh": lambda g, y, x: g * op("rsqrt")(x * x + 1),
+    "acosh": lambda g, y, x: g * op("rsqrt")(x * x - 1),
+    "arccosh": lambda g, y, x: g * op("rsqrt")(x * x - 1),
+    "ceil": lambda g, y, x: op("zeros_like")(g),
+    "floor": lambda g, y, x: op("zeros_like")(g),
+    "trunc": lambda g, y, x: op("zeros_like")(g),
+    "fix": lambda g, y, x: op("zeros_like")(g),
+    "sign": lambda g, y, x: op("zeros_like")(g),
+    "frac": lambda g, y, x: g,
+    "cos": lambda g, y, x: g * -op("sin")(x),
+    "sin": lambda g, y, x: g * op("cos")(x),
+    "cosh": lambda g, y, x: g * op("sinh")(x),
+    "sinh": lambda g, y, x: g * op("cosh")(x),
+    "tan": lambda g, y, x: g * (1 + y * y),
+    "tanh": lambda g, y, x: tanh_backward(g, y),
+    "sigmoid": lambda g, y, x: sigmoid_backward(g, y),
+    "deg2rad": lambda g, y, x: op("deg2rad")(g),
+    "rad2deg": lambda g, y, x: op("rad2deg")(g),
+    "erf": lambda g, y, x: 2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
+    "erfc": lambda g, y, x: -2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
+    "erfinv": lambda g, y, x: 0.5 * math.sqrt(math.pi) * op("exp")(y * y) * g,
+    "exp": lambda g, y, x: g * y,
+    "exp2": lambda g, y, x: g * y * math.log(2.0),
+    "expm1": lambda g, y, x: g * (y + 1),
+    "log": lambda g, y, x: g / x,
+    "log10": lambda g, y, x: g / (x * math.log(10.0)),
+    "log1p": lambda g, y, x: g / (x + 1),
+    "log2": lambda g, y, x: g / (x * math.log(2.0)),
+    "digamma": lambda g, y, x: g * op("polygamma")(1, x),
+    "lgamma": lambda g, y, x: g * op("digamma")(x),
+    "neg": lambda g, y, x: -g,
+    "negative": lambda g, y, x: -g,
+    "positive": lambda g, y, x: g,
+    "reciprocal": lambda g, y, x: -g * (y * y),
+    "rsqrt": lambda g, y, x: -0.5 * g * op("pow")(y, 3),
+    "sqrt": lambda g, y, x: g / (2 * y),
+    "square": lambda g, y, x: g * (x * 2.0),
+}
 _SPECIAL = {"sigmoid": ("expit", "sigmoid"), "digamma": ("digamma", "psi"), "lgamma": ("gammaln",)}
 for _name, _options in UNARY.items():
     _special = [f for n in _SPECIAL.get(_name, (_name,)) if (f := getattr(torch.special, n, None)) is not None]
     _functional = [f for f in (getattr(torch.nn.functional, _name, None),) if f is not None]
-    unary(_name, *_pair(_name), *_special, *_functional, **_options)
+    unary(_name, *_pair(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
 for _name in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "ndtr", "ndtri"):
     unary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float")
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
@@ -222,9 +290,16 @@ def _(make):
 
 
 def operator_methods(symbol: Callable, operator: str) -> None:
-    """Makes `symbol` what a Python operator (`"add"`: `__add__` and `__radd__`) does with proxies."""
+    """Makes `symbol` what a Python operator (`"add"`: `__add__` and `__radd__`) does with proxies.
+
+    As PyTorch does, `2 * x` is computed as `x * 2`, whose roundings differ below float32, and `2 / x` as `x.reciprocal() * 2`.
+    """
 
     def reflected(b, a):
+        if operator in ("add", "mul"):
+            return symbol(b, a)
+        if operator == "truediv":
+            return LTORCH["mul"](LTORCH["reciprocal"](b), a)
         return symbol(a, b)
 
     for name, function in ((f"__{operator}__", symbol), (f"__r{operator}__", reflected)):
@@ -243,10 +318,13 @@ def binary(
     domain: tuple[float, float] = (-3.0, 3.0),
     samples: str = "all",
     autocast: str | None = None,
+    left: Callable | None = None,
+    right: Callable | None = None,
 ) -> Symbol:
     """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"` for `__add__`) it implements.
 
     samples: the types they have: "all", "float", "integer", or "same" for operations that take two tensors of one type only.
+    left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is undone.
     """
     run = torch_functions[0]
 
@@ -294,15 +372,54 @@ def binary(
             yield make(3, low=low, high=high), 2
 
     symbol.samples(sampler)
+    if left is not None or right is not None:
+        symbol.vjp(_binary_rule(symbol, left, right))
     return symbol
+
+
+def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) -> Callable:
+    def rule(a, b, **kwargs):
+        y = symbol(a, b, **kwargs)
+        g = yield y
+        return tuple(
+            sum_to(f(g, y, a, b, **kwargs), x.shape) if f is not None and type(x) is TensorProxy and x.requires_grad else None for f, x in ((left, a), (right, b))
+        )
+
+    return rule
+
+
+def _where_less(g, a, b):
+    """Half of the cotangent where two operands tie, all of it where `a` wins, none where it loses."""
+    return masked_fill(where(LTORCH["eq"](a, b), g / 2, g), LTORCH["lt"](a, b), 0)
+
+
+def _where_greater(g, a, b):
+    return masked_fill(where(LTORCH["eq"](a, b), g / 2, g), LTORCH["gt"](a, b), 0)
+
+
+def _pow_left(g, y, a, b):
+    if type(b) is not TensorProxy:
+        return op("zeros_like")(a) if b == 0 else g * (b * op("pow")(a, b - 1))
+    return where(LTORCH["eq"](b, 0.0), 0.0, g * (b * op("pow")(a, b - 1)))
+
+
+def _pow_right(g, y, a, b):
+    log = op("log")(a) if type(a) is TensorProxy else math.log(a) if a > 0 else 0.0
+    slope = g * (y * log)
+    if type(a) is TensorProxy:
+        return where(LTORCH["logical_and"](LTORCH["eq"](a, 0), LTORCH["ge"](b, 0)), 0.0, slope)
+    return slope
 
 
 
 _INT = {"samples": "integer"}
 _F = {"promotes": Promotion.INT_TO_FLOAT}
 BINARY: dict[str, dict] = {
-    "mul": {"operator": "mul", "python": python_operator.mul}, "multiply": {"python": python_operator.mul},
-    "maximum": {}, "minimum": {}, "fmax": {}, "fmin": {},
+    "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
+    "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
+    "maximum": {"left": lambda g, y, a, b: _where_less(g, a, b), "right": lambda g, y, a, b: _where_less(g, b, a)},
+    "minimum": {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
+    "fmax": {}, "fmin": {},
     "atan2": _F, "arctan2": _F, "copysign": _F, "hypot": {"samples": "float"}, "nextafter": {"samples": "float"}, "heaviside": {"samples": "same"},
     "logaddexp": {"samples": "float"}, "logaddexp2": {"samples": "float"},
     "fmod": {"domain": (0.5, 3.0)}, "remainder": {"operator": "mod", "python": python_operator.mod, "domain": (0.5, 3.0)},
@@ -341,6 +458,12 @@ def _scaled(name: str, python: Callable) -> Symbol:
 
     symbol = composite(*_pair(name), name=name, meta=meta)(decomposition)
     operator_methods(symbol, name)
+    sign = 1 if name == "add" else -1
+
+    def right(g, y, a, b, *, alpha=1):
+        return g if sign * alpha == 1 else -g if sign * alpha == -1 else g * (sign * alpha)
+
+    symbol.vjp(_binary_rule(symbol, lambda g, y, a, b, *, alpha=1: g, right))
 
     def samples(make):
         yield from plain.sampler(make)
@@ -386,6 +509,20 @@ def _div(name: str) -> Symbol:
 
 true_divide = LTORCH["true_divide"]
 div, divide = _div("div"), _div("divide")
+
+
+def _div_rule(symbol: Symbol) -> Callable:
+    def left(g, y, a, b, *, rounding_mode=None):
+        return g / b if rounding_mode is None else op("zeros_like")(g)
+
+    def right(g, y, a, b, *, rounding_mode=None):
+        return -g * ((a / b) / b) if rounding_mode is None else op("zeros_like")(g)
+
+    return _binary_rule(symbol, left, right)
+
+
+for _symbol in (div, divide):
+    _symbol.vjp(_div_rule(_symbol))
 operator_methods(div, "truediv")
 
 
@@ -440,6 +577,14 @@ def where(condition, input=None, other=None):
     return where_prim(broadcast_to(convert(condition, dtypes.bool8), shape), a, b)
 
 
+@where.vjp
+def _(condition, input=None, other=None):
+    g = yield where(condition, input, other)
+    given = tuple(x if type(x) is TensorProxy else None for x in (input, other))
+    left = sum_to(where(condition, g, 0.0), given[0].shape) if given[0] is not None else None
+    return None, left, sum_to(where(condition, 0.0, g), given[1].shape) if given[1] is not None else None
+
+
 @where.samples
 def _(make):
     yield make(4, 3, dtype=torch.bool), make(4, 3), make(4, 3)
@@ -462,6 +607,13 @@ def _masked_fill_meta(a, mask, value):
 def masked_fill(a, mask, value):
     filled = convert(value, a.dtype) if type(value) is TensorProxy else value
     return convert(where(mask, filled, a), a.dtype)
+
+
+@masked_fill.vjp
+def _(a, mask, value):
+    g = yield masked_fill(a, mask, value)
+    filled = sum_to(where(mask, g, 0.0), value.shape) if type(value) is TensorProxy else None
+    return sum_to(masked_fill(g, mask, 0), a.shape), None, filled
 
 
 @masked_fill.samples

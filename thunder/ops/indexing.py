@@ -13,8 +13,10 @@ from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
 from thunder.ops import define
 from thunder.ops import shape_prims as prims
+from thunder.ops.backward import getitem_backward
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, composite, prim
+from thunder.ops.define import LTORCH, alias, composite, prim
+from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import broadcast_shapes, is_number
 
 _BIG = 1 << 60  # slice ends beyond any size
@@ -155,9 +157,7 @@ def _int_entry(k, n, dim: int):
         try:
             k = operator.index(k)
         except TypeError:
-            raise IndexError(
-                f"only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {type(k).__name__})"
-            ) from None
+            raise IndexError(f"only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {type(k).__name__})") from None
     if k >= n or k < -n:
         raise IndexError(f"index {k} is out of bounds for dimension {dim} with size {n}")
     return k + n if k < 0 else k
@@ -367,3 +367,44 @@ def _(make):
 def _(make):
     yield make(4, 3), (slice(None), 0), make(3)
     yield make(4, 3), 5, 1.0
+
+
+# ---------------------------------------------------------------------------------------------------------------- other spellings
+
+
+def _along(a, dim: int, entry) -> tuple:
+    """The key for `entry` in one dimension and everything in the others."""
+    return (*(slice(None),) * wrap_dim(dim, len(a.shape)), entry)
+
+
+@alias(torch.ops.aten.slice, torch.ops.aten.slice.Tensor)
+def aten_slice(a, dim=0, start=None, end=None, step=1):
+    return getitem(a, _along(a, dim, slice(start, end, step)))
+
+
+@composite(torch.slice_scatter, torch.Tensor.slice_scatter)
+def slice_scatter(a, src, dim=0, start=None, end=None, step=1):
+    return setitem(a, _along(a, dim, slice(start, end, step)), src)
+
+
+@composite(torch.select_scatter, torch.Tensor.select_scatter)
+def select_scatter(a, src, dim, index):
+    return setitem(a, _along(a, dim, index), src)
+
+
+@slice_scatter.samples
+def _(make):
+    yield make(4, 3), make(2, 3), 0, 1, 3
+    yield (make(4, 3), make(4, 2)), {"dim": 1, "step": 2}
+
+
+@select_scatter.samples
+def _(make):
+    yield make(4, 3), make(3), 0, 1
+    yield make(4, 3), make(4), -1, -1
+
+
+@getitem.vjp
+def _(a, key):
+    g = yield getitem(a, key)
+    return (getitem_backward(g, a.shape, key),)

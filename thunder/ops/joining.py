@@ -1,16 +1,16 @@
-"""Several tensors made one, one made several, and borders added."""
+"""Several tensors made one, and one made several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, concrete, like
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
@@ -163,9 +163,7 @@ def _split_sizes(a, size_or_sections, dim: int) -> list:
     if isinstance(size_or_sections, Sequence):
         total = sum(size_or_sections)
         if total is not n and total != n:
-            raise RuntimeError(
-                f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {dim}), but got split_sizes={list(size_or_sections)}"
-            )
+            raise RuntimeError(f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {dim}), but got split_sizes={list(size_or_sections)}")
         if any(type(k) is int and k < 0 for k in size_or_sections):
             raise RuntimeError(f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={list(size_or_sections)}")
         return list(size_or_sections)
@@ -302,7 +300,9 @@ def _axis_split(name: str, rank: int, axis: int) -> None:
         if len(a.shape) < rank:
             raise RuntimeError(f"torch.{name} requires a tensor with at least {rank} dimension, but got a tensor with {len(a.shape)} dimensions!")
         if not isinstance(indices_or_sections, Sequence) and a.shape[d] % indices_or_sections != 0:
-            raise RuntimeError(f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {a.shape[d]} is not divisible by the split_size {indices_or_sections}!")
+            raise RuntimeError(
+                f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {a.shape[d]} is not divisible by the split_size {indices_or_sections}!"
+            )
         return tensor_split(a, indices_or_sections, d)
 
     def arguments(args, kwargs):
@@ -420,16 +420,14 @@ def _(make):
     yield make(5, 2), 0, 3, 3
 
 
-# ---------------------------------------------------------------------------------------------------------------- repeating elements, borders
+# ---------------------------------------------------------------------------------------------------------------- repeating elements
 
 
 def _interleaved(a, repeats, dim, output_size):
     shape, d = ((a.numel_value,), 0) if dim is None else (a.shape, wrap_dim(dim, len(a.shape)))
     if isinstance(repeats, TensorProxy):
         if output_size is None:
-            raise CaptureError(
-                "repeat_interleave's repeats are in a tensor, so that the result's shape depends on data", location=user_location(), remedy="pass output_size="
-            )
+            raise CaptureError("repeat_interleave's repeats are in a tensor, so that the result's shape depends on data", location=user_location(), remedy="pass output_size=")
         return shape, d, output_size
     if repeats < 0:
         raise RuntimeError("repeats can not be negative")
@@ -465,78 +463,58 @@ def _(make):
     yield make(3, 2), 3, -1
 
 
-def _padding(a, pad) -> list[tuple]:
-    """(before, after) for each dimension."""
-    if len(pad) % 2 or len(pad) > 2 * len(a.shape):
-        raise RuntimeError("Padding length must be divisible by 2" if len(pad) % 2 else "Padding length should be less than or equal to two times the input dimension")
-    out = [(0, 0)] * len(a.shape)
-    for i in range(len(pad) // 2):
-        out[-1 - i] = (pad[2 * i], pad[2 * i + 1])
-    return out
+# --- derivatives
 
 
-def _pad_meta(a, pad, mode="constant", value=None):
-    spread = _padding(a, pad)
-    if mode not in ("constant", "reflect", "replicate", "circular"):
-        raise NotImplementedError(f"Unrecognised padding mode {mode}")
-    if mode != "constant":
-        if len(a.shape) < 2 or not (len(pad) in (2 * len(a.shape) - 2, 2 * len(a.shape) - 4)):
-            raise NotImplementedError("Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now")
-        for n, (lo, hi) in zip(a.shape, spread, strict=True):
-            if (mode == "reflect" and (lo >= n or hi >= n) and (lo or hi)) or (mode == "circular" and (lo > n or hi > n)):
-                raise RuntimeError("Padding size should be less than the corresponding input dimension")
-    out = tuple([lo + n + hi for n, (lo, hi) in zip(a.shape, spread, strict=True)])
-    if any(n < 0 for (lo, hi), n in zip(spread, out, strict=True) if (type(lo) is int and lo < 0) or (type(hi) is int and hi < 0)):
-        raise RuntimeError("The input size, plus negative padding, resulted in a negative output size")
-    return like(a, out)
+@cat.vjp
+def _(tensors, dim=0):
+    g = yield cat(tensors, dim)
+    d, start, parts = dim % len(g.shape), 0, []
+    for x in tensors:
+        if len(x.shape) != len(g.shape):  # an empty one-dimensional tensor, which cat passes over
+            parts.append(None)
+            continue
+        parts.append(narrow(g, d, start, x.shape[d]))
+        start = start + x.shape[d]
+    return (parts,)
 
 
-def _bordered(a, dim: int, lo, hi, mode: str):
-    n = a.shape[dim]
-    if mode == "reflect":
-        before, after = prims.flip(slice_dim(a, dim, 1, 1 + lo), (dim,)), prims.flip(slice_dim(a, dim, n - 1 - hi, n - 1), (dim,))
-    elif mode == "circular":
-        before, after = slice_dim(a, dim, n - lo, n), slice_dim(a, dim, 0, hi)
-    else:
-        shape = a.shape
-        before = expand(slice_dim(a, dim, 0, 1), (*shape[:dim], lo, *shape[dim + 1 :]))
-        after = expand(slice_dim(a, dim, n - 1, n), (*shape[:dim], hi, *shape[dim + 1 :]))
-    return prims.cat([before, a, after], dim)
+@stack.vjp
+def _(tensors, dim=0):
+    g = yield stack(tensors, dim)
+    return (list(unbind(g, dim)),)
 
 
-@composite(F.pad, torch._C._nn.pad, meta=_pad_meta, tags=MOVES, autocast="cpu:float32")
-def pad(a, pad, mode="constant", value=None):
-    spread = _padding(a, pad)
-    if mode == "constant":
-        return prims.pad(a, 0 if value is None else value, tuple(spread))
-    out = a
-    for d, (lo, hi) in enumerate(spread):
-        for step in ("cut", "add") if mode == "circular" else ("add", "cut"):
-            if step == "add" and (lo > 0 or hi > 0):
-                out = _bordered(out, d, max(lo, 0), max(hi, 0), mode)
-            if step == "cut" and (lo < 0 or hi < 0):
-                out = slice_dim(out, d, max(-lo, 0), out.shape[d] - max(-hi, 0))
-    return prims.pad(out, 0, ((0, 0),) * len(a.shape)) if out is a else out
+def _rejoined(symbol):
+    """split, chunk ...: the pieces' cotangents put together again."""
+
+    def rule(a, *args, **kwargs):
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+        pieces = yield symbol(a, *args, **kwargs)
+        return (cat(list(pieces), dim),)
+
+    symbol.vjp(rule)
 
 
-def _pads_by_kernel(kind: str, args: tuple, kwargs: dict) -> bool:
-    """The borders that autocast's list for the CPU names: all of "replicate", "reflect" but for three dimensions."""
-    return len(args) > 2 and (args[2] == "replicate" or (args[2] == "reflect" and len(args[1]) < 6))
+for _symbol in (split, chunk, tensor_split):
+    _rejoined(_symbol)
 
 
-pad.info["autocast_when"] = _pads_by_kernel
+@unbind.vjp
+def _(a, dim=0):
+    pieces = yield unbind(a, dim)
+    return (stack(list(pieces), dim),)
 
 
-@pad.samples
-def _(make):
-    yield make(2, 3), (1, 2)
-    yield make(2, 3), (1, 2, -1, 1), "constant", 2.5
-    yield make(2, 3, 4), (1, 2), "reflect"
-    yield make(2, 3, 4), (1, 2), "replicate"
-    yield make(2, 3, 4, 5), (1, 2, 0, 1), "circular"
+@select.vjp
+def _(a, dim, index):
+    g = yield select(a, dim, index)
+    return (backward.select_backward(g, a.shape, dim, index),)
 
 
-@pad.error_samples
-def _(make):
-    yield make(2, 3), (1,)
-    yield make(2, 3, 4), (4, 0), "reflect"
+@narrow.vjp
+def _(a, dim, start, length):
+    g = yield narrow(a, dim, start, length)
+    d = dim % len(a.shape)
+    start = start % a.shape[d] if isinstance(start, int) and start < 0 else start
+    return (backward.slice_backward(g, a.shape, d, start, start + length, 1),)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
+from thunder.ops import opaque
+from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
@@ -467,3 +469,64 @@ def _(make):
     yield (make(3, 4),)
     yield (make(3, 3, dtype=torch.int64),)
 
+
+# --- derivatives: the products that PyTorch's autograd computes
+
+
+def _rows(x):
+    """A tensor as a matrix: all dimensions but the last in one."""
+    return x if len(x.shape) == 2 else reshape(x, (-1, x.shape[-1]))
+
+
+@linear.vjp
+def _(a, weight, bias=None):
+    g = yield linear(a, weight, bias)
+    if len(a.shape) == 1:
+        g, a2 = unsqueeze(g, 0), unsqueeze(a, 0)
+    else:
+        a2 = a
+    g2 = _rows(g)
+    ga = reshape(mm(g2, weight), a.shape)
+    gw = mm(LTORCH["t"](g2), _rows(a2))
+    return ga, gw, None if bias is None else LTORCH["sum"](g2, 0)
+
+
+def _swapped(x):
+    return LTORCH["transpose"](x, -2, -1)
+
+
+@mm.vjp
+def _(a, other):
+    g = yield mm(a, other)
+    return mm(g, LTORCH["t"](other)), mm(LTORCH["t"](a), g)
+
+
+@bmm.vjp
+def _(a, other):
+    g = yield bmm(a, other)
+    return bmm(g, _swapped(other)), bmm(_swapped(a), g)
+
+
+@addmm.vjp
+def _(a, x, y, *, beta=1, alpha=1):
+    g = yield addmm(a, x, y, beta=beta, alpha=alpha)
+    scaled = g if alpha == 1 else g * alpha
+    return sum_to(g if beta == 1 else g * beta, a.shape), mm(scaled, LTORCH["t"](y)), mm(LTORCH["t"](x), scaled)
+
+
+@baddbmm.vjp
+def _(a, x, y, *, beta=1, alpha=1):
+    g = yield baddbmm(a, x, y, beta=beta, alpha=alpha)
+    scaled = g if alpha == 1 else g * alpha
+    return sum_to(g if beta == 1 else g * beta, a.shape), bmm(scaled, _swapped(y)), bmm(_swapped(x), scaled)
+
+
+@matmul.vjp
+def _(a, other):
+    if len(a.shape) < 2 or len(other.shape) < 2:
+        return (yield from opaque.derivative_of(matmul)(a, other))
+    g = yield matmul(a, other)
+    if len(other.shape) == 2:
+        g2 = _rows(g)
+        return reshape(mm(g2, LTORCH["t"](other)), a.shape), mm(LTORCH["t"](_rows(a)), g2)
+    return sum_to(matmul(g, _swapped(other)), a.shape), sum_to(matmul(_swapped(a), g), other.shape)

@@ -11,7 +11,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
-from thunder.ops import inplace
+from thunder.ops import backward, inplace
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import numel, wrap_dim
@@ -399,3 +399,30 @@ def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
 def _(make):
     yield make(4, 3), make(5, 3)
     yield make(2, 4, 3), make(2, 5, 3), 1.0
+
+
+# --- derivatives: PyTorch's kernels
+
+
+def _exponential_rule(symbol, kernel):
+    """softmax and log_softmax: the kernel reads the result; the cotangent returns to the argument's type."""
+
+    def rule(a, dim=None, *, dtype=None):
+        y = symbol(a, dim, dtype=dtype)
+        g = yield y
+        return (convert(kernel(g, y, wrap_dim(dim, len(a.shape)), y.dtype), a.dtype),)
+
+    symbol.vjp(rule)
+
+
+_exponential_rule(softmax, backward.softmax_backward)
+_exponential_rule(log_softmax, backward.log_softmax_backward)
+
+
+@layer_norm.vjp
+def _(a, normalized_shape, weight=None, bias=None, eps=1e-5):
+    y, mean, rstd = backward.native_layer_norm(a, list(normalized_shape), weight, bias, eps)
+    g = yield y
+    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
+    ga, gw, gb = backward.native_layer_norm_backward(g, a, list(normalized_shape), mean, rstd, weight, bias, mask)
+    return ga, None, gw, gb

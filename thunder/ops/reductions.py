@@ -468,3 +468,27 @@ def diff(a, n=1, dim=-1, prepend=None, append=None):
 def _(make):
     yield make(4, 5)
     yield make(4, 5), 2, 0
+
+
+# --- derivatives
+
+
+def _restored(g, a, dim, keepdim: bool):
+    """A cotangent of a reduction's result with the reduced dimensions put back and stretched."""
+    dims = canonical_dims(a, dim)
+    if not keepdim:
+        for d in sorted(dims):
+            g = LTORCH["unsqueeze"](g, d)
+    return LTORCH["expand"](g, a.shape)
+
+
+@sum.vjp
+def _(a, dim=None, keepdim=False, *, dtype=None):
+    g = yield sum(a, dim, keepdim, dtype=dtype)
+    return (_restored(g, a, dim, keepdim),)
+
+
+@mean.vjp
+def _(a, dim=None, keepdim=False, *, dtype=None):
+    g = yield mean(a, dim, keepdim, dtype=dtype)
+    return (_restored(g, a, dim, keepdim) / math.prod(a.shape[d] for d in canonical_dims(a, dim)),)

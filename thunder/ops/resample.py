@@ -54,7 +54,9 @@ def _(make):
 @torch_prim(F.grid_sample, autocast="cpu:float32 cuda:widest")
 def grid_sample(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     if len(a.shape) != len(grid.shape) or a.shape[0] != grid.shape[0] or grid.shape[-1] != len(a.shape) - 2:
-        raise RuntimeError(f"grid_sampler(): expected grid and input to have same batch size and grid to name {len(a.shape) - 2} coordinates, got {list(a.shape)} and {list(grid.shape)}")
+        raise RuntimeError(
+            f"grid_sampler(): expected grid and input to have same batch size and grid to name {len(a.shape) - 2} coordinates, got {list(a.shape)} and {list(grid.shape)}"
+        )
     return like(a, (*a.shape[:2], *grid.shape[1:-1]))
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
+from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
@@ -101,7 +102,8 @@ def _take_along_meta(a, indices, dim=None):
     d = wrap_dim(dim, len(a.shape))
     if len(a.shape) != len(indices.shape):
         raise RuntimeError(
-            f"torch.take_along_dim(): input and indices should have the same number of dimensions, but got {len(a.shape)} dimensions for input, and {len(indices.shape)} dimensions for indices"
+            f"torch.take_along_dim(): input and indices should have the same number of dimensions, but got {len(a.shape)} dimensions for input, "
+            f"and {len(indices.shape)} dimensions for indices"
         )
     common = broadcast_shapes((*a.shape[:d], 1, *a.shape[d + 1 :]), (*indices.shape[:d], 1, *indices.shape[d + 1 :]))
     return like(a, (*common[:d], indices.shape[d], *common[d + 1 :]))
@@ -275,6 +277,33 @@ def _(make):
     yield make(4, 3), 1, torch.tensor([2]), make()
 
 
+@torch_prim(torch.index_reduce, torch.Tensor.index_reduce)
+def index_reduce(a, dim, index, source, reduce, *, include_self=True):
+    _along("index_reduce", a, dim, index, source)
+    if reduce not in ("prod", "mean", "amax", "amin"):
+        raise RuntimeError(f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.")
+    return like(a)
+
+
+@index_reduce.samples
+def _(make):
+    yield make(4, 3), 0, torch.tensor([2, 0]), make(2, 3), "amax"
+
+
+@torch_prim(torch.masked_scatter, torch.Tensor.masked_scatter)
+def masked_scatter(a, mask, source):
+    if mask.dtype.category != 0:
+        raise RuntimeError("masked_scatter_ only supports boolean masks, but got mask with dtype " + mask.dtype.name)
+    if source.dtype is not a.dtype:
+        raise RuntimeError("masked_scatter: expected self and source to have same dtypes")
+    return like(a, broadcast_shapes(a.shape, mask.shape))
+
+
+@masked_scatter.samples
+def _(make):
+    yield make(4, 3), make(4, 3, dtype=torch.bool), make(4, 3)
+
+
 @torch_prim(torch.index_put, torch.Tensor.index_put, autocast="cuda:widest")
 def index_put(a, indices, values, accumulate=False):
     if len(indices) > len(a.shape):
@@ -389,3 +418,10 @@ def _(make):
     yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"mode": "sum"}
 
 
+@embedding.vjp
+def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    if sparse or max_norm is not None:
+        return (yield from opaque.derivative_of(embedding)(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse))
+    g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)

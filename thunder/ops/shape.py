@@ -10,6 +10,7 @@ from thunder.core.dtypes import dtype, to_dtype
 from thunder.core.proxies import METHODS, like
 from thunder.core.symbol import OpTags
 from thunder.ops import shape_prims as prims
+from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import numel, packed, sizes_with_minus_one, wrap_dim, wrap_dims
 from thunder.ops.promotion import broadcast_shapes
@@ -85,7 +86,6 @@ def _is_dtype(x) -> bool:
 @composite(torch.Tensor.view, canonicalize=_view_arguments, tags=VIEW, fn=torch.Tensor.view)
 def view(a, size):
     return bitcast(a, size) if _is_dtype(size) else prims.reshape(a, sizes_with_minus_one(size, numel(a.shape), "input"))
-
 
 
 @view.typed_by
@@ -420,7 +420,9 @@ def _expanded(a, size) -> tuple:
     have = a.shape
     new = len(size) - len(have)
     if new < 0:
-        raise RuntimeError(f"expand({list(have)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or equal to the number of dimensions in the tensor ({len(have)})")
+        raise RuntimeError(
+            f"expand({list(have)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or equal to the number of dimensions in the tensor ({len(have)})"
+        )
     out = list(size)
     for i, n in enumerate(have):
         m = out[new + i]
@@ -470,3 +472,55 @@ def broadcast_tensors(*tensors):
     tensors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
     shape = broadcast_shapes(*(x.shape for x in tensors))
     return tuple(x if x.shape == shape else expand(x, shape) for x in tensors)
+
+
+# --- derivatives: the way back
+
+
+def _reshaped_back(symbol):
+    def rule(a, *args, **kwargs):
+        g = yield symbol(a, *args, **kwargs)
+        return (reshape(g, a.shape),)
+
+    symbol.vjp(rule)
+
+
+for _symbol in (reshape, flatten, unflatten, unsqueeze, squeeze):
+    _reshaped_back(_symbol)
+
+
+@view.vjp
+def _(a, size):
+    g = yield view(a, size)
+    return (reshape(g, a.shape) if isinstance(size, (tuple, list)) else view(g, a.dtype),)
+
+
+@permute.vjp
+def _(a, dims):
+    g = yield permute(a, dims)
+    order = [d % len(a.shape) for d in dims]
+    return (permute(g, tuple(order.index(i) for i in range(len(order)))),)
+
+
+@transpose.vjp
+def _(a, dim0, dim1):
+    g = yield transpose(a, dim0, dim1)
+    return (transpose(g, dim0, dim1),)
+
+
+@t.vjp
+def _(a):
+    g = yield t(a)
+    return (t(g),)
+
+
+@movedim.vjp
+def _(a, source, destination):
+    g = yield movedim(a, source, destination)
+    return (movedim(g, destination, source),)
+
+
+@expand.vjp
+def _(a, size):
+    g = yield expand(a, size)
+    return (sum_to(g, a.shape),)

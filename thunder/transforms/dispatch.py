@@ -34,7 +34,7 @@ def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter) ->
             return out.write(line)
     if symbol.python_printer is not None:
         return out.write(line)
-    if symbol.decomposition is None:
+    if symbol.decomposition is None and not line.subsymbols:
         raise MissingImplementationError(
             f"no executor takes {symbol.qualified_name}: asked {', '.join(e.name for e in executors)}. Register an implementation, or a decomposition (like=)."
         )

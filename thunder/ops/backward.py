@@ -1,0 +1,95 @@
+"""What derivatives are made of: PyTorch's own backward kernels as operations, and the sum that undoes broadcasting.
+
+Formulas are those of PyTorch's autograd, so that a compiled backward computes what eager computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import Symbol
+from thunder.ops.define import LTORCH
+
+__all__ = ["sum_to", "kernel", "op"]
+
+aten = torch.ops.aten
+
+
+def op(name: str) -> Symbol:
+    """An operation by name, found when it is called: derivatives of one family use operations of the others."""
+    return LTORCH[name]
+
+
+def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
+    """A gradient summed back to the shape its operand had before broadcasting."""
+    if g.shape == shape:
+        return g
+    lead = len(g.shape) - len(shape)
+    dims = (*range(lead), *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])))
+    out = op("sum")(g, dims, True) if dims else g
+    return op("reshape")(out, shape) if lead else out
+
+
+def _is_one(n) -> bool:
+    return type(n) is int and n == 1
+
+
+def kernel(name: str, overload: str, meta: Callable) -> Symbol:
+    """A backward kernel of PyTorch's: `torch.ops.aten.<name>.<overload>`, typed by `meta`."""
+    packet = getattr(aten, name)
+    return Symbol(overload, meta, id=f"aten.{name}.{overload}", module=f"torch.ops.aten.{name}", is_prim=True, fn=getattr(packet, overload))
+
+
+def _like_first(g, *args, **kwargs):
+    return like(g)
+
+
+tanh_backward = kernel("tanh_backward", "default", _like_first)
+sigmoid_backward = kernel("sigmoid_backward", "default", _like_first)
+gelu_backward = kernel("gelu_backward", "default", _like_first)
+silu_backward = kernel("silu_backward", "default", _like_first)
+threshold_backward = kernel("threshold_backward", "default", _like_first)
+leaky_relu_backward = kernel("leaky_relu_backward", "default", _like_first)
+elu_backward = kernel("elu_backward", "default", _like_first)
+hardswish_backward = kernel("hardswish_backward", "default", _like_first)
+hardsigmoid_backward = kernel("hardsigmoid_backward", "default", _like_first)
+hardtanh_backward = kernel("hardtanh_backward", "default", _like_first)
+softplus_backward = kernel("softplus_backward", "default", _like_first)
+mish_backward = kernel("mish_backward", "default", _like_first)
+softmax_backward = kernel("_softmax_backward_data", "default", _like_first)
+log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_first)
+embedding_backward = kernel("embedding_dense_backward", "default", lambda g, indices, count, padding_idx, scale: like(g, (count, g.shape[-1])))
+
+
+def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
+    outer = a.shape[: len(a.shape) - len(normalized_shape)] + (1,) * len(normalized_shape)
+    return like(a), like(a, outer), like(a, outer)
+
+
+native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta)
+native_layer_norm_backward = kernel(
+    "native_layer_norm_backward", "default",
+    lambda g, a, normalized_shape, mean, rstd, weight, bias, mask: (
+        like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
+    ),
+)  # fmt: skip
+select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
+slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
+
+
+def _getitem_backward(g, shape, key):
+    out = g.new_zeros(tuple(shape))
+    if any(isinstance(k, (torch.Tensor, list)) for k in (key if isinstance(key, tuple) else (key,))):
+        keys = key if isinstance(key, tuple) else (key,)
+        if all(isinstance(k, torch.Tensor) for k in keys):
+            return out.index_put_(keys, g, accumulate=True)
+        position = torch.arange(out.numel(), device=g.device).view(out.shape)[key]
+        return out.view(-1).index_add_(0, position.reshape(-1), g.reshape(-1)).view(out.shape)
+    out[key] = g
+    return out
+
+
+getitem_backward = Symbol("getitem_backward", lambda g, shape, key: like(g, tuple(shape)), id="getitem_backward", is_prim=True, fn=_getitem_backward)
