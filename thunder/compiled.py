@@ -203,7 +203,7 @@ class Compiled:
         with torch.enable_grad() if options.derivative is not None else contextlib.nullcontext():
             captured = capture(self.fn, args, kwargs, options, counters)
         if options.debug.show_interpreter_progress:
-            print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames} frames", file=sys.stderr)
+            print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
