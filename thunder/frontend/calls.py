@@ -33,7 +33,7 @@ from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["call", "call_native", "record", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare", "NOT_OPERATIONS", "sharp_edge", "RecordingMode"]
+__all__ = ["call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare", "NOT_OPERATIONS", "sharp_edge", "RecordingMode"]
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
 IDENTITY_CALLS = {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType}
@@ -144,6 +144,12 @@ def _materialize(c, v):
         containers.escape(c, v)
         return map_structure(c.lift, v) if t in (list, tuple, dict, slice) else v
     return v
+
+
+def operation(c, name: str, operands):
+    """A special method of a tensor, by its name."""
+    c.synchronize()
+    return METHODS.call(name, *_materialized(c, operands))
 
 
 def record(c, function, args, kwargs):
