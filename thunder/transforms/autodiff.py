@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace
@@ -152,7 +153,14 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
             return found.grad_transform, False
         if found is not None or line.sym.executor is executor:
             break
-    return (line.sym.grad_rule, True) if line.sym.grad_rule is not None else None
+    if line.sym.grad_rule is None or (line.sym.torch_functions and _complex(line)):
+        return None
+    return line.sym.grad_rule, True
+
+
+def _complex(line: BoundSymbol) -> bool:
+    """The rules beside the operations are those of real types: PyTorch differentiates what is complex."""
+    return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
 
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
@@ -163,15 +171,13 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
     rule = _rule_for(line, executors)
     if rule is not None:
         out.append(differentiate(line, *rule))
-    elif line.sym.fn is not None and line.sym.executor is None and (line.sym.module or "").split(".")[0] not in ("prims", ""):
+    elif line.sym.fn is not None and line.sym.executor is None:
         out.append(differentiate(line, opaque.derivative_of(line.sym), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         for sub in _typed(line):
             _derivatives(sub, executors, out)
         for old, new in line.aliases.items():
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), LTORCH["detach"].grad_rule or _identity, True))
-    elif line.sym.module == "prims" and line.sym.fn is not None:
-        out.append(differentiate(line, opaque.derivative_of(line.sym), True))
     else:
         raise MissingImplementationError(
             f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...) or define it by like=, or call it under torch.no_grad()"
