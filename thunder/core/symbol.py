@@ -177,7 +177,7 @@ class Symbol:
     def __repr__(self) -> str:
         return f"<Symbol {self.qualified_name}>"
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         recorder = _current.get()
         if recorder is None:
             return self._run(args, kwargs)
@@ -266,10 +266,9 @@ class Symbol:
     def _run(self, args: tuple, kwargs: dict):
         """Outside of a trace a symbol is the function that executes it, so that every printed trace is a program that runs."""
         run = self.fn or self.decomposition
-        if run is None:
-            raise MissingImplementationError(
-                f"{self.qualified_name} was called outside of a trace and has no implementation of its own: call it from a function given to thunder.jit"
-            )
+        if run is None or proxies_in(args, []):
+            why = "has no implementation of its own" if run is None else "was given a value of a trace"
+            raise MissingImplementationError(f"{self.qualified_name} was called outside of a trace and {why}: call it from a function given to thunder.jit")
         return run(*args, **kwargs)
 
     def _by_position(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

@@ -597,6 +597,10 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ calls
 
+    def operation(self, name: str, *operands):
+        """A special method of a tensor."""
+        return calls.operation(self, name, operands)
+
     def call(self, f, args, kwargs):
         return calls.call(self, f, args, kwargs)
 

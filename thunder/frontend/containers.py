@@ -108,7 +108,7 @@ def getitem(c, o, k):
         observe(c, o)
     t = type(o)
     if t is TensorProxy:
-        return c.call(o.__getitem__, [escape(c, k)], {})
+        return c.operation("__getitem__", o, k)
     custom = c.slot(t, "__getitem__")
     if custom is not None and not native_module(custom.__globals__.get("__name__")):
         return c.call(custom, [o, k], {})
@@ -121,7 +121,7 @@ def setitem(c, o, k, v) -> None:
     if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
         observe(c, o)
     if type(o) is TensorProxy:
-        c.call(o.__setitem__, [escape(c, k), v], {})
+        c.operation("__setitem__", o, k, v)
         return
     custom = c.slot(type(o), "__setitem__")
     if custom is not None:
