@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 
 from thunder.core.proxies import TensorProxy
-from thunder.frontend.native import native_module
+from thunder.frontend.native import CONTAINERS, native_module
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "changed"]
 
@@ -23,9 +23,13 @@ def snapshot(c, value, source):
             c.guard(source, "same", known, known)
         return s
     t = type(value)
-    s = t() if t is not collections.defaultdict else t(value.default_factory)
-    if t is collections.deque:
-        s = t(maxlen=value.maxlen)
+    s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
+    if isinstance(value, collections.defaultdict):
+        s.default_factory = value.default_factory
+    elif isinstance(value, collections.deque):
+        collections.deque.__init__(s, maxlen=value.maxlen)
+    if t not in CONTAINERS and hasattr(value, "__dict__"):
+        s.__dict__.update(value.__dict__)
     c.snapshots[id(value)] = s
     c.keep[id(value)], c.keep[id(s)] = value, s
     c.sources[id(s)] = source
@@ -38,25 +42,28 @@ def observe(c, s) -> None:
     """Somebody looks at all of a snapshot."""
     value, source = c.lazy.pop(id(s))
     if isinstance(value, dict):
-        added = dict(s)
-        s.clear()
-        c.guard(source, "keys", tuple(value))
+        base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+        added = dict(base.items(s))
+        base.clear(s)
+        c.guard(source, "keys", tuple(base.keys(value)))
         before = c.read_items.get(id(s), {})
-        for k, x in value.items():
-            s[k] = before[k] if k in before else c.read(x, source.item(k))
-        c.pristine[id(s)] = (value, source, dict(s))
-        s.update(added)
+        for k, x in base.items(value):
+            base.__setitem__(s, k, before[k] if k in before else c.read(x, source.item(k)))
+        c.pristine[id(s)] = (value, source, dict(base.items(s)))
+        for k, x in added.items():
+            base.__setitem__(s, k, x)
     elif isinstance(value, set):
         c.guard(source, "set", frozenset(value))
         c.pristine[id(s)] = (value, source, set(value))
-        s |= value
+        set.update(s, value)
     else:
-        c.guard(source, "len", len(value))
-        children = [c.read(x, source.item(i)) for i, x in enumerate(value)]
+        base = list if isinstance(value, list) else collections.deque
+        c.guard(source, "len", base.__len__(value))
+        children = [c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))]
         c.pristine[id(s)] = (value, source, children)
-        added = list(s)
-        s.clear()
-        s.extend(children + added)
+        added = list(base.__iter__(s))
+        base.clear(s)
+        base.extend(s, children + added)
 
 
 def dict_item(c, s, k, *default):

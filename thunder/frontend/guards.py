@@ -9,6 +9,7 @@ import math
 import operator
 import re
 import types
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -66,7 +67,7 @@ def was_is(path: str, was: str, now) -> str:
     return f"{path} was {was}, is {say(now)}"
 
 
-def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str:
+def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str | None:
     """The first tensor that is not what it was, and how it differs."""
     for (path, was), value in zip(expected, values, strict=True):
         if not isinstance(value, torch.Tensor):
@@ -81,7 +82,12 @@ def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str
         for name in ("dtype", "device", "requires_grad"):
             if getattr(value, name) != was[name]:
                 return f"{path}.{name} was {was[name]}, is {getattr(value, name)}"
-    return "a tensor's conjugation, layout or subclass state changed: " + ", ".join(p for p, _ in expected)
+        for name in ("is_conj", "is_neg", "is_inference"):
+            if getattr(value, name)() != was[name]:
+                return f"{path}.{name}() was {was[name]}, is {not was[name]}"
+        if value.layout is not was["layout"]:
+            return f"{path}.layout was {was['layout']}, is {value.layout}"
+    return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
 
 
 def written(name: str, signature: str, lines: list[BoundSymbol], result: str, names: Names, objects: dict) -> tuple[Trace, Callable]:
@@ -178,6 +184,7 @@ class PrologueWriter:
         capture = self.capture
         self._call_shape()
         self._namespaces()
+        self._functions()
         self._hooks()
         for (source, kind, _), want in list(capture.guards.items()):
             self._guard(source, kind, want)
@@ -199,6 +206,9 @@ class PrologueWriter:
         if capture.kwargs:
             keys = self.pin(frozenset(capture.kwargs), "keys")
             self.miss("check_keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {str(sorted(capture.kwargs))!r}, sorted(kwargs))")
+            if len(capture.kwargs) > 1 and takes_keywords(capture.fn):
+                order = tuple(capture.kwargs)
+                self.miss("check_order", f"tuple(kwargs) != {self.pin(order, 'order')}", f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))")
         else:
             self.miss("check_empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
 
@@ -215,6 +225,28 @@ class PrologueWriter:
                 "check_names", "try:", f"  if {get}({where}) != {want}: return changed({where}, {self.pin(keys, 'names')}, {want}, {label!r})",
                 f"except gone as error: return f'{label}{{error}} is gone'",
             )  # fmt: skip
+
+    def _functions(self) -> None:
+        """Functions that were interpreted still have their code, and those whose defaults were used their defaults."""
+        functions = [f for f, _ in self.capture.functions.values()]
+        if functions:
+            self._identities("check_code", functions, operator.attrgetter("__code__"), "the code")
+        functions = [f for f, used in self.capture.functions.values() if used]
+        if functions:
+            self._identities("check_defaults", functions, operator.attrgetter("__defaults__"), "a default argument")
+        for space, names in self.capture.builtins.values():
+            where = self.pin(space, "space")
+            self.objects["shadowed"] = shadowed
+            self.miss("check_builtins", f"not {where}.keys().isdisjoint({self.pin(tuple(names), 'names')})", f"shadowed({where}, {self.pin(tuple(names), 'names')})")
+
+    def _identities(self, kind: str, functions: list, getter: Callable, what: str) -> None:
+        get, pinned, want = self.pin(getter, "get"), self.pin(tuple(functions), "functions"), self.pin(tuple(map(getter, functions)), "want")
+        self.objects.update(all=all, map=map, is_=operator.is_, changed_function=changed_function)
+        self.miss(kind, f"not all(map(is_, map({get}, {pinned}), {want}))", f"changed_function({get}, {pinned}, {want}, {what!r})")
+
+    def _guard_array(self, source: Source, path: str, want) -> None:
+        self.objects["same_array"] = same_array
+        self.miss("check_array", f"not same_array({self.variable(source)}, {self.pin(want)})", f"{f'the numpy array {path} changed'!r}")
 
     def _hooks(self) -> None:
         hooks = self.capture.hook_dicts
@@ -290,13 +322,14 @@ class PrologueWriter:
         expected, tensors, sizes = [], [], []
         for source, (tensor, shape) in capture.tensor_guards.items():
             was = {"type": type(tensor), "shape": shape, "dtype": tensor.dtype, "device": tensor.device, "requires_grad": tensor.requires_grad}
+            was |= {"is_conj": tensor.is_conj(), "is_neg": tensor.is_neg(), "is_inference": tensor.is_inference(), "layout": tensor.layout}
             expected.append((self.describe(source), was))
             tensors.append(tensor)
             sizes.append(shape)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(tensors, sizes)
         self.objects["why"] = describe_tensor_miss
         inside = ", ".join(variables)
-        self.miss("check_tensor_metadata", f"not check_tensor_metadata({inside})", f"why({self.pin(expected, 'expected')}, ({inside},))")
+        self.miss("check_tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := why({self.pin(expected, 'expected')}, ({inside},)))", "reason")
 
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
@@ -322,10 +355,25 @@ class PrologueWriter:
 
 def changed_name(space, names, want, label: str) -> str:
     for name, value in zip(names, want if len(names) > 1 else (want,), strict=True):
+        name = name.removesuffix(".__func__")
         now = getattr(space, name, MISSING) if isinstance(space, type) else space.get(name, MISSING)
+        now = now.__func__ if isinstance(now, types.MethodType) else now
         if now is not value:
             return f"{label}{name} is another object than before"
     return f"a name in {label} changed"
+
+
+def changed_function(get: Callable, functions: tuple, want: tuple, what: str) -> str:
+    found = [f.__qualname__ for f, w in zip(functions, want, strict=True) if get(f) is not w]
+    return f"{what} of {found[0]} changed"
+
+
+def shadowed(space: dict, names: tuple) -> str:
+    return f"global {next(n for n in names if n in space)} exists now, and hides the builtin"
+
+
+def same_array(a, b) -> bool:
+    return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def same_types(a, b) -> bool:
@@ -336,6 +384,13 @@ def same_types(a, b) -> bool:
     if isinstance(a, slice):
         return all(map(same_types, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
     return True
+
+
+def takes_keywords(fn) -> bool:
+    """Whether the program has a `**name`, through which it sees the order of keyword arguments."""
+    fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    return code is None or bool(code.co_flags & 8)
 
 
 def cell_reader(index: int) -> Callable:
