@@ -1,93 +1,154 @@
-"""Runs every model of the zoo compiled and eager, forward under no_grad in float32, and prints a line for each.
+"""Does every model of the list run, does it compute what PyTorch computes, and how long do the first and a warm call take?
 
-    python benchmarks/models.py [--only NAME] [--systems eager,thunder]
+    python benchmarks/models.py [--only NAME ...] [--systems eager,thunder] [--rounds 30]
 
-ok or the error; the largest deviation from eager over all tensors of the output; how many operations were opaque; first call in seconds; warm call in
-milliseconds beside eager's (medians of interleaved runs). Exit status 0 when every model runs, none through an opaque operation.
+Forward under torch.no_grad() in float32, on the CPU; the models and their inputs are those of model_zoo.py. One line a model: ok or the error, the deviation
+from eager (the largest absolute difference over all tensors in the output), the number of operations that were taken as opaque, seconds of the first call and
+microseconds of a warm one beside eager (median of interleaved rounds). The exit status is 1 when a model fails: an error, an opaque operation, a second
+call that compiles again, an output of another structure, or a deviation above 1e-5 of the largest value.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import dataclasses
 import sys
 import time
-import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from model_zoo import MODELS
 
-import thunder
+from thunder.tests.measuring import compile_with, interleaved, median, parse_systems
+
+TOLERANCE = 1e-5
 
 
-def tensors_of(value) -> list[torch.Tensor]:
-    """All tensors in a model's output, in order; caches are opened up by their attributes."""
+def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors in an output, with where they stand in it: containers, dataclasses and the caches of transformers are looked into."""
     if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [t for v in value.values() for t in tensors_of(v)]
-    if isinstance(value, (list, tuple)):
-        return [t for v in value for t in tensors_of(v)]
-    if hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)):
-        return [t for v in vars(value).values() for t in tensors_of(v)]
-    return []
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from named_tensors(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from named_tensors(item, f"{path}[{i}]")
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from named_tensors(getattr(value, field.name), f"{path}.{field.name}")
+    elif type(value).__module__.startswith("transformers."):
+        yield from named_tensors(vars(value), path)
 
 
-def deviation(got, want) -> float:
-    """The largest absolute difference; infinity where the structures differ."""
-    a, b = tensors_of(got), tensors_of(want)
-    if len(a) != len(b) or type(got) is not type(want) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(a, b, strict=True)):
-        return float("inf")
-    return max(((x.double() - y.double()).abs().max().item() for x, y in zip(a, b, strict=True) if x.numel()), default=0.0)
+def deviation(ours: Any, reference: Any) -> tuple[float, float]:
+    """The largest absolute difference, and the largest absolute value of the reference. Raises ValueError where the outputs differ in kind."""
+    if type(ours) is not type(reference):
+        raise ValueError(f"the output is a {type(ours).__name__}, eager's is a {type(reference).__name__}")
+    found, expected = dict(named_tensors(ours)), dict(named_tensors(reference))
+    if list(found) != list(expected):
+        raise ValueError(f"the output holds the tensors {list(found)}, eager's holds {list(expected)}")
+    worst = largest = 0.0
+    for path, want in expected.items():
+        got = found[path]
+        if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
+            raise ValueError(f"{path or 'the output'} is {got.dtype} {tuple(got.shape)}, eager's is {want.dtype} {tuple(want.shape)}")
+        got, want = got.double(), want.double()
+        same = (got == want) | (got.isnan() & want.isnan())  # infinities and NaN at the same place are no difference
+        worst = max([worst, *torch.where(same, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf).flatten().tolist()])
+        largest = max([largest, *want[want.isfinite()].abs().flatten().tolist()])
+    return worst, largest
 
 
-def seconds(run) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was found out about one model."""
+
+    name: str
+    problems: tuple[str, ...]
+    first: dict[str, float]  # seconds, by system
+    warm: dict[str, float]  # seconds, by system
+    deviation: dict[str, float]
+    opaque: frozenset[str] = frozenset()
+
+    def line(self) -> str:
+        parts = [f"{'FAILS' if self.problems else 'ok':5}  {self.name:24}"]
+        for system in self.first:
+            if system != "eager":
+                parts += [f"deviation {self.deviation[system]:<8.2g}", f"opaque {len(self.opaque)}"] if system == "thunder" else [f"deviation {self.deviation[system]:<8.2g}"]
+            warm = f"  warm {self.warm[system] * 1e6:7.0f} us" if system in self.warm else ""
+            ratio = f" ({self.warm[system] / self.warm['eager']:.2f} of eager)" if system != "eager" and "eager" in self.warm and warm else ""
+            parts.append(f"{system}: first {self.first[system]:6.3f} s{warm}{ratio}")
+        return "  ".join(parts) + "".join(f"\n       {problem}" for problem in self.problems)
 
 
-def measure(name: str, rounds: int) -> tuple[bool, str]:
+def measure(name: str, systems: list[str], rounds: int) -> Row:
+    """Builds the model, runs it under each system and compares with eager."""
     module, args, kwargs = MODELS[name]()
+    problems, calls, first, deviations, opaque = [], {}, {}, {}, frozenset()
     with torch.no_grad():
-        want = module(*args, **kwargs)
-        compiled = thunder.jit(module)
         start = time.perf_counter()
-        got = compiled(*args, **kwargs)
-        first = time.perf_counter() - start
-        again = compiled(*args, **kwargs)
-        off = max(deviation(got, want), deviation(again, want))
-        opaque = thunder.get_auto_registered_torch_op_names(compiled)
-        ours, theirs = [], []
-        for _ in range(rounds):
-            ours.append(seconds(lambda: compiled(*args, **kwargs)))
-            theirs.append(seconds(lambda: module(*args, **kwargs)))
-    hits = thunder.cache_misses(compiled) == 1
-    fine = off < 1e-5 and not opaque and hits
-    warm = f"{1e3 * statistics.median(ours):7.2f} ms (eager {1e3 * statistics.median(theirs):7.2f})"
-    notes = (f"  opaque: {', '.join(sorted(opaque))}" if opaque else "") + ("" if hits else f"  recompiled: {thunder.last_recompile_reasons(compiled)}")
-    return fine, f"{'ok     ' if fine else 'FALLS SHORT'} deviation {off:.1e}  opaque {len(opaque)}  first call {first:6.3f} s  warm {warm}{notes}"
+        reference = module(*args, **kwargs)
+        eager_first = time.perf_counter() - start
+        for system in systems:
+            compiled = compile_with(system, module)
+            start = time.perf_counter()
+            output = compiled(*args, **kwargs)
+            first[system] = eager_first if system == "eager" else time.perf_counter() - start
+            deviations[system], largest = deviation(output, reference)
+            again, _ = deviation(compiled(*args, **kwargs), reference)
+            if max(deviations[system], again) > TOLERANCE * max(largest, 1.0):
+                problems.append(f"{system}: deviates by {deviations[system]:.3g} in the first call and {again:.3g} in the second, values go up to {largest:.3g}")
+            if system == "thunder":
+                opaque, found = thunder_problems(compiled)
+                problems += found
+            calls[system] = lambda compiled=compiled: compiled(*args, **kwargs)
+        samples = interleaved(calls, rounds)
+    return Row(name, tuple(problems), first, {system: median(values) for system, values in samples.items() if values}, deviations, opaque)
+
+
+def thunder_problems(compiled: Any) -> tuple[frozenset[str], list[str]]:
+    """The opaque operations of a compiled module, and what is wrong with it after two calls with the same arguments."""
+    import thunder
+
+    opaque = frozenset(thunder.get_auto_registered_torch_op_names(compiled))
+    problems = [f"opaque: {name}" for name in sorted(opaque)]
+    if thunder.cache_misses(compiled) != 1:
+        problems.append(f"compiled again for the same arguments: {thunder.last_recompile_reasons(compiled)}")
+    return opaque, problems
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="part of a model's name")
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    bad = []
-    for name in MODELS:
-        if options.only and options.only.lower() not in name.lower():
-            continue
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[""], help=f"parts of names; known: {', '.join(MODELS)}")
+    parser.add_argument("--systems", type=parse_systems, default=["eager", "thunder"])
+    parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds for the warm calls")
+    chosen = parser.parse_args()
+    names = [name for name in MODELS if any(part.lower() in name.lower() for part in chosen.only)]
+    if not names:
+        parser.error(f"no model's name contains {' or '.join(chosen.only)}; known: {', '.join(MODELS)}")
+    print(f"torch {torch.__version__}, transformers {_version('transformers')}, litgpt {_version('litgpt')}, {torch.get_num_threads()} threads", flush=True)
+    failed = 0
+    for name in names:
         try:
-            fine, text = measure(name, options.rounds)
-        except Exception as error:  # noqa: BLE001 - one model's failure is a line of the table
-            fine, text = False, f"FAILS   {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        print(f"{name:26}{text}", flush=True)
-        bad += [] if fine else [name]
-    print("all models run" if not bad else f"{len(bad)} fall short: {', '.join(bad)}")
-    return bool(bad)
+            row = measure(name, chosen.systems, chosen.rounds)
+        except Exception as error:  # noqa: BLE001  an error of whatever kind is this program's finding
+            message = "\n       ".join(str(error).splitlines()[:6])
+            row = Row(name, (f"{type(error).__name__}: {message}",), {}, {}, {})
+        failed += bool(row.problems)
+        print(row.line(), flush=True)
+    print(f"{len(names) - failed} of {len(names)} models run" + (f", {failed} fail" if failed else ""))
+    return int(failed > 0)
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 if __name__ == "__main__":

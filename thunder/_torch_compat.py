@@ -116,6 +116,6 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
         return "torch.compile or torch.export"
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         return "a FakeTensorMode"
-    if any(isinstance(x, torch._subclasses.FakeTensor) for x in (*args, *kwargs.values())):
+    if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"
     return None

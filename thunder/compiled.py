@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import sys
@@ -18,7 +19,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, RecompileWarning
+from thunder.errors import CaptureError, RecompileWarning, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -34,7 +35,7 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_with_derivatives
+from thunder.pipeline import lower, lower_gradient, lower_with_derivatives
 
 __all__ = ["jit", "Compiled", "CacheEntry", "CompileStats"]
 
@@ -43,11 +44,11 @@ class CacheEntry:
     """One compiled program: a prologue that says whether it fits a call, the computation, and an epilogue that builds the result."""
 
     __slots__ = (
-        "captured", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "modes",
+        "captured", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "modes", "used",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple, backward_traces: list[Trace]):
-        self.captured, self.modes = captured, modes
+        self.captured, self.modes, self.used = captured, modes, 0  # used: the number of the last call that ran it
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.computation_fn, self.computation_traces = computation_fn, computation_traces
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
@@ -127,6 +128,7 @@ class Compiled:
                         self._to_front(entries, entry)
                     stats.cache_hits += 1
                     stats.last_entry = entry
+                    entry.used = stats.calls
                     values = entry.computation_fn(*inputs)
                     return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
         return self._miss(modes, args, kwargs)
@@ -135,10 +137,12 @@ class Compiled:
         """A jitted function in a class body is a method."""
         return self if instance is None else functools.partial(self, instance)
 
-    @staticmethod
-    def _to_front(entries: list[CacheEntry], entry: CacheEntry) -> None:
-        # one assignment: another thread that iterates sees the list before or after
-        entries[:] = [entry, *(e for e in entries if e is not entry)]
+    def _to_front(self, entries: list[CacheEntry], entry: CacheEntry) -> None:
+        if self._lock.acquire(blocking=False):  # while another thread compiles, the order stays
+            try:
+                entries[:] = [entry, *(e for e in entries if e is not entry)]
+            finally:
+                self._lock.release()
 
     # --- a call that no entry fits
     def _miss(self, modes: tuple, args: tuple, kwargs: dict):
@@ -193,13 +197,20 @@ class Compiled:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
         counters = frozenset().union(*(entry.captured.effects for entry in stats.interpreter_cache))
-        captured = capture(self.fn, args, kwargs, options, counters)
+        if options.debug.show_interpreter_progress:
+            print(f"Begin interpretation of {self!r}", file=sys.stderr)
+        with torch.enable_grad() if options.derivative is not None else contextlib.nullcontext():
+            captured = capture(self.fn, args, kwargs, options, counters)
+        if options.debug.show_interpreter_progress:
+            print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
         start = clock()
         backward: list[Trace] = []
-        if captured.output_requires_grad and not options.disable_torch_autograd:
+        if options.derivative is not None:
+            traces, run = self._lower_gradient(captured, modes)
+        elif captured.output_requires_grad and not options.disable_torch_autograd:
             traces, backward, run = self._lower_with_derivatives(captured, modes)
         else:
             traces = lower(captured.computation, options, options.executors)
@@ -208,6 +219,15 @@ class Compiled:
                 run = _without_grad(run)
         stats.times["prologue"] = (start, clock())
         return CacheEntry(captured, traces, run, modes, backward)
+
+    def _lower_gradient(self, captured: Captured, modes: tuple) -> tuple[list[Trace], Callable]:
+        if captured.epilogue_fn is not None:
+            raise CaptureError(
+                "the function has effects, or returns something else than tensors in tuples, lists and dicts: its derivative as a function is not defined",
+                remedy="return tensors, and differentiate a function without effects",
+            )
+        traces = lower_gradient(captured.computation, self.options, self.options.executors)
+        return traces, _without_grad(self._in_modes(traces[-1].python_callable(), modes))
 
     def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
         """The backward is compiled before the forward runs: the threads it will run in see nothing of this context."""
@@ -231,16 +251,17 @@ class Compiled:
         stats = self.stats
         stats.interpreter_cache.insert(0, entry)
         self._entries.setdefault(modes, []).insert(0, entry)
+        entry.used = stats.calls
         if len(stats.interpreter_cache) > MAX_ENTRIES:
-            oldest = stats.interpreter_cache.pop()
+            oldest = min(stats.interpreter_cache, key=lambda e: e.used)
+            stats.interpreter_cache.remove(oldest)
             self._entries[oldest.modes].remove(oldest)
         if stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
             why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
-            warnings.warn(
+            warn_user(
                 f"{self!r} was compiled {stats.cache_misses} times. The last time because: {why}. "
                 'cache="symbolic values" keeps numbers and sizes symbolic.',
                 RecompileWarning,
-                stacklevel=5,
             )
 
     def _drop_outlived(self) -> None:
@@ -259,7 +280,7 @@ class Compiled:
     def _warn_once(self, text: str) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(text, stacklevel=4)
+            warn_user(text, UserWarning)
 
     def _point_at_user(self, entry: CacheEntry, error: Exception) -> None:
         """An error of an operation names the user's line it came from."""

@@ -5,9 +5,13 @@ An error of the user's own program, or of PyTorch in it, leaves a compiled funct
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+
 __all__ = [
     "ThunderError", "CaptureError", "MissingImplementationError", "GradientRequiredError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
-    "RecompileWarning",
+    "RecompileWarning", "warn_user",
 ]  # fmt: skip
 
 
@@ -58,3 +62,14 @@ class SharpEdgeWarning(UserWarning):
 
 class RecompileWarning(UserWarning):
     """One function was compiled more often than the limit; the text says what changed each time."""
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """A warning that points at the innermost line outside of thunder."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE) and not frame.f_code.co_filename.startswith(_HERE + "tests"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)

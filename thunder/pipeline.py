@@ -13,7 +13,7 @@ from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.partition import ForwardBackward, partition
 
-__all__ = ["lower", "lower_with_derivatives"]
+__all__ = ["lower", "lower_gradient", "lower_with_derivatives"]
 
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
@@ -33,6 +33,23 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
         if options.debug.check_traces:
             check(traces[-1])
     return traces
+
+
+def lower_gradient(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
+    """All traces of the gradients of a computation, with ones as cotangents; for "value_and_grad" the value beside them."""
+
+    def gradients(trace: Trace) -> Trace:
+        joint = joint_trace(trace, executors, cotangents_of_ones=True)
+        found = [g for g in joint.gradients if g is not None]
+        return joint.trace.replace(name=trace.name, args=trace.args, output=(trace.output, found) if options.derivative == "value_and_grad" else found)
+
+    passes = [
+        ("Dead Code Elimination", dce),
+        ("Grad transform pass", lambda trace: dce(gradients(trace))),
+        ("Transform for execution", lambda trace: dce(dispatch(trace, executors))),
+        ("Delete Last Used", del_last_used),
+    ]
+    return _run([acquired], passes, options)
 
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:

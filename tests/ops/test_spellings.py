@@ -112,6 +112,8 @@ CALLS = {
     "pixel_shuffle": lambda x, m, i: F.pixel_shuffle(x.view(6, 2, 2)[:4], upscale_factor=2),
     "unfold": lambda x, m, i: F.unfold(x[None], kernel_size=2),
     "tensor_unfold": lambda x, m, i: x.unfold(dimension=2, size=2, step=1),
+    "number_times_half": lambda x, m, i: 0.79788456 * (x.bfloat16() / 7),
+    "number_by_tensor": lambda x, m, i: [0.79788456 / (x + 0.3), 3 / (x.bfloat16() + 1)],
     "meshgrid": lambda x, m, i: torch.meshgrid(m[0], m[:, 0], indexing="xy"),
     "meshgrid_list": lambda x, m, i: torch.meshgrid([m[0], m[:, 0], m[1]], indexing="ij"),
     "aten_slice": lambda x, m, i: torch.ops.aten.slice(x, 1, 0, 2),

@@ -30,6 +30,7 @@ class OpTags(enum.Enum):
     DEVICE_SYNC_OP = enum.auto()  # waits for the device
     DONT_DCE = enum.auto()  # has an effect beyond its outputs
     IN_PLACE = enum.auto()
+    DETACHED = enum.auto()  # its results never require grad, whatever its arguments do
     VIEW = enum.auto()  # an output may share memory with the first tensor argument
     OPAQUE = enum.auto()  # typed by running PyTorch on fake tensors, executed by calling PyTorch
     AUTO_REGISTERED = OPAQUE
@@ -214,7 +215,7 @@ class Symbol:
         if not subsymbols and outputs and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
             return out
         context = recorder.context
-        needs_grad = context.grad_enabled and any(type(i) is TensorProxy and i.requires_grad for i in inputs)
+        needs_grad = context.grad_enabled and OpTags.DETACHED not in self.tags and any(type(i) is TensorProxy and i.requires_grad for i in inputs)
         for o in outputs:
             if not o.name:
                 o.name = context.names.make()

@@ -1,4 +1,4 @@
-"""`thunder.core.transforms`: the names by which programs import derivatives, a lazy re-export of `thunder.transforms.autodiff`."""
+"""`thunder.core.transforms`: the names by which programs import derivatives, lazy re-exports."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 def __getattr__(name: str):
     if name.startswith("__"):
         raise AttributeError(name)
-    from thunder.transforms import autodiff
+    import importlib
 
-    return getattr(autodiff, name)
+    home = "thunder.functional_transforms" if name in ("grad", "value_and_grad") else "thunder.transforms.autodiff"
+    return getattr(importlib.import_module(home), name)

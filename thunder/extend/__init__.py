@@ -6,6 +6,7 @@ given to `thunder.jit` are asked in their order; the always-executors, `torch` a
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -156,28 +157,45 @@ def deregister_executor(executor: Executor | str) -> None:
     remove_always_executor(name)
 
 
+def _load() -> None:
+    """The executors that come with thunder register themselves when the registry is first asked."""
+    if not _loading:
+        _loading.append(True)
+        for name in ("torchex", "pythonex"):
+            importlib.import_module(f"thunder.executors.{name}")
+
+
+_loading: list[bool] = []
+
+
 def get_executor(name: str) -> Executor | None:
+    """The executor of a name, None where there is none."""
+    _load()
     return _ALL.get(name)
 
 
 def _registered(name: str) -> Executor:
-    found = _ALL.get(name)
+    found = get_executor(name)
     if found is None:
         raise OptionError(f"a compiled function was saved with executor {name!r}, which is not registered here; registered: {', '.join(sorted(_ALL))}")
     return found
 
 
 def get_all_executors() -> tuple[Executor, ...]:
+    """Every registered executor."""
+    _load()
     return tuple(_ALL.values())
 
 
 def get_default_executors() -> tuple[Executor, ...]:
     """The executors used when a call of thunder.jit names none, in the order they are asked."""
+    _load()
     return tuple(_DEFAULT)
 
 
 def get_always_executors() -> tuple[Executor, ...]:
     """The executors that are asked after all others."""
+    _load()
     return tuple(_ALWAYS)
 
 
@@ -217,6 +235,7 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
 
     Raises OptionError (a ValueError) for a name that is not registered.
     """
+    _load()
     chosen: list[Executor] = []
     for e in get_default_executors() if executors is None else executors:
         found = e if isinstance(e, Executor) else _ALL.get(e)

@@ -247,7 +247,7 @@ class Capture(Host):
         names = self.recorder.context.names
         proxy = TensorProxy(
             names.claim(source.name(self.parameters)), shape=shape, dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
-            requires_grad=value.requires_grad,
+            requires_grad=value.requires_grad or (is_argument and self.options.derivative is not None),
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)

@@ -22,6 +22,7 @@ FAMILIES = (
     "shape",
     "rearrange",
     "joining",
+    "padding",
     "indexing",
     "scatter",
     "linalg",

@@ -10,7 +10,7 @@ from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import NumberProxy, TensorProxy, like, map_structure, number_value
-from thunder.core.symbol import Symbol, current_recorder, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
@@ -124,7 +124,7 @@ def _like_factory(name: str, value) -> Symbol:
     def decomposition(a, *, device, dtype):
         return full_prim(a.shape, value, device=device, dtype=dtype)
 
-    symbol = composite(getattr(torch, name), name=name, meta=meta, canonicalize=_like_arguments)(decomposition)
+    symbol = composite(getattr(torch, name), name=name, meta=meta, canonicalize=_like_arguments, tags=(OpTags.DETACHED,))(decomposition)
 
     @symbol.samples
     def _(make):
@@ -138,7 +138,7 @@ def _like_factory(name: str, value) -> Symbol:
 zeros_like, ones_like, empty_like = _like_factory("zeros_like", 0), _like_factory("ones_like", 1), _like_factory("empty_like", 0)
 
 
-@composite(torch.full_like, meta=lambda a, fill_value, *, device, dtype: like(a, device=device, dtype=dtype), canonicalize=_like_arguments)
+@composite(torch.full_like, meta=lambda a, fill_value, *, device, dtype: like(a, device=device, dtype=dtype), canonicalize=_like_arguments, tags=(OpTags.DETACHED,))
 def full_like(a, fill_value, *, device, dtype):
     return full_prim(a.shape, fill_value, device=device, dtype=dtype)
 

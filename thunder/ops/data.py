@@ -133,7 +133,7 @@ def clone(a, *, memory_format=torch.preserve_format):
     return clone_prim(a)
 
 
-@composite(torch.detach, torch.Tensor.detach, meta=lambda a: like(a), tags=(OpTags.VIEW,))
+@composite(torch.detach, torch.Tensor.detach, meta=lambda a: like(a), tags=(OpTags.VIEW, OpTags.DETACHED))
 def detach(a):
     return detach_prim(a)
 

@@ -415,8 +415,8 @@ def _pow_right(g, y, a, b):
 _INT = {"samples": "integer"}
 _F = {"promotes": Promotion.INT_TO_FLOAT}
 BINARY: dict[str, dict] = {
-    "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: g * b, "right": lambda g, y, a, b: g * a},
-    "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: g * b, "right": lambda g, y, a, b: g * a},
+    "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
+    "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
     "maximum": {"left": lambda g, y, a, b: _where_less(g, a, b), "right": lambda g, y, a, b: _where_less(g, b, a)},
     "minimum": {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
     "fmax": {}, "fmin": {},

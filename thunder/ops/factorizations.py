@@ -37,10 +37,13 @@ def _values(a):
     return like(a, a.shape[:-1], real_of(a.dtype))
 
 
-def square(name: str, result: Callable, *functions: Callable, autocast: str | None = None, definite: bool = False) -> Symbol:
-    """A function of one square matrix; `result` types it. definite: samples are positive definite."""
+def square(name: str, result: Callable, *functions: Callable, autocast: str | None = None, definite: bool = False, options: tuple = ()) -> Symbol:
+    """A function of one square matrix; `result` types it. definite: samples are positive definite. options: keywords, which do not change the type."""
 
-    def meta(a):
+    def meta(a, **given):
+        unknown = next((k for k in given if k not in options), None)
+        if unknown is not None:
+            raise TypeError(f"{name}() got an unexpected keyword argument '{unknown}'")
         _square(name, a)
         return result(a)
 
@@ -67,8 +70,8 @@ det = square("linalg_det", _scalar, torch.linalg.det, torch.det, torch.Tensor.de
 logdet = square("logdet", _scalar, torch.logdet, torch.Tensor.logdet, definite=True)
 slogdet = square("linalg_slogdet", lambda a: (_scalar(a), like(a, a.shape[:-2], real_of(a.dtype))), torch.linalg.slogdet)
 matrix_exp = square("matrix_exp", _same, torch.linalg.matrix_exp, torch.matrix_exp, torch.Tensor.matrix_exp)
-eigvalsh = square("linalg_eigvalsh", _values, torch.linalg.eigvalsh, autocast=_CPU, definite=True)
-_cholesky = square("linalg_cholesky", _same, torch.linalg.cholesky, autocast=_CPU, definite=True)
+eigvalsh = square("linalg_eigvalsh", _values, torch.linalg.eigvalsh, autocast=_CPU, definite=True, options=("UPLO",))
+_cholesky = square("linalg_cholesky", _same, torch.linalg.cholesky, autocast=_CPU, definite=True, options=("upper",))
 
 
 @alias(torch.slogdet, torch.Tensor.slogdet)

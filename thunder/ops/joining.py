@@ -1,11 +1,10 @@
-"""Several tensors made one, one made several, and borders added."""
+"""Several tensors made one, and one made several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, concrete, like
@@ -421,7 +420,7 @@ def _(make):
     yield make(5, 2), 0, 3, 3
 
 
-# ---------------------------------------------------------------------------------------------------------------- repeating elements, borders
+# ---------------------------------------------------------------------------------------------------------------- repeating elements
 
 
 def _interleaved(a, repeats, dim, output_size):
@@ -462,124 +461,6 @@ def _(make):
     yield make(3, 2), 2
     yield make(3, 2), 2, 0
     yield make(3, 2), 3, -1
-
-
-def _padding(a, pad) -> list[tuple]:
-    """(before, after) for each dimension."""
-    if len(pad) % 2 or len(pad) > 2 * len(a.shape):
-        raise RuntimeError("Padding length must be divisible by 2" if len(pad) % 2 else "Padding length should be less than or equal to two times the input dimension")
-    out = [(0, 0)] * len(a.shape)
-    for i in range(len(pad) // 2):
-        out[-1 - i] = (pad[2 * i], pad[2 * i + 1])
-    return out
-
-
-def _pad_meta(a, pad, mode="constant", value=None):
-    spread = _padding(a, pad)
-    if mode not in ("constant", "reflect", "replicate", "circular"):
-        raise NotImplementedError(f"Unrecognised padding mode {mode}")
-    if mode != "constant":
-        if len(a.shape) < 2 or len(pad) not in (2 * len(a.shape) - 2, 2 * len(a.shape) - 4):
-            raise NotImplementedError("Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now")
-        for n, (lo, hi) in zip(a.shape, spread, strict=True):
-            if (mode == "reflect" and (lo >= n or hi >= n) and (lo or hi)) or (mode == "circular" and (lo > n or hi > n)):
-                raise RuntimeError("Padding size should be less than the corresponding input dimension")
-    out = tuple([lo + n + hi for n, (lo, hi) in zip(a.shape, spread, strict=True)])
-    if any(n < 0 for (lo, hi), n in zip(spread, out, strict=True) if (type(lo) is int and lo < 0) or (type(hi) is int and hi < 0)):
-        raise RuntimeError("The input size, plus negative padding, resulted in a negative output size")
-    return like(a, out)
-
-
-def _bordered(a, dim: int, lo, hi, mode: str):
-    n = a.shape[dim]
-    if mode == "reflect":
-        before, after = prims.flip(slice_dim(a, dim, 1, 1 + lo), (dim,)), prims.flip(slice_dim(a, dim, n - 1 - hi, n - 1), (dim,))
-    elif mode == "circular":
-        before, after = slice_dim(a, dim, n - lo, n), slice_dim(a, dim, 0, hi)
-    else:
-        shape = a.shape
-        before = expand(slice_dim(a, dim, 0, 1), (*shape[:dim], lo, *shape[dim + 1 :]))
-        after = expand(slice_dim(a, dim, n - 1, n), (*shape[:dim], hi, *shape[dim + 1 :]))
-    return prims.cat([before, a, after], dim)
-
-
-@composite(F.pad, torch._C._nn.pad, meta=_pad_meta, tags=MOVES, autocast="cpu:float32")
-def pad(a, pad, mode="constant", value=None):
-    spread = _padding(a, pad)
-    if mode == "constant":
-        return prims.pad(a, 0 if value is None else value, tuple(spread))
-    out = a
-    for d, (lo, hi) in enumerate(spread):
-        for step in ("cut", "add") if mode == "circular" else ("add", "cut"):
-            if step == "add" and (lo > 0 or hi > 0):
-                out = _bordered(out, d, max(lo, 0), max(hi, 0), mode)
-            if step == "cut" and (lo < 0 or hi < 0):
-                out = slice_dim(out, d, max(-lo, 0), out.shape[d] - max(-hi, 0))
-    return prims.pad(out, 0, ((0, 0),) * len(a.shape)) if out is a else out
-
-
-def _pads_by_kernel(kind: str, args: tuple, kwargs: dict) -> bool:
-    """The borders that autocast's list for the CPU names: all of "replicate", "reflect" but for three dimensions."""
-    return len(args) > 2 and (args[2] == "replicate" or (args[2] == "reflect" and len(args[1]) < 6))
-
-
-pad.info["autocast_when"] = _pads_by_kernel
-
-
-@pad.samples
-def _(make):
-    yield make(2, 3), (1, 2)
-    yield make(2, 3), (1, 2, -1, 1), "constant", 2.5
-    yield make(2, 3, 4), (1, 2), "reflect"
-    yield make(2, 3, 4), (1, 2), "replicate"
-    yield make(2, 3, 4, 5), (1, 2, 0, 1), "circular"
-
-
-@pad.error_samples
-def _(make):
-    yield make(2, 3), (1,)
-    yield make(2, 3, 4), (4, 0), "reflect"
-
-
-@alias(torch.constant_pad_nd)
-def constant_pad_nd(a, pad_, value=0):
-    return pad(a, pad_, "constant", value)
-
-
-# ---------------------------------------------------------------------------------------------------------------- grids
-
-
-@alias(torch.meshgrid, torch.functional.meshgrid, torch._VF.meshgrid)
-def meshgrid(*tensors, indexing=None):
-    """Each vector spread over a grid with one dimension for each; indexing="xy" swaps the first two."""
-    tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
-    if indexing not in (None, "ij", "xy"):
-        raise RuntimeError(f'torch.meshgrid: indexing must be one of "xy" or "ij", but received: {indexing}')
-    swap = indexing == "xy" and len(tensors) > 1
-    tensors = (tensors[1], tensors[0], *tensors[2:]) if swap else tensors
-    shape = tuple(t.numel_value for t in tensors)
-    grids = [expand(reshape(t, tuple(n if i == k else 1 for k in range(len(shape)))), shape) for i, (t, n) in enumerate(zip(tensors, shape, strict=True))]
-    if swap:
-        grids[0], grids[1] = grids[1], grids[0]
-    return tuple(grids)
-
-
-@composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)
-def block_diag(*tensors):
-    blocks = [reshape(t, (1,) * (2 - len(t.shape)) + t.shape) for t in tensors]
-    if any(len(t.shape) > 2 for t in blocks):
-        raise RuntimeError("torch.block_diag: Input tensors must have 2 or fewer dimensions")
-    columns = sum(t.shape[1] for t in blocks)
-    rows, before = [], 0
-    for t in blocks:
-        rows.append(pad(t, (before, columns - before - t.shape[1])))
-        before = before + t.shape[1]
-    return cat(rows, 0)
-
-
-@block_diag.samples
-def _(make):
-    yield make(2, 3), make(1, 2), make(3)
 
 
 # --- derivatives

@@ -160,6 +160,8 @@ def _make_derivative(symbol: Symbol):
 
     def run_backward(graph: Graph, cotangents: tuple):
         pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
+        if not pairs:
+            return tuple(torch.zeros_like(x) for x in graph.inputs)
         return torch.autograd.grad([o for o, _ in pairs], graph.inputs, [g for _, g in pairs], retain_graph=compat.keeps_graph(), allow_unused=True, materialize_grads=True)
 
     def forward_meta(wanted, args, kwargs):

@@ -29,7 +29,7 @@ rand, randn = _factory("rand"), _factory("randn")
 
 
 def _like_factory(name: str) -> Symbol:
-    return torch_prim(getattr(torch, name), name=name, canonicalize=_like_arguments, tags=_TAGS)(
+    return torch_prim(getattr(torch, name), name=name, canonicalize=_like_arguments, tags=(*_TAGS, OpTags.DETACHED))(
         lambda a, *, device, dtype, generator=None: like(a, device=device, dtype=dtype)
     )
 
@@ -59,7 +59,7 @@ def _randint_like_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return (a, low, high), _options(kwargs, a.dtype, a.device)
 
 
-@torch_prim(torch.randint_like, canonicalize=_randint_like_arguments, tags=_TAGS)
+@torch_prim(torch.randint_like, canonicalize=_randint_like_arguments, tags=(*_TAGS, OpTags.DETACHED))
 def randint_like(a, low, high, *, device, dtype):
     return like(a, device=device, dtype=dtype)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace
@@ -152,7 +153,14 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
             return found.grad_transform, False
         if found is not None or line.sym.executor is executor:
             break
-    return (line.sym.grad_rule, True) if line.sym.grad_rule is not None else None
+    if line.sym.grad_rule is None or (line.sym.torch_functions and _complex(line)):
+        return None
+    return line.sym.grad_rule, True
+
+
+def _complex(line: BoundSymbol) -> bool:
+    """The rules beside the operations are those of real types: PyTorch differentiates what is complex."""
+    return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
 
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
@@ -163,15 +171,13 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
     rule = _rule_for(line, executors)
     if rule is not None:
         out.append(differentiate(line, *rule))
-    elif line.sym.fn is not None and line.sym.executor is None and (line.sym.module or "").split(".")[0] not in ("prims", ""):
+    elif line.sym.fn is not None and line.sym.executor is None:
         out.append(differentiate(line, opaque.derivative_of(line.sym), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         for sub in _typed(line):
             _derivatives(sub, executors, out)
         for old, new in line.aliases.items():
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), LTORCH["detach"].grad_rule or _identity, True))
-    elif line.sym.module == "prims" and line.sym.fn is not None:
-        out.append(differentiate(line, opaque.derivative_of(line.sym), True))
     else:
         raise MissingImplementationError(
             f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...) or define it by like=, or call it under torch.no_grad()"
@@ -223,8 +229,8 @@ class _Gradients:
         self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
 
 
-def joint_trace(trace: Trace, executors: Sequence, wrt: Sequence[TensorProxy] | None = None) -> JointTrace:
-    """Differentiates a trace with respect to its arguments that require grad (or `wrt`)."""
+def joint_trace(trace: Trace, executors: Sequence, cotangents_of_ones: bool = False) -> JointTrace:
+    """Differentiates a trace with respect to its arguments that require grad. Its cotangents are arguments, or ones made in the trace."""
     steps: list = []
     for line in trace.bound_symbols:
         _derivatives(line, executors, steps)
@@ -234,17 +240,20 @@ def joint_trace(trace: Trace, executors: Sequence, wrt: Sequence[TensorProxy] | 
     recorder = Recorder(context.replace(autocast=None, grad_enabled=False) if context else None)
     grads = _Gradients()
     cotangents = []
-    for o in outputs:
-        c = like(o)
-        c.name = trace.names.make()
-        cotangents.append(c)
-        grads.current[o] = c
     with recording(recorder):
+        for o in outputs:
+            if cotangents_of_ones:
+                c = LTORCH["full"](o.shape, 1.0, device=o.device, dtype=o.dtype)
+            else:
+                c = like(o)
+                c.name = trace.names.make()
+                cotangents.append(c)
+            grads.current[o] = c
         for step in reversed(steps):
             if isinstance(step, Derivative):
                 _backward(step, grads, recorder)
-        wanted = [a for a in trace.args if isinstance(a, TensorProxy) and a.requires_grad] if wrt is None else list(wrt)
-        gradients = tuple(_cast(grads.current.get(a), a) if any(a is w for w in wanted) else None for a in trace.args)
+        wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
+        gradients = tuple(_cast(grads.current.get(a), a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     lines = [*forward, *recorder.bound_symbols]
     joint = trace.replace(bound_symbols=lines, args=[*trace.args, *cotangents], output=(trace.output, gradients), name="joint")
     return JointTrace(joint, trace.output, outputs, cotangents, gradients, len(forward))

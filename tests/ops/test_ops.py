@@ -1,0 +1,195 @@
+"""Every operation with samples goes through the same tests."""
+
+import pytest
+import torch
+
+import thunder
+from tests.ops.harness import SAMPLED, as_program, by_decomposition, proxies_of, samples_of, tensors_in, torch_function
+from thunder.core.symbol import OpTags
+from thunder.errors import ThunderError
+from thunder.ops import LTORCH
+from thunder.ops.define import _BY_TORCH
+from thunder.ops.torch_types import to_torch_dtype
+
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
+# decompositions are compared in float64; these lose more than that type's rounding by their nature
+LOOSE = {"special_zeta": 1e-6, "polygamma": 1e-6}
+UNDEFINED = {"empty", "empty_like"}  # their values are whatever was in memory
+NOT_DETERMINED = {"eigh", "svd"}  # results are defined up to a sign
+
+
+def accepted(program, tensors) -> bool:
+    """Whether PyTorch takes these arguments; a sample may be written for fewer types than it is tried on."""
+    torch.manual_seed(0)
+    try:
+        program(*tensors)
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        return False
+    return True
+
+
+def cases(name, dtypes=DTYPES):
+    for dtype in dtypes:
+        for args, kwargs in samples_of(LTORCH[name], dtype):
+            program, tensors = as_program(LTORCH[name], args, kwargs)
+            if accepted(program, tensors):
+                yield program, tensors
+
+
+def run(program, tensors):
+    torch.manual_seed(0)
+    return program(*tensors)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_forward_and_types_equal_pytorchs(name):
+    tried = 0
+    for program, tensors in cases(name):
+        want = tensors_in(run(program, tensors))
+        compiled = thunder.jit(program, debug_options=thunder.DebugOptions(check_traces=True))
+        with torch.no_grad():
+            got = tensors_in(run(compiled, tensors))
+        for g, w, p in zip(got, want, proxies_of(compiled), strict=True):
+            assert (tuple(p.shape), to_torch_dtype(p.dtype), p.device.type) == (tuple(w.shape), w.dtype, w.device.type), "the meta rule differs from the real output"
+            if name not in UNDEFINED:
+                torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
+        tried += 1
+    assert tried, "no sample was accepted by PyTorch"
+
+
+@pytest.mark.parametrize("name", [n for n in SAMPLED if LTORCH[n].decomposition is not None and OpTags.RANDOM_OP not in LTORCH[n].tags])
+def test_decomposition_equals_the_operation(name):
+    opened = 0
+    for program, tensors in cases(name, (torch.float64, torch.int64, torch.bool)):
+        compiled = thunder.jit(program)
+        with torch.no_grad():
+            want = tensors_in(run(compiled, tensors))
+        trace = thunder.last_traces(compiled)[1]
+        inputs = [tensors[i] for i, _ in enumerate(tensors)]
+        used = {a.name: t for a, t in zip(thunder.last_traces(compiled)[0].args, _inputs(compiled, inputs), strict=True)}
+        got, _ = by_decomposition(compiled, [used[a.name] for a in trace.args])
+        if name not in UNDEFINED:
+            torch.testing.assert_close(tensors_in(got), want, rtol=LOOSE.get(name, 1e-7), atol=LOOSE.get(name, 1e-7), equal_nan=True)
+        opened += 1
+    assert opened, "no sample was opened"
+
+
+def _inputs(compiled, tensors):
+    """The computation's inputs in its own order, as the prologue hands them on."""
+    entry = thunder.compile_stats(compiled).last_entry
+    inputs = entry.prologue_fn(compiled.fn, tuple(tensors), {})
+    assert isinstance(inputs, tuple), inputs
+    return inputs
+
+
+@pytest.mark.parametrize("name", [n for n in SAMPLED if n not in NOT_DETERMINED])
+def test_gradient_equals_autograds(name):
+    for program, tensors in cases(name, (torch.float64, torch.complex128)):
+        leaves = [t.clone().requires_grad_() if t.dtype.is_floating_point or t.dtype.is_complex else t for t in tensors]
+        torch.manual_seed(0)
+        try:
+            want = tensors_in(program(*leaves))
+        except RuntimeError:
+            continue  # PyTorch cannot differentiate it
+        compiled = thunder.jit(program)
+        got = tensors_in(run(compiled, leaves))
+        assert [o.requires_grad for o in got] == [o.requires_grad for o in want]
+        pairs = [(g, w) for g, w in zip(got, want) if w.requires_grad]
+        wrt = [x for x in leaves if x.requires_grad]
+        if not pairs or not wrt:
+            continue
+        cotangents = [torch.randn(w.shape, dtype=w.dtype, generator=torch.Generator().manual_seed(1)) for _, w in pairs]
+        try:
+            expected = torch.autograd.grad([w for _, w in pairs], wrt, cotangents, allow_unused=True, materialize_grads=True)
+        except (RuntimeError, NotImplementedError):
+            continue  # PyTorch has no derivative
+        found = torch.autograd.grad([g for g, _ in pairs], wrt, cotangents, allow_unused=True, materialize_grads=True)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [n for n in SAMPLED if getattr(torch.Tensor, f"{n}_", None) is not None])
+def test_in_place_form_on_a_temporary(name):
+    method = getattr(torch.Tensor, f"{name}_")
+    for args, kwargs in samples_of(LTORCH[name], torch.float64):
+        if not args or not isinstance(args[0], torch.Tensor):
+            continue
+
+        def program(x, *rest, kwargs=kwargs):
+            y = x.clone()
+            z = method(y, *rest, **kwargs)
+            return y * 1, z * 1
+
+        try:
+            torch.manual_seed(0)
+            want = program(*args)
+        except (RuntimeError, TypeError):
+            continue  # PyTorch has no such in-place form, or refuses the shapes
+        torch.manual_seed(0)
+        try:
+            got = thunder.jit(program)(*args)
+        except ThunderError as error:
+            assert "changes the shape of a tensor in place" in str(error)
+            continue
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", sorted(n for n, s in LTORCH.items() if s.error_sampler is not None))
+def test_errors_read_as_pytorchs(name):
+    symbol = LTORCH[name]
+    for args, kwargs in samples_of(symbol, torch.float32, "error_sampler"):
+        program, tensors = as_program(symbol, args, kwargs)
+        with pytest.raises((RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)) as want:
+            program(*tensors)
+        with pytest.raises((RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)) as got:
+            thunder.jit(program)(*tensors)
+        assert type(got.value) is type(want.value)
+        assert str(got.value).split()[:4] == str(want.value).split()[:4]
+
+
+def test_at_least_200_torch_functions_are_defined():
+    names = {getattr(f, "__name__", "") for f in _BY_TORCH}
+    assert len({n for n in names if n and not n.startswith("_")}) >= 200
+
+
+def test_every_operation_has_samples_or_is_listed():
+    """An operation without samples is untested: the list of those may only become shorter."""
+    without = {n for n, s in LTORCH.items() if s.sampler is None and torch_function(s) is not None}
+    assert len(without) <= 75, sorted(without)
+
+
+PROMOTED = (torch.add, torch.mul, torch.true_divide, torch.pow, torch.maximum, torch.eq, torch.where)
+TYPES = (torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+
+
+@pytest.mark.parametrize("function", PROMOTED, ids=lambda f: f.__name__)
+def test_promotion_is_pytorchs(function):
+    """All pairs of types, for tensors with dimensions, 0-dim tensors and Python numbers."""
+    condition = torch.tensor([True, False])
+    values = [torch.ones(2, dtype=d) for d in TYPES] + [torch.ones((), dtype=d) for d in TYPES] + [True, 2, 2.5, 1 + 2j]
+
+    def program(a, b):
+        return torch.where(condition, a, b) if function is torch.where else function(a, b)
+
+    compiled = thunder.jit(program)
+    pairs = 0
+    for a in values:
+        for b in values:
+            if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
+                continue
+            try:
+                want = program(a, b)
+            except (RuntimeError, TypeError, NotImplementedError):
+                continue
+            with pytest.warns(thunder.errors.RecompileWarning) if thunder.cache_misses(compiled) == 8 else _nothing():
+                got = compiled(a, b)
+            assert (got.dtype, got.shape) == (want.dtype, want.shape), (a, b)
+            pairs += 1
+    assert pairs > 100
+
+
+class _nothing:
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *_):
+        pass

@@ -1,0 +1,234 @@
+"""Derivatives: gradients of compiled programs equal eager's, in value and in what requires grad."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thunder
+
+
+def T(*shape, grad=True, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape) * 7 + len(shape))
+    return torch.randn(*shape, dtype=dtype, generator=generator).requires_grad_(grad)
+
+
+def region(x):
+    with torch.no_grad():
+        y = x * 2
+    return x * y
+
+
+def enabled(x):
+    with torch.no_grad():
+        with torch.enable_grad():
+            y = x * 2
+        z = y * 3
+    return y + z
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return x**3 * scale, x > 0
+
+    @staticmethod
+    def backward(ctx, g, _):
+        (x,) = ctx.saved_tensors
+        assert ctx.needs_input_grad == (True, False)
+        return g * 3 * x**2 * ctx.scale, None
+
+
+class Separate(torch.autograd.Function):
+    @staticmethod
+    def forward(x, y):
+        return x * y, x + y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g, h):
+        x, y = ctx.saved_tensors
+        return g * y + h, g * x + h
+
+
+PROGRAMS = {
+    "used twice": (lambda x: x * x + x, [T(3, 4)]),
+    "intermediate returned": (lambda x: ((y := x.sin()), y.cos() * x), [T(3, 4)]),
+    "input returned": (lambda x: (x, x * 2), [T(3, 4)]),
+    "view of input returned": (lambda x: (x.view(12), x.t() * 2), [T(3, 4)]),
+    "integer output": (lambda x: (x.argmax(1), x.sum()), [T(3, 4)]),
+    "integer input": (lambda x, i: x[i] * 2, [T(3, 4), torch.tensor([0, 2, 2])]),
+    "unused input": (lambda x, y: x * 2, [T(3), T(4)]),
+    "one input without grad": (lambda x, y: x * y + y, [T(3, 4), T(4, grad=False)]),
+    "broadcast": (lambda x, y: x * y + y, [T(3, 4), T(4)]),
+    "broadcast both": (lambda x, y: (x / y).exp(), [T(3, 1), T(1, 4)]),
+    "no_grad region": (region, [T(3)]),
+    "enable_grad inside no_grad": (enabled, [T(3)]),
+    "detach": (lambda x: x.detach() * x, [T(3)]),
+    "zeros_like and ones_like": (lambda x: (torch.zeros_like(x), torch.ones_like(x) * x), [T(3)]),
+    "mixed dtypes": (lambda x, y: x * y, [T(3, dtype=torch.float32), T(3)]),
+    "conversion": (lambda x: x.float().double() * x, [T(3)]),
+    "complex": (lambda x: (torch.complex(x, x * 2) * torch.complex(x, x)).abs(), [T(3)]),
+    "complex input": (lambda x: (x * x).real, [torch.randn(3, dtype=torch.complex128).requires_grad_()]),
+    "split, one piece unused": (lambda x: torch.split(x, 2, 1)[0] * 3, [T(3, 4)]),
+    "chunk and cat": (lambda x: torch.cat(torch.chunk(x, 2, 0)[::-1], 0) ** 2, [T(4, 3)]),
+    "stack and unbind": (lambda x, y: torch.stack((x, y), 1).unbind(1)[1] * x, [T(3), T(3, seed=1)]),
+    "max with indices": (lambda x: x.max(1).values * 2, [T(3, 4)]),
+    "topk": (lambda x: x.topk(2, 1)[0].sum(), [T(3, 4)]),
+    "cumsum": (lambda x: x.cumsum(0), [T(3, 4)]),
+    "where": (lambda x, y: torch.where(x > 0, x * y, y), [T(3, 4), T(4)]),
+    "masked_fill": (lambda x: x.masked_fill(x > 0, 0.0) * x, [T(3, 4)]),
+    "linear with bias, 3-D": (F.linear, [T(2, 3, 4), T(5, 4), T(5)]),
+    "linear, 1-D": (F.linear, [T(4), T(5, 4)]),
+    "matmul ranks": (lambda a, b, c: (a @ b) @ c, [T(2, 3, 4), T(4, 5), T(2, 5, 3)]),
+    "matmul with vector": (lambda a, b: a @ b, [T(3, 4), T(4)]),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), [T(3, 4), T(4), T(4, seed=1)]),
+    "layer_norm, frozen weight": (lambda x, w: F.layer_norm(x, (4,), w), [T(3, 4), T(4, grad=False)]),
+    "softmax cross entropy": (lambda x: F.cross_entropy(x.softmax(1).log(), torch.tensor([0, 1, 3])), [T(3, 4)]),
+    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [T(1, 2, 5, 4), T(1, 2, 5, 4, seed=1), T(1, 2, 5, 4, seed=2)]),
+    "embedding": (lambda w: F.embedding(torch.tensor([[0, 2], [2, 1]]), w, padding_idx=1), [T(4, 3)]),
+    "convolution": (lambda x, w: F.conv2d(x, w, padding=1).relu(), [T(1, 2, 5, 5), T(3, 2, 3, 3)]),
+    "autograd.Function": (lambda x: Cube.apply(x.sin(), 2.0), [T(3)]),
+    "autograd.Function with setup_context": (lambda x, y: Separate.apply(x, y.cos()), [T(3), T(3, seed=1)]),
+    "temporary overwritten": (lambda x: x.sin().mul_(2).add_(x), [T(3)]),
+    "advanced indexing with repeats": (lambda x: x[torch.tensor([0, 0, 1]), :2].sin(), [T(3, 4)]),
+    "negative step by flip": (lambda x: x.flip(0)[::2], [T(5)]),
+    "expand": (lambda x: x.unsqueeze(1).expand(3, 4) * x.unsqueeze(1), [T(3)]),
+    "var and std": (lambda x: x.var(0) + x.std(0, unbiased=False), [T(3, 4)]),
+    "norms": (lambda x: x.norm() + torch.linalg.vector_norm(x, 1), [T(3, 4)]),
+    "power": (lambda x: x.abs() ** 2.5 + 2.0**x, [T(3)]),
+    "min and max of ties": (lambda x: torch.maximum(x, x.detach().clone()) + torch.minimum(x, x * 1), [T(3)]),
+    "svd values": (lambda x: torch.linalg.svdvals(x), [T(3, 3)]),
+}
+
+
+def outputs_of(value):
+    return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_equal_eagers(name):
+    fn, args = PROGRAMS[name]
+    compiled = thunder.jit(fn)
+    for _ in range(2):  # the second call runs what the first compiled
+        got, want = outputs_of(compiled(*args)), outputs_of(fn(*args))
+        assert [o.requires_grad for o in got] == [o.requires_grad for o in want]
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+        leaves = [a for a in args if a.requires_grad]
+        cotangents = [torch.linspace(-1, 1, max(o.numel(), 1), dtype=o.dtype)[: o.numel()].reshape(o.shape) for o in want if o.requires_grad]
+        g = torch.autograd.grad([o for o in got if o.requires_grad], leaves, cotangents, allow_unused=True)
+        e = torch.autograd.grad([o for o in want if o.requires_grad], leaves, cotangents, allow_unused=True)
+        assert [x is None for x in g] == [x is None for x in e]
+        torch.testing.assert_close([x for x in g if x is not None], [x for x in e if x is not None], rtol=1e-9, atol=1e-12)
+    assert thunder.cache_misses(compiled) == 1
+
+
+def test_retain_graph_twice_then_the_clear_error():
+    compiled, x = thunder.jit(lambda x: x.exp() * x), T(3)
+    y = compiled(x).sum()
+    first = torch.autograd.grad(y, x, retain_graph=True)[0]
+    assert torch.equal(first, torch.autograd.grad(y, x, retain_graph=True)[0])
+    assert torch.equal(first, torch.autograd.grad(y, x)[0])
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(y, x)
+
+
+def test_accumulates_into_grad():
+    model = torch.nn.Linear(3, 2)
+    compiled, x = thunder.jit(model), torch.randn(4, 3)
+    for _ in range(3):
+        compiled(x).sum().backward()
+    got = model.weight.grad.clone()
+    model.zero_grad()
+    for _ in range(3):
+        model(x).sum().backward()
+    assert torch.equal(got, model.weight.grad)
+
+
+def test_double_backward_is_a_clear_error():
+    compiled, x = thunder.jit(lambda x: x**3), T(3)
+    (g,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice|does not require grad"):
+        torch.autograd.grad(g.sum(), x)
+
+
+def test_hooks_on_inputs_and_outputs_run():
+    compiled, x = thunder.jit(lambda x: x * 2), T(3)
+    seen = []
+    x.register_hook(lambda g: seen.append(g))
+    y = compiled(x)
+    y.register_hook(lambda g: g * 10)
+    y.sum().backward()
+    assert torch.equal(seen[0], torch.full((3,), 20.0, dtype=torch.float64)) and torch.equal(x.grad, seen[0])
+
+
+def test_saved_values_are_freed_with_the_graph():
+    compiled, x = thunder.jit(lambda x: (x.exp() * x).sum()), T(50)
+    y = compiled(x)
+    ref = weakref.ref(y.grad_fn)
+    y.backward()
+    del y
+    gc.collect()
+    assert ref() is None
+
+
+def test_requires_grad_flips_between_calls():
+    compiled, w = thunder.jit(lambda x, w: x @ w), torch.randn(3, 3)
+    assert not compiled(torch.ones(2, 3), w).requires_grad
+    w.requires_grad_()
+    y = compiled(torch.ones(2, 3), w)
+    assert y.requires_grad and thunder.cache_misses(compiled) == 2
+    with torch.no_grad():
+        assert not compiled(torch.ones(2, 3), w).requires_grad
+
+
+def test_grad_fn_and_backward_trace():
+    compiled, x = thunder.jit(lambda x: x.sin() * 2), T(3)
+    assert "ThunderFunctionBackward" in repr(compiled(x).grad_fn)
+    text = str(thunder.last_backward_traces(compiled)[-1])
+    assert "def backward_fn(saved_for_backward, cotangents):" in text and "C0, \\" in text and "clear_collection(saved_for_backward)" in text
+    assert "torch.cos" in text
+
+
+def test_exception_in_a_users_backward_leaves_as_itself_and_the_function_stays_usable():
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            raise ValueError("no gradient today")
+
+    compiled = thunder.jit(lambda x: Bad.apply(x))
+    with pytest.raises(ValueError, match="no gradient today"):
+        compiled(T(3)).sum().backward()
+    with torch.no_grad():
+        assert torch.equal(compiled(T(3)), T(3) * 2)
+
+
+def test_grad_of_a_jitted_and_a_plain_function():
+    from thunder.core.transforms import grad, value_and_grad
+
+    def f(x, y):
+        return (x * y.sin()).sum()
+
+    x, y = T(3, grad=False), T(3, grad=False, seed=1)
+    for fn in (f, thunder.jit(f)):
+        gx, gy = grad(fn)(x, y)
+        torch.testing.assert_close((gx, gy), (y.sin(), x * y.cos()))
+        value, (gx, gy) = value_and_grad(fn)(x, y)
+        torch.testing.assert_close((value, gx), (f(x, y), y.sin()))
+
+
+def test_disable_torch_autograd():
+    compiled = thunder.jit(lambda x: x * 2, disable_torch_autograd=True)
+    assert not compiled(T(3)).requires_grad

@@ -1,0 +1,84 @@
+"""Measuring side by side: interleaved rounds, medians with intervals, and what the systems to compare are.
+
+Used by the programs in benchmarks/ and examples/. Times are in seconds. Absolute times hold on one machine only; what counts is the comparison within one run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+__all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "parse_systems"]
+
+SYSTEMS = ("eager", "torch.compile", "thunder")
+
+
+def cxx_compiler() -> str | None:
+    """The C++ compiler that torch.compile would use for the CPU, or None: without one it cannot run there."""
+    return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
+
+
+def compile_with(system: str, fn: Callable) -> Callable:
+    """`fn` under one of SYSTEMS. Nothing is compiled before the first call."""
+    if system == "eager":
+        return fn
+    if system == "torch.compile":
+        return torch.compile(fn)
+    if system == "thunder":
+        import thunder
+
+        return thunder.jit(fn)
+    raise ValueError(f"{system!r} is no system; known: {', '.join(SYSTEMS)}")
+
+
+def parse_systems(text: str) -> list[str]:
+    """A comma-separated choice of SYSTEMS. Raises ValueError, which names them, for anything else."""
+    chosen = [name.strip() for name in text.split(",") if name.strip()]
+    for name in chosen:
+        if name not in SYSTEMS:
+            raise ValueError(f"{name!r} is no system; known: {', '.join(SYSTEMS)}")
+    return chosen
+
+
+def repetitions(call: Callable[[], object], seconds: float, limit: int = 1000) -> int:
+    """How many calls take about `seconds`, so that one sample is well above the clock's resolution."""
+    call()
+    start = time.perf_counter()
+    call()
+    return max(1, min(limit, math.ceil(seconds / max(time.perf_counter() - start, 1e-9))))
+
+
+def interleaved(calls: dict[str, Callable[[], object]], rounds: int, repeat: int = 1) -> dict[str, list[float]]:
+    """Seconds per call, one sample for each system and round. In a round the systems take turns, and the order rotates from round to round.
+
+    A sample is the mean of `repeat` calls in a row. Warm up before.
+    """
+    names = list(calls)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            call = calls[name]
+            start = time.perf_counter()
+            for _ in range(repeat):
+                call()
+            samples[name].append((time.perf_counter() - start) / repeat)
+    return samples
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """An interval for the median from order statistics: it holds whatever the distribution (see Conover, Practical Nonparametric Statistics, 3.2).
+
+    The ranks are those of the binomial distribution with p = 1/2, by its normal approximation: give it 20 values or more.
+    """
+    ordered, n = sorted(values), len(values)
+    half_width = {0.95: 1.959964, 0.99: 2.575829}[confidence] * math.sqrt(n) / 2
+    low, high = math.floor(n / 2 - half_width), math.ceil(n / 2 + half_width)
+    return ordered[max(low - 1, 0)], ordered[min(high, n - 1)]
