@@ -34,9 +34,6 @@ __all__ = ["Capture", "TensorMethod"]
 _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
 
 
-_CONTAINER_BASES = (list, dict, set, collections.deque)
-
-
 class TensorMethod:
     """`x.view`: a method of a proxy that the program has not called yet."""
 
@@ -81,6 +78,7 @@ class Capture(Host):
         self.guards: dict[tuple, Any] = {}
         self.namespaces: dict[int, tuple] = {}
         self.builtins: dict[int, tuple] = {}  # id(globals) -> (globals, names that are builtins because the globals have none)
+        self.function_sources: dict[int, Source] = {}
         self.functions: dict[int, tuple] = {}  # id(function) -> (function, whether a default of it was used)
         self.tensor_guards: dict[Source, tuple] = {}
         self.dict_items: set[Source] = set()
@@ -144,7 +142,7 @@ class Capture(Host):
             return value
         if isinstance(value, torch.Tensor):
             return self.tensor(value, source)
-        if t in CONTAINERS or (isinstance(value, _CONTAINER_BASES) and not isinstance(value, torch.nn.Module)):
+        if t in CONTAINERS or isinstance(value, (list, dict, set, collections.deque)):
             return containers.snapshot(self, value, source)
         known = self.sources.get(id(value))
         if known is not None:
@@ -164,8 +162,6 @@ class Capture(Host):
             self.guard(source, "type", types.MethodType)
             self.guard(source.attr("__func__"), "is", value.__func__)
             return types.MethodType(value.__func__, self.read(value.__self__, source.attr("__self__")))
-        if t is functools.partial:
-            return self._partial(value, source)
         if isinstance(value, IMMUTABLE):
             self.guards.setdefault((source, "value", None), value)
             return value
@@ -176,18 +172,14 @@ class Capture(Host):
             if hasattr(t, "__next__") and t.__module__ == "builtins":
                 self.outside_iterators[id(value)] = value
             self.guard(source, "is", value)
+            if t is types.FunctionType:
+                self.function_sources.setdefault(id(value), source)
             if t is functools.partial or (t is types.FunctionType and source.root.key in ("args", "kwargs")):
                 self._known(value, source)
             return value
         self._known(value, source)
         self.guard(source, "type", t)
         return value
-
-    def _partial(self, value: functools.partial, source: Source) -> functools.partial:
-        self.guard(source, "type", functools.partial)
-        args = self.read(value.args, source.attr("args"))
-        keywords = self.touch(self.read(value.keywords, source.attr("keywords")))
-        return functools.partial(self.read(value.func, source.attr("func")), *args, **keywords)
 
     def _primitive(self, value, t: type, source: Source):
         if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 
 from thunder.core.proxies import TensorProxy
-from thunder.frontend.native import CONTAINERS, native_module
+from thunder.frontend.native import CONTAINERS, container_base, native_module
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "changed"]
 
@@ -42,7 +42,7 @@ def observe(c, s) -> None:
     """Somebody looks at all of a snapshot."""
     value, source = c.lazy.pop(id(s))
     if isinstance(value, dict):
-        base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+        base = container_base(type(value))
         added = dict(base.items(s))
         base.clear(s)
         c.guard(source, "keys", tuple(base.keys(value)))
@@ -57,7 +57,7 @@ def observe(c, s) -> None:
         c.pristine[id(s)] = (value, source, set(value))
         set.update(s, value)
     else:
-        base = list if isinstance(value, list) else collections.deque
+        base = container_base(type(value))
         c.guard(source, "len", base.__len__(value))
         children = [c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))]
         c.pristine[id(s)] = (value, source, children)
@@ -68,15 +68,15 @@ def observe(c, s) -> None:
 
 def dict_item(c, s, k, *default):
     """One key of a dict that nobody has read as a whole: that key is guarded, no other."""
-    if k in s:
-        return s[k]
+    if dict.__contains__(s, k):
+        return dict.__getitem__(s, k)
     value, source = c.lazy[id(s)]
     item = source.item(k)
-    if k in value:
+    if dict.__contains__(value, k):
         c.dict_items.add(item)
-        child = c.read(value[k], item)
+        child = c.read(dict.__getitem__(value, k), item)
         c.read_items.setdefault(id(s), {})[k] = child
-        s[k] = child
+        container_base(type(s)).__setitem__(s, k, child)
         return child
     c.guard(item, "absent", None)
     if default:
@@ -109,35 +109,37 @@ def _hashable(k) -> bool:
 
 
 def getitem(c, o, k):
+    t = type(o)
+    custom = c.slot(t, "__getitem__") if t not in CONTAINERS else None
+    if custom is not None and not native_module(custom.__globals__.get("__name__")):
+        return c.call(custom, [o, k], {})
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
         observe(c, o)
-    t = type(o)
     if t is TensorProxy:
         return c.call(o.__getitem__, [escape(c, k)], {})
-    custom = c.slot(t, "__getitem__")
-    if custom is not None and not native_module(custom.__globals__.get("__name__")):
-        return c.call(custom, [o, k], {})
-    if isinstance(o, type):
-        return o[k]
     return o[k]
 
 
 def setitem(c, o, k, v) -> None:
-    if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
-        observe(c, o)
     if type(o) is TensorProxy:
         c.call(o.__setitem__, [escape(c, k), v], {})
         return
     custom = c.slot(type(o), "__setitem__")
     if custom is not None:
         c.call(custom, [o, k, v], {})
-    else:
-        o[k] = v
+        return
+    if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
+        observe(c, o)
+    o[k] = v
 
 
 def contains(c, o, v) -> bool:
+    t = type(o)
+    custom = c.slot(t, "__contains__")
+    if t is not TensorProxy and custom is not None:
+        return bool(c.call(custom, [o, v], {}))
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(v):
             if v in o:
@@ -146,10 +148,6 @@ def contains(c, o, v) -> bool:
             c.guard(source.item(v), "present" if v in original else "absent", None)
             return v in original
         observe(c, o)
-    t = type(o)
-    custom = c.slot(t, "__contains__")
-    if t is not TensorProxy and custom is not None:
-        return bool(c.call(custom, [o, v], {}))
     if t is not TensorProxy and c.slot(t, "__iter__"):
         return v in c.iterate(o)
     return v in o

@@ -9,7 +9,6 @@ import math
 import operator
 import re
 import types
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
+from thunder.frontend.native import CONTAINERS, container_base
 from thunder.frontend.sources import Source
 
 __all__ = ["PrologueWriter"]
@@ -177,17 +177,27 @@ class PrologueWriter:
             return f"{self.pin(cell_reader(key), 'cell')}({b})"
         if source.step == "size":
             return f"{b}.shape[{key}]"
-        return f"{b}.get({key!r}, MISSING)" if source in self.capture.dict_items and _literal(key) else f"{b}[{self.literal(key)}]"
+        base_type = self.base_type(base)
+        if source in self.capture.dict_items:
+            return f"{b}.get({self.literal(key)}, MISSING)" if base_type is None else f"{self.pin(base_type.get, 'get')}({b}, {self.literal(key)}, MISSING)"
+        return f"{b}[{self.literal(key)}]" if base_type is None else f"{self.pin(base_type.__getitem__, 'get')}({b}, {self.literal(key)})"
+
+    def base_type(self, source: Source) -> type | None:
+        """The builtin container under a subclass of the user's, whose own methods are not to be called; None for the builtins themselves."""
+        kind = self.capture.guards.get((source, "type", None))
+        if kind in CONTAINERS or not isinstance(kind, type):
+            return None
+        return container_base(kind)
 
     # --- the checks
     def write(self) -> tuple[Trace, Callable]:
         capture = self.capture
         self._call_shape()
         self._namespaces()
-        self._functions()
         self._hooks()
         for (source, kind, _), want in list(capture.guards.items()):
             self._guard(source, kind, want)
+        self._functions()
         self._tensors()
         self._numbers()
         self._distinct()
@@ -228,21 +238,25 @@ class PrologueWriter:
 
     def _functions(self) -> None:
         """Functions that were interpreted still have their code, and those whose defaults were used their defaults."""
-        functions = [f for f, _ in self.capture.functions.values()]
-        if functions:
-            self._identities("check_code", functions, operator.attrgetter("__code__"), "the code")
-        functions = [f for f, used in self.capture.functions.values() if used]
-        if functions:
-            self._identities("check_defaults", functions, operator.attrgetter("__defaults__"), "a default argument")
+        pinned, passing = [], []
+        for f, used in self.capture.functions.values():
+            (passing if self._is_weak(f) and id(f) in self.capture.function_sources else pinned).append((f, used))
+        for attribute, what, only_used in (("__code__", "the code", False), ("__defaults__", "a default argument", True)):
+            functions = tuple(f for f, used in pinned if used or not only_used)
+            getter = operator.attrgetter(attribute)
+            if functions:
+                get, names, want = self.pin(getter, "get"), self.pin(functions, "functions"), self.pin(tuple(map(getter, functions)), "want")
+                self.objects.update(all=all, map=map, is_=operator.is_, changed_function=changed_function)
+                self.miss(f"check_{attribute.strip('_')}", f"not all(map(is_, map({get}, {names}), {want}))", f"changed_function({get}, {names}, {want}, {what!r})")
+            for f, used in passing:  # a closure that an argument holds: it is found there, and not kept alive
+                if used or not only_used:
+                    v = self.variable(self.capture.function_sources[id(f)])
+                    reason = f"{what} of {f.__qualname__} changed"
+                    self.miss(f"check_{attribute.strip('_')}", f"getattr({v}, {attribute!r}, MISSING) is not {self.pin(getter(f))}", repr(reason))
         for space, names in self.capture.builtins.values():
             where = self.pin(space, "space")
             self.objects["shadowed"] = shadowed
             self.miss("check_builtins", f"not {where}.keys().isdisjoint({self.pin(tuple(names), 'names')})", f"shadowed({where}, {self.pin(tuple(names), 'names')})")
-
-    def _identities(self, kind: str, functions: list, getter: Callable, what: str) -> None:
-        get, pinned, want = self.pin(getter, "get"), self.pin(tuple(functions), "functions"), self.pin(tuple(map(getter, functions)), "want")
-        self.objects.update(all=all, map=map, is_=operator.is_, changed_function=changed_function)
-        self.miss(kind, f"not all(map(is_, map({get}, {pinned}), {want}))", f"changed_function({get}, {pinned}, {want}, {what!r})")
 
     def _guard_array(self, source: Source, path: str, want) -> None:
         self.objects["same_array"] = same_array
@@ -277,9 +291,11 @@ class PrologueWriter:
         elif kind == "isnot":
             self.miss("check_distinct", f"{v} is {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' became one object'!r}")
         elif kind == "len":
-            self.miss("check_len", f"len({v}) != {want}", f"was_is({f'len({path})'!r}, '{want}', len({v}))")
+            length = f"len({v})" if (base := self.base_type(source)) is None else f"{self.pin(base.__len__, 'length')}({v})"
+            self.miss("check_len", f"{length} != {want}", f"was_is({f'len({path})'!r}, '{want}', {length})")
         elif kind == "keys":
-            self.miss("check_keys", f"tuple({v}) != {self.pin(want)}", f"{f'the keys of {path} changed'!r}")
+            keys = v if (base := self.base_type(source)) is None else f"{self.pin(base.keys, 'keys')}({v})"
+            self.miss("check_keys", f"tuple({keys}) != {self.pin(want)}", f"{f'the keys of {path} changed'!r}")
         elif kind == "set":
             self.miss("check_elements", f"{v} != {self.pin(want)}", f"{f'the elements of {path} changed'!r}")
 

@@ -19,7 +19,7 @@ import numpy
 import torch
 import torch.utils.checkpoint
 
-__all__ = ["PRIMITIVE", "IDENTITY", "IMMUTABLE", "CONTAINERS", "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "impure", "ENUM"]
+__all__ = ["PRIMITIVE", "IDENTITY", "IMMUTABLE", "CONTAINERS", "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "impure", "ENUM"]
 
 # values that are compared by value and never tracked
 PRIMITIVE = {
@@ -32,6 +32,13 @@ IDENTITY = {
     types.GenericAlias, types.UnionType, functools._lru_cache_wrapper, object, torch.Generator,
 }  # fmt: skip
 CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
+
+
+def container_base(kind: type) -> type | None:
+    """The builtin container that a class is, or derives from."""
+    return next((base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None)
+
+
 IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.timedelta)  # compared by value, like numbers
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's
