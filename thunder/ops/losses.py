@@ -36,10 +36,13 @@ def reduced(values, reduction: str):
 # ---------------------------------------------------------------------------------------------------------------- of two tensors of one shape
 
 
-def pointwise(name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (), floats: bool = False, real: bool = False, low=None, high=None) -> Symbol:
+def pointwise(
+    name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (), floats: bool = False, real: bool = False, low=None, high=None
+) -> Symbol:  # fmt: skip
     """A loss that is a formula of input and target, element by element, then reduced.
 
-    options: parameters between target and reduction with their defaults, in PyTorch's order. floats: integers give a float. real: complex numbers give their absolute value's type. low, high: the interval samples come from.
+    options: parameters between target and reduction with their defaults, in PyTorch's order. floats: integers give a float. real: complex numbers give their
+    absolute value's type. low, high: the interval samples come from.
     """
     order = [n for n, _ in options]
     defaults = dict(options)
