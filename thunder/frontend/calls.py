@@ -158,9 +158,8 @@ def record(c, function, args, kwargs):
         return function(*args, **kwargs)
     c.synchronize()
     args, kwargs = _materialized(c, args), _materialized(c, kwargs)
-    operation = lookup(function)
-    if operation is not None:
-        return operation(*args, **kwargs)
+    if lookup(function) is not None:
+        return call_torch(function, tuple(args), kwargs)
     getter = getattr(function, "__self__", None)
     if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
         return tensor_attribute(c, args[0], getter.__name__)

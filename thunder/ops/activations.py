@@ -84,13 +84,17 @@ def selu(a, inplace=False):
     return scale * where(a > 0, a, alpha * LTORCH["expm1"](a))
 
 
-@activation(*_nn("gelu"))
+def _gelu_meta(a, *, approximate="none"):
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError("approximate argument must be either none or tanh.")
+    return _float_like(a)
+
+
+@activation(*_nn("gelu"), meta=_gelu_meta)
 def gelu(a, *, approximate="none"):
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)
         return 0.5 * a * (1 + tanh(inner))
-    if approximate != "none":
-        raise RuntimeError("approximate argument must be either none or tanh.")
     return a * 0.5 * (1 + erf(a * (1 / math.sqrt(2))))
 
 
@@ -116,7 +120,13 @@ def softplus(a, beta=1.0, threshold=20.0):
     return where(scaled > threshold, a, log1p(exp(clamp(scaled, None, threshold))) / beta)
 
 
-@activation(*_nn("hardtanh"))
+def _hardtanh_meta(a, min_val=-1.0, max_val=1.0):
+    if min_val > max_val:
+        raise ValueError("min_val cannot be greater than max_val")
+    return _float_like(a)
+
+
+@activation(*_nn("hardtanh"), meta=_hardtanh_meta)
 def hardtanh(a, min_val=-1.0, max_val=1.0, inplace=False):
     return convert(clamp(a, min_val, max_val), a.dtype)
 
@@ -136,7 +146,13 @@ def hardshrink(a, lambd=0.5):
     return where(abs(a) <= lambd, 0.0, a)
 
 
-@activation(*_nn("softshrink"))
+def _softshrink_meta(a, lambd=0.5):
+    if lambd < 0:
+        raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {lambd}.")
+    return _float_like(a)
+
+
+@activation(*_nn("softshrink"), meta=_softshrink_meta)
 def softshrink(a, lambd=0.5):
     return where(a > lambd, a - lambd, where(a < -lambd, a + lambd, a * 0))
 
@@ -173,7 +189,19 @@ def _(make):
     yield make(4, 3), 0.1, 20.0
 
 
-@composite(*_nn("prelu"), meta=lambda a, weight: like(a), autocast="lower")
+def _prelu_meta(a, weight):
+    if len(weight.shape) > 1:
+        raise RuntimeError(f"prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {len(weight.shape)}")
+    if weight.shape and weight.shape[0] != 1:
+        if not a.shape:
+            raise RuntimeError("Not allow zero-dim input tensor.")
+        channels = a.shape[1] if len(a.shape) > 1 else 1
+        if weight.shape[0] != channels:
+            raise RuntimeError(f"Mismatch of parameter numbers and input channel size. Found parameter numbers = {weight.shape[0]} and channel size = {channels}.")
+    return like(a)
+
+
+@composite(*_nn("prelu"), meta=_prelu_meta, autocast="lower")
 def prelu(a, weight):
     if len(a.shape) > 1 and weight.shape != () and weight.shape[0] != 1:
         weight = LTORCH["reshape"](weight, (weight.shape[0], *(1,) * (len(a.shape) - 2)))

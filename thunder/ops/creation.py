@@ -15,7 +15,7 @@ from thunder.errors import CaptureError
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.elementwise import where
-from thunder.ops.promotion import default_dtype, is_number, number_dtype
+from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["full_prim", "full", "zeros", "ones", "arange"]
@@ -225,14 +225,33 @@ def _linspace_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return tuple(given.values()), _options(kwargs, default_dtype())
 
 
+def _spaced(name: str, start, end, steps, device, dtype) -> TensorProxy:
+    if type(steps) is not int and not isinstance(steps, NumberProxy):
+        raise TypeError(f"{name}(): argument 'steps' must be int, not {type(steps).__name__}")
+    if steps < 0:
+        raise RuntimeError("number of steps must be non-negative")
+    ranks = [len(x.shape) if type(x) is TensorProxy else 0 for x in (start, end)]
+    if any(ranks):
+        raise RuntimeError(
+            f"{name} only supports 0-dimensional start and end tensors, but got start with {ranks[0]} dimension(s) and end with {ranks[1]} dimension(s)."
+        )
+    return _made((steps,), device, dtype)
+
+
 @torch_prim(torch.linspace, canonicalize=_linspace_arguments)
 def linspace(start, end, steps, *, device, dtype):
-    return _made((steps,), device, dtype)
+    return _spaced("linspace", start, end, steps, device, dtype)
 
 
 @torch_prim(torch.logspace, canonicalize=_linspace_arguments)
 def logspace(start, end, steps, base=10.0, *, device, dtype):
-    return _made((steps,), device, dtype)
+    return _spaced("logspace", start, end, steps, device, dtype)
+
+
+@logspace.samples
+def _(make):
+    yield (0, 1, 5), {}
+    yield (0, 3, 4, 2.0), {"dtype": torch.float64}
 
 
 @linspace.samples
@@ -249,6 +268,9 @@ def _eye_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 @torch_prim(torch.eye, canonicalize=_eye_arguments)
 def eye(n, m, *, device, dtype):
+    for name, size in (("n", n), ("m", m)):
+        if size < 0:
+            raise RuntimeError(f"{name} must be greater or equal to 0, got {size}")
     return _made((n, m), device, dtype)
 
 
@@ -418,7 +440,7 @@ def _(make):
 def _complex_meta(real, imag):
     if real.dtype is not imag.dtype or real.dtype not in (dtypes.float16, dtypes.float32, dtypes.float64):
         raise RuntimeError("Expected both inputs to be Half, Float or Double tensors")
-    return like(real, real.shape, dtypes.complex_of(real.dtype))
+    return like(real, broadcast_shapes(real.shape, imag.shape), dtypes.complex_of(real.dtype), same_device(real, imag))
 
 
 @torch_prim(torch.complex)
@@ -429,6 +451,7 @@ def complex(real, imag):
 @complex.samples
 def _(make):
     yield make(4), make(4)
+    yield make(4, 1), make(3)
 
 
 @torch_prim(torch.polar, autocast="cpu:float32")

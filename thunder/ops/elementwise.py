@@ -10,6 +10,7 @@ import operator as python_operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 from thunder.core import dtypes
@@ -93,6 +94,18 @@ def _pair(name: str) -> tuple[Callable, ...]:
     return tuple(f for space in (torch, torch.Tensor) if (f := getattr(space, name, None)) is not None)
 
 
+def _negated(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
+    if d is dtypes.bool8:
+        raise RuntimeError("Negation, the `-` operator, on a bool tensor is not supported.")
+    return d, d
+
+
+def _subtracted(d: dtypes.dtype) -> tuple[dtypes.dtype, dtypes.dtype]:
+    if d is dtypes.bool8:
+        raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported.")
+    return d, d
+
+
 _FLOAT = {"promotes": Promotion.INT_TO_FLOAT}
 _FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "cuda:float32"}
 _BOOL = {"promotes": Promotion.BOOL_RESULT}
@@ -116,7 +129,7 @@ UNARY = {
     "isfinite": _BOOL, "isinf": _BOOL, "isnan": _BOOL, "isneginf": _BOOL, "isposinf": _BOOL, "isreal": _BOOL, "signbit": _BOOL, "logical_not": _BOOL,
     "log": _FLOAT32 | {"domain": (0.1, 4.0)}, "log10": _FLOAT32 | {"domain": (0.1, 4.0)}, "log1p": _FLOAT32 | {"domain": (-0.5, 4.0)},
     "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
-    "neg": {}, "negative": {}, "positive": {},
+    "neg": {"promotes": _negated}, "negative": {"promotes": _negated}, "positive": {},
     "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)}, "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
     "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT},
 }  # fmt: skip
@@ -290,20 +303,37 @@ def _(make):
 # ---------------------------------------------------------------------------------------------------------------- binary
 
 
+def _operand(x):
+    """What is no proxy and no number, as an operand of an operator: numpy's scalars are numbers."""
+    if isinstance(x, numpy.generic):
+        return x.item()
+    return x if isinstance(x, (torch.Tensor, numpy.ndarray)) else NotImplemented
+
+
 def operator_methods(symbol: Callable, operator: str) -> None:
     """Makes `symbol` what a Python operator (`"add"`: `__add__` and `__radd__`) does with proxies.
 
-    As PyTorch does, `2 * x` is computed as `x * 2`, whose roundings differ below float32, and `2 / x` as `x.reciprocal() * 2`.
+    As PyTorch does, `2 * x` is computed as `x * 2`, whose roundings differ below float32, and `2 / x` as `x.reciprocal() * 2`. An operand that is no
+    tensor and no number has a say itself (`__radd__` of a user's class, `x == None`).
     """
 
+    def plain(a, b):
+        if type(b) is not TensorProxy and not is_number(b):
+            b = _operand(b)
+        return b if b is NotImplemented else symbol(a, b)
+
     def reflected(b, a):
+        if type(a) is not TensorProxy and not is_number(a):
+            a = _operand(a)
+        if a is NotImplemented:
+            return a
         if operator in ("add", "mul"):
             return symbol(b, a)
         if operator == "truediv":
             return LTORCH["mul"](LTORCH["reciprocal"](b), a)
         return symbol(a, b)
 
-    for name, function in ((f"__{operator}__", symbol), (f"__r{operator}__", reflected)):
+    for name, function in ((f"__{operator}__", plain), (f"__r{operator}__", reflected)):
         METHODS[name] = function
         if name in vars(torch._C.TensorBase) or hasattr(torch.Tensor, name):
             alias(getattr(torch.Tensor, name))(function)
@@ -321,9 +351,11 @@ def binary(
     autocast: str | None = None,
     left: Callable | None = None,
     right: Callable | None = None,
+    numbers: str = "both",
 ) -> Symbol:
     """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"` for `__add__`) it implements.
 
+    numbers: which operands may be Python numbers: "both" (one at a time, or together where `python` says what that is), "right" or "none".
     samples: the types they have: "all", "float", "integer", or "same" for operations that take two tensors of one type only.
     left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is undone.
     """
@@ -340,12 +372,13 @@ def binary(
             if a.shape == b.shape and a.dtype is b.dtype and a.device is b.device:
                 return like(a, dtype=promotes(a.dtype)[1])
             return like(a, broadcast_shapes(a.shape, b.shape), promotes(result_type(a, b))[1], same_device(a, b))
-        if type(a) is TensorProxy and is_number(b):
+        if numbers != "none" and type(a) is TensorProxy and is_number(b):
             return like(a, dtype=promotes(result_type(a, b))[1])
-        if type(b) is TensorProxy and is_number(a):
-            return like(b, dtype=promotes(result_type(a, b))[1])
-        if is_number(a) and is_number(b) and python is not None:
-            return python(a, b)
+        if numbers == "both" and is_number(a):
+            if type(b) is TensorProxy:
+                return like(b, dtype=promotes(result_type(a, b))[1])
+            if python is not None and is_number(b):
+                return python(a, b)
         raise TypeError(f"{name}(): arguments must be Tensors or numbers, not {type(a).__name__} and {type(b).__name__}")
 
     def decomposition(a, b):
@@ -368,7 +401,7 @@ def binary(
         yield make(2, 1, low=low, high=high, **kind), make(1, 5, low=low, high=high, **kind)
         yield make(4, 3, low=low, high=high, **kind), make(3, low=low, high=high, **kind)
         yield make(3, low=low, high=high, **kind), make(low=low, high=high, **kind)
-        if samples == "all":
+        if samples == "all" and numbers != "none":
             yield make(3, low=low, high=high), 2.0
             yield make(3, low=low, high=high), 2
 
@@ -415,41 +448,42 @@ def _pow_right(g, y, a, b):
 
 _INT = {"samples": "integer"}
 _F = {"promotes": Promotion.INT_TO_FLOAT}
+_TENSORS = {"numbers": "none"}
 BINARY: dict[str, dict] = {
     "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
     "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
-    "maximum": {"left": lambda g, y, a, b: _where_less(g, a, b), "right": lambda g, y, a, b: _where_less(g, b, a)},
-    "minimum": {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
-    "fmax": {}, "fmin": {},
-    "atan2": _F, "arctan2": _F, "copysign": _F, "hypot": {"samples": "float"}, "nextafter": {"samples": "float"}, "heaviside": {"samples": "same"},
-    "logaddexp": {"samples": "float"}, "logaddexp2": {"samples": "float"},
-    "fmod": {"domain": (0.5, 3.0)}, "remainder": {"operator": "mod", "python": python_operator.mod, "domain": (0.5, 3.0)},
+    "maximum": _TENSORS | {"left": lambda g, y, a, b: _where_less(g, a, b), "right": lambda g, y, a, b: _where_less(g, b, a)},
+    "minimum": _TENSORS | {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
+    "fmax": _TENSORS, "fmin": _TENSORS,
+    "atan2": _F | _TENSORS, "arctan2": _F | _TENSORS, "copysign": _F | {"numbers": "right"}, "hypot": _TENSORS | {"samples": "float"},
+    "nextafter": _TENSORS | {"samples": "float"}, "heaviside": _TENSORS | {"samples": "same"},
+    "logaddexp": _TENSORS | {"samples": "float"}, "logaddexp2": _TENSORS | {"samples": "float"},
+    "fmod": {"domain": (0.5, 3.0), "numbers": "right"}, "remainder": {"operator": "mod", "domain": (0.5, 3.0)},
     "floor_divide": {"operator": "floordiv", "python": python_operator.floordiv, "domain": (0.5, 3.0)},
-    "gcd": _INT, "lcm": _INT,
+    "gcd": _INT | _TENSORS, "lcm": _INT | _TENSORS,
     "bitwise_and": _INT | {"operator": "and"}, "bitwise_or": _INT | {"operator": "or"}, "bitwise_xor": _INT | {"operator": "xor"},
     "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
-    "logical_and": {"promotes": Promotion.BOOL_RESULT}, "logical_or": {"promotes": Promotion.BOOL_RESULT}, "logical_xor": {"promotes": Promotion.BOOL_RESULT},
+    "logical_and": _BOOL | _TENSORS, "logical_or": _BOOL | _TENSORS, "logical_xor": _BOOL | _TENSORS,
     "true_divide": _F | {"operator": "truediv", "python": python_operator.truediv, "domain": (0.5, 3.0), "prim_name": "true_divide"},
-    "pow": {"operator": "pow", "python": python_operator.pow, "domain": (0.5, 3.0), "autocast": "cuda:float32"},
+    "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32"},
     "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
-    "ldexp": {"promotes": Promotion.INT_TO_FLOAT, "samples": "same"},
+    "ldexp": _F | _TENSORS | {"samples": "same"},
     "xlogy": _F | {"domain": (0.5, 3.0)},
 }  # fmt: skip
 for _name, _options in BINARY.items():
     _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
     binary(_name, *_pair(_name), *_extra, **_options)
 for _name, _old in {"eq": None, "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}.items():
-    _python = getattr(python_operator, _name)
-    binary(_name, *_pair(_name), operator=_name, python=_python, promotes=Promotion.BOOL_RESULT)
+    binary(_name, *_pair(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
     if _old is not None:
-        binary(_old, *_pair(_old), python=_python, promotes=Promotion.BOOL_RESULT)
+        binary(_old, *_pair(_old), promotes=Promotion.BOOL_RESULT, numbers="right")
 for _name in ("xlog1py", "zeta"):
     binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
 
 
 def _scaled(name: str, python: Callable) -> Symbol:
     """add and sub: `a + alpha * b`."""
-    plain = binary(f"plain_{name}", *_pair(name), prim_name=name, python=python)
+    plain = binary(f"plain_{name}", *_pair(name), prim_name=name, python=python, promotes=Promotion.KEEP if name == "add" else _subtracted)
 
     def meta(a, b, *, alpha=1):
         return plain.meta(a, b)
@@ -485,7 +519,13 @@ def subtract(a, b, *, alpha=1):
     return sub(a, b, alpha=alpha)
 
 
-@composite(torch.rsub, meta=lambda a, b, *, alpha=1: sub.meta(b, a))
+def _rsub_meta(a, b, *, alpha=1):
+    if type(a) is not TensorProxy:
+        raise TypeError("rsub(): argument 'input' (position 1) must be Tensor")
+    return sub.meta(b, a)
+
+
+@composite(torch.rsub, meta=_rsub_meta)
 def rsub(a, b, *, alpha=1):
     return sub(b, a if alpha == 1 else a * alpha)
 
@@ -603,6 +643,11 @@ def where_method(a, condition, other):
 def _masked_fill_meta(a, mask, value):
     if mask.dtype is not dtypes.bool8:
         raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype " + mask.dtype.name)
+    kind = result_type(a, value) if a.dtype.category < dtypes.COMPLEX else a.dtype
+    if type(value) is TensorProxy and value.shape:
+        raise RuntimeError(f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {len(value.shape)} dimension(s).")
+    if kind.category == dtypes.COMPLEX and a.dtype.category < dtypes.COMPLEX:
+        raise RuntimeError(f"value cannot be converted to type {a.dtype.name} without overflow")
     return like(a, broadcast_shapes(a.shape, mask.shape))
 
 
@@ -626,7 +671,9 @@ def _(make):
     yield make(4, 3), make(4, 1, dtype=torch.bool), make()
 
 
-def _clamp_meta(a, min=None, max=None):
+def _clamp_meta(a, min=None, max=None, *, name="clamp"):
+    if type(a) is not TensorProxy:
+        raise TypeError(f"{name}(): argument 'input' (position 1) must be Tensor, not {type(a).__name__}")
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     return _elementwise_meta(a, *(x for x in (min, max) if x is not None))
@@ -654,12 +701,12 @@ def _(make):
     yield make(4, 3), make(3), make(4, 1, low=3, high=4)
 
 
-@composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min))
+@composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min, name="clamp_min"))
 def clamp_min(a, min):
     return clamp(a, min, None)
 
 
-@composite(torch.clamp_max, torch.Tensor.clamp_max, meta=lambda a, max: _clamp_meta(a, None, max))
+@composite(torch.clamp_max, torch.Tensor.clamp_max, meta=lambda a, max: _clamp_meta(a, None, max, name="clamp_max"))
 def clamp_max(a, max):
     return clamp(a, None, max)
 

@@ -89,12 +89,19 @@ def overwriting(symbol: Symbol) -> None:
     alias(*symbol.torch_functions)(call)
 
 
+def refuse_out(function, out) -> None:
+    """`torch.add(a, b, out=c)` writes to c. Raises CaptureError unless `out` is None."""
+    if out is not None:
+        recorder = current_recorder()
+        assert recorder is not None, "operations are recorded"
+        _refuse(recorder, f"{getattr(function, '__name__', 'an operation')}(out=...) writes to its argument")
+
+
 def refuse_unknown(function, kwargs: dict) -> None:
     """A torch function without a definition that writes to its arguments cannot be an opaque operation."""
     name = getattr(function, "__name__", "")
-    if kwargs.get("out") is not None:
-        reason = f"{name}(out=...) writes to its argument"
-    elif name.endswith("_") and not name.endswith("__"):
+    refuse_out(function, kwargs.get("out"))
+    if name.endswith("_") and not name.endswith("__"):
         reason = f"{name} writes to its argument"
     elif name in ("__setitem__", "__set__"):
         reason = "an attribute or item of a tensor is assigned"

@@ -16,6 +16,9 @@ __all__ = ["call_torch"]
 
 def call_torch(function, args: tuple, kwargs: dict):
     """Records a call of a torch function: as the operation it stands for, as an in-place write, or as an opaque operation."""
+    if kwargs and "out" in kwargs:
+        inplace.refuse_out(function, kwargs["out"])
+        kwargs = {k: v for k, v in kwargs.items() if k != "out"}
     operation = lookup(function)
     if operation is not None:
         return operation(*args, **kwargs)

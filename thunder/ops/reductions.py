@@ -15,13 +15,15 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.elementwise import where
-from thunder.ops.promotion import to_float
+from thunder.ops.promotion import broadcast_shapes, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
+from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["canonical_dims", "reduced_shape", "ValuesIndices"]
 
 _RED = (OpTags.REDUCTION_OP,)
 ValuesIndices = namedtuple("ValuesIndices", ("values", "indices"))
+MinMax = namedtuple("MinMax", ("min", "max"))
 
 
 def canonical_dims(a: TensorProxy, dim) -> tuple[int, ...]:
@@ -150,8 +152,20 @@ def _(make):
     yield make(4, 3), 0, True
 
 
+def _check_not_empty(name: str, a: TensorProxy, dim, dims: tuple[int, ...]) -> None:
+    """An extreme of nothing does not exist. Symbolic sizes are never 0."""
+    if 0 in [n for n in a.shape if type(n) is int]:
+        if dim is None or dim == ():
+            raise RuntimeError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument.")
+        for d in dims:
+            if type(a.shape[d]) is int and a.shape[d] == 0:
+                raise IndexError(f"{name}(): Expected reduction dim {d} to have non-zero size.")
+
+
 def _extreme_meta(a, dim=(), keepdim=False):
-    return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim))
+    dims = canonical_dims(a, dim)
+    _check_not_empty("amax", a, dim, dims)
+    return like(a, reduced_shape(a, dims, keepdim))
 
 
 @composite(torch.amax, torch.Tensor.amax, meta=_extreme_meta, tags=_RED)
@@ -195,12 +209,31 @@ median_all, nanmedian_all = _full_reduction("median", torch.median), _full_reduc
 
 
 def _extreme(whole: Symbol, along: Symbol, binary: Symbol | None) -> Callable:
+    name = whole.name.partition("_")[0]
+
     def function(input, dim=None, keepdim=False, other=None):
+        if type(input) is not TensorProxy:
+            raise TypeError(f"{name}() received an invalid combination of arguments - got ({type(input).__name__}, {type(dim).__name__})")
         if isinstance(dim, TensorProxy) or other is not None:
             return binary(input, dim if other is None else other)  # type: ignore[misc]
         return whole(input) if dim is None else along(input, dim, keepdim)
 
     return function
+
+
+for _symbol in (max_dim, min_dim, median_dim, mode_dim, nanmedian_dim):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3), 1
+        yield make(4, 3), -2, True
+
+
+for _symbol in (max_all, min_all, median_all, nanmedian_all):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3)
 
 
 max = alias(torch.max, torch.Tensor.max)(_extreme(max_all, max_dim, LTORCH["maximum"]))
@@ -214,9 +247,23 @@ def mode(input, dim=-1, keepdim=False):
     return mode_dim(input, dim, keepdim)
 
 
-@alias(torch.aminmax, torch.Tensor.aminmax)
-def aminmax(input, *, dim=None, keepdim=False):
-    return amin(input, () if dim is None else dim, keepdim), amax(input, () if dim is None else dim, keepdim)
+def _aminmax_meta(a, *, dim=None, keepdim=False):
+    dims = canonical_dims(a, dim)
+    if 0 in [a.shape[d] for d in dims if type(a.shape[d]) is int]:
+        raise RuntimeError("aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity.")
+    shape = reduced_shape(a, dims, keepdim)
+    return MinMax(like(a, shape), like(a, shape))
+
+
+@composite(torch.aminmax, torch.Tensor.aminmax, meta=_aminmax_meta, tags=_RED)
+def aminmax(a, *, dim=None, keepdim=False):
+    return MinMax(amin(a, () if dim is None else dim, keepdim), amax(a, () if dim is None else dim, keepdim))
+
+
+@aminmax.samples
+def _(make):
+    yield make(4, 3)
+    yield (make(4, 3),), {"dim": 1, "keepdim": True}
 
 
 def _index_meta(a, dim=None, keepdim=False):
@@ -274,6 +321,12 @@ for _symbol in (all, any):
 @composite(torch.count_nonzero, torch.Tensor.count_nonzero, meta=lambda a, dim=None: like(a, reduced_shape(a, canonical_dims(a, dim), False), dtypes.int64))
 def count_nonzero(a, dim=None):
     return sum(LTORCH["ne"](a, 0), dim)
+
+
+@count_nonzero.samples
+def _(make):
+    yield make(4, 3, low=-1.0, high=1.0)
+    yield make(4, 3, dtype=torch.bool), 1
 
 
 # --- variance and norms
@@ -389,7 +442,23 @@ def _(make):
     yield make(4, 3), math.inf, 1
 
 
+def _nuclear_meta(a, dim, keepdim, dtype):
+    kind = to_dtype(dtype) if dtype is not None else a.dtype
+    dims = canonical_dims(a, dim)
+    if len(dims) != 2 or kind.category < dtypes.FLOAT:
+        raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {list(dims)}")
+    return like(a, reduced_shape(a, dims, keepdim), dtypes.real_of(kind))
+
+
+@prim(lambda a, dim, keepdim, dtype: torch.norm(a, "nuc", dim, keepdim, dtype=to_torch_dtype(dtype)), tags=_RED)
+def nuclear_norm(a, dim, keepdim, dtype):
+    """The sum of the singular values."""
+    return _nuclear_meta(a, dim, keepdim, dtype)
+
+
 def _norm_meta(a, p="fro", dim=None, keepdim=False, dtype=None):
+    if p == "nuc":
+        return _nuclear_meta(a, dim, keepdim, dtype)
     if p not in ("fro", None) and not isinstance(p, (int, float)):
         raise RuntimeError(f"norm: order {p!r} is not supported")
     return _vector_norm_meta(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
@@ -397,18 +466,32 @@ def _norm_meta(a, p="fro", dim=None, keepdim=False, dtype=None):
 
 @composite(torch.norm, torch.Tensor.norm, meta=_norm_meta, tags=_RED, autocast="cuda:float32")
 def norm(a, p="fro", dim=None, keepdim=False, dtype=None):
+    if p == "nuc":
+        return nuclear_norm(a, dim, keepdim, dtype)
     return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
 @norm.samples
 def _(make):
+    yield make(4, 3), "nuc"
     yield make(4, 3)
     yield make(4, 3), 2, 1, True
 
 
-@composite(torch.dist, torch.Tensor.dist, meta=lambda a, b, p=2: like(a, ()), autocast="cuda:float32")
+def _dist_meta(a, b, p=2):
+    broadcast_shapes(a.shape, b.shape)
+    return like(a, (), dtypes.real_of(a.dtype), same_device(a, b))
+
+
+@composite(torch.dist, torch.Tensor.dist, meta=_dist_meta, autocast="cuda:float32")
 def dist(a, b, p=2):
     return vector_norm(a - b, p)
+
+
+@dist.samples
+def _(make):
+    yield make(4, 3), make(4, 3)
+    yield make(4, 3), make(3), 1
 
 
 # --- scans
@@ -450,10 +533,17 @@ def _scan_pair_meta(a, dim):
 
 cummax = torch_prim(torch.cummax, torch.Tensor.cummax, name="cummax")(_scan_pair_meta)
 cummin = torch_prim(torch.cummin, torch.Tensor.cummin, name="cummin")(_scan_pair_meta)
+for _symbol in (cummax, cummin):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3), 1
 
 
 @composite(torch.diff, torch.Tensor.diff, meta=None)
 def diff(a, n=1, dim=-1, prepend=None, append=None):
+    if n < 0:
+        raise RuntimeError(f"order must be non-negative but got {n}")
     parts = [x for x in (prepend, a, append) if x is not None]
     out = LTORCH["cat"](parts, dim) if len(parts) > 1 else a
     dim = dim % len(out.shape)

@@ -7,7 +7,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.define import alias, torch_prim
+from thunder.ops.define import torch_prim
 from thunder.ops.reductions import ValuesIndices, canonical_dims, reduced_shape
 
 __all__ = ["topk", "sort", "argsort"]
@@ -32,27 +32,42 @@ def _(make):
     yield (make(4, 6), 2), {"largest": False}
 
 
-sort_dim = torch_prim(name="sort_dim", fn=lambda a, dim, descending, stable: torch.sort(a, dim=dim, descending=descending, stable=stable))(
-    lambda a, dim, descending, stable: _pair(a, a.shape)
-)
+def _order_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The overloads of sort as one: sort(a, dim=, descending=), with stable= where it is asked for."""
+    kwargs = {"dim" if k == "axis" else k: v for k, v in kwargs.items() if v is not None}
+    a, *rest = args if args else (kwargs.pop("input"),)
+    given = dict(zip(("dim", "descending"), rest, strict=False))
+    if len(rest) == 3:  # sort(a, stable, dim, descending), as torch.sort's second overload can be called
+        given = dict(zip(("stable", "dim", "descending"), rest, strict=True))
+    both = given | kwargs
+    out = {"dim": both.pop("dim", -1), "descending": both.pop("descending", False)}
+    return (a,), out | {k: v for k, v in both.items() if k != "stable" or v}
 
 
-@alias(torch.sort, torch.Tensor.sort)
-def sort(input, dim=-1, descending=False, stable=False):
-    canonical_dims(input, dim)
-    return sort_dim(input, dim, descending, stable)
+@torch_prim(torch.sort, torch.Tensor.sort, canonicalize=_order_arguments)
+def sort(a, *, dim, descending, stable=False):
+    canonical_dims(a, dim)
+    return _pair(a, a.shape)
 
 
-@torch_prim(torch.argsort, torch.Tensor.argsort)
-def argsort(a, dim=-1, descending=False, stable=False):
+@torch_prim(torch.argsort, torch.Tensor.argsort, canonicalize=_order_arguments, tags=(OpTags.DETACHED,))
+def argsort(a, *, dim, descending, stable=False):
     canonical_dims(a, dim)
     return like(a, dtype=dtypes.int64)
+
+
+@sort.samples
+def _(make):
+    yield make(4, 6)
+    yield (make(4, 6), 0, True), {}
+    yield (make(4, 6),), {"dim": 0, "stable": True}
 
 
 @argsort.samples
 def _(make):
     yield make(4, 6)
-    yield make(4, 6), 0, True
+    yield (make(4, 6), 0, True), {}
+    yield (make(4, 6),), {"descending": True, "stable": True}
 
 
 @torch_prim(torch.msort, torch.Tensor.msort)
@@ -60,9 +75,17 @@ def msort(a):
     return like(a)
 
 
+@msort.samples
+def _(make):
+    yield make(4, 6)
+
+
 @torch_prim(torch.kthvalue, torch.Tensor.kthvalue)
 def kthvalue(a, k, dim=-1, keepdim=False):
-    return _pair(a, reduced_shape(a, canonical_dims(a, dim), keepdim))
+    dims = canonical_dims(a, dim)
+    if not 1 <= k <= (a.shape[dims[0]] if dims else 1):
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dims[0] if dims else 0}")
+    return _pair(a, reduced_shape(a, dims, keepdim))
 
 
 @kthvalue.samples
@@ -94,6 +117,8 @@ def _(make):
 
 @torch_prim(torch.bucketize)
 def bucketize(a, boundaries, *, out_int32=False, right=False):
+    if len(boundaries.shape) != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({len(boundaries.shape)})")
     kind = dtypes.int32 if out_int32 else dtypes.int64
     return like(a, dtype=kind) if type(a) is TensorProxy else like(boundaries, (), kind)
 
