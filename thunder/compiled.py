@@ -19,7 +19,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, RecompileWarning, warn_user
+from thunder.errors import CaptureError, RecompileWarning, SharpEdgeWarning, ThunderError, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -200,7 +200,7 @@ class Compiled:
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self!r}", file=sys.stderr)
         with torch.enable_grad() if options.derivative is not None else contextlib.nullcontext():
-            captured = capture(self.fn, args, kwargs, options, counters)
+            captured = self._capture(args, kwargs, counters)
         if options.debug.show_interpreter_progress:
             print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
@@ -219,6 +219,18 @@ class Compiled:
                 run = _without_grad(run)
         stats.times["prologue"] = (start, clock())
         return CacheEntry(captured, traces, run, modes, backward)
+
+    def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
+        """A program that fails while it is captured has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
+        try:
+            return capture(self.fn, args, kwargs, self.options, counters)
+        except (ThunderError, SharpEdgeWarning):
+            raise
+        except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
+            failure = error
+        self.fn(*args, **kwargs)
+        failure.add_note("this was raised while the program was captured; the program itself ran without an error. Please report it with the program")
+        raise failure
 
     def _lower_gradient(self, captured: Captured, modes: tuple) -> tuple[list[Trace], Callable]:
         if captured.epilogue_fn is not None:

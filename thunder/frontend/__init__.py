@@ -39,7 +39,7 @@ class Captured:
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         self.epilogue_traces = [trace] if trace is not None else []
-        self.effects = frozenset((id(o), n) for kind, o, n in c.effects.values() if kind == "attr")
+        self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
         writer = PrologueWriter(c)
         unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
@@ -105,7 +105,7 @@ class _History:
 
 
 def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset()) -> Captured:
-    """Reads one call of a program. counters: attributes that earlier readings saw read and written, whose numbers stay symbolic.
+    """Reads one call of a program. counters: paths that earlier readings saw written, whose numbers stay symbolic.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
     """

@@ -207,7 +207,8 @@ _PLAIN = (int, float, bool, str, bytes, tuple, list, dict, set, frozenset, type(
 
 def binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
-    c.touch(a)
+    if not (symbol == "+=" and ta is list):  # which appends, and looks at nothing
+        c.touch(a)
     c.touch(b)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         stem = _DUNDERS[symbol.rstrip("=")]
@@ -267,7 +268,7 @@ def call(c, f, args, kwargs):
     if t is types.FunctionType:
         return _call_function(c, f, args, kwargs)
     if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
-        return {"__setattr__": c.raw_store, "__delattr__": c.delete_attr, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
+        return {"__setattr__": c.raw_store, "__delattr__": c.raw_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
     if t in IDENTITY_CALLS:
         return _call_builtin(c, f, args, kwargs)
     if t is functools.partial:
@@ -358,7 +359,9 @@ def _call_builtin(c, f, args, kwargs):
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
             return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
-        if n not in ("append", "extend") or isinstance(s, collections.deque):
+        if isinstance(s, dict) and n == "__getitem__":
+            return containers.dict_item(c, s, *args)
+        if n not in ("append", "extend") and not (isinstance(s, dict) and n == "__setitem__"):
             containers.observe(c, s)
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
         containers.observe(c, args[0])
@@ -368,7 +371,10 @@ def _call_builtin(c, f, args, kwargs):
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         args = [_iterable(c, a) for a in args]
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
-    return call_native(c, f, args, kwargs)
+    result = call_native(c, f, args, kwargs)
+    if c.attribute_dicts:
+        containers.written_attributes(c, s)
+    return result
 
 
 def _is_iterating(f) -> bool:
@@ -633,7 +639,7 @@ def _install() -> None:
         M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),
         M.__setattr__: _module_setattr,
         object.__setattr__: lambda c, f, a, k: c.raw_store(*a),
-        object.__delattr__: lambda c, f, a, k: c.delete_attr(*a),
+        object.__delattr__: lambda c, f, a, k: c.raw_delete(*a) if id(a[0]) in c.sources else delattr(*a),
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
