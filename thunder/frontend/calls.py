@@ -273,6 +273,8 @@ def call(c, f, args, kwargs):
         return _call_builtin(c, f, args, kwargs)
     if t is functools.partial:
         return _call_partial(c, f, args, kwargs)
+    if t is operator.attrgetter or t is operator.methodcaller:
+        return _call_operator(c, f, t, args)
     if t is Symbol:
         return _call_symbol(c, f, args, kwargs)
     if isinstance(f, type):
@@ -298,6 +300,18 @@ def _call_partial(c, f, args, kwargs):
         function, given = c.read(function, source.attr("func")), [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
     return call(c, function, [*given, *args], {**keywords, **kwargs})
+
+
+def _call_operator(c, f, t: type, args):
+    """operator.attrgetter and operator.methodcaller: what they were made with stands in their pickled form."""
+    (o,) = args
+    made, names, *_ = f.__reduce__()
+    if t is operator.attrgetter:
+        found = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
+        return found if len(found) > 1 else found[0]
+    keywords = made.keywords if isinstance(made, functools.partial) else {}
+    names = [*(made.args if isinstance(made, functools.partial) else ()), *names]
+    return c.call(c.load_attr(o, names[0]), list(names[1:]), dict(keywords))
 
 
 def _replacement(c, f):
@@ -366,7 +380,8 @@ def _call_builtin(c, f, args, kwargs):
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
         containers.observe(c, args[0])
     if _is_iterating(f):
-        args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
+        some = 2 if f is functools.reduce else 0 if f in (min, max) and len(args) > 1 else 1 if f in (sum, sorted, min, max, iter) else len(args)  # are iterables
+        args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a for i, a in enumerate(args)]
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         args = [_iterable(c, a) for a in args]

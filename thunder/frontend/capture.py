@@ -403,7 +403,7 @@ class Capture(Host):
             if d is not None and n in d and (written is None or id(written) in self.lazy):
                 return d[n] if source is None else self.read(d[n], source.attr(where).item(n))
         if source is not None:
-            self.guard(source.attr(n), "noattr", None)
+            self.guard(source.attr(n), "nomember", None)
         raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
 
     def class_name(self, t: type, n: str, a) -> None:

@@ -102,6 +102,8 @@ class EpilogueWriter:
             return self._container(value, t)
         if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(value).__name__ in ("map", "filter", "zip", "enumerate"):
             c.refuse(f"a {type(value).__name__} leaves the compiled function", "return a list or a tuple: list(...) of it")
+        if t is types.FunctionType:
+            return self._function(value) if id(value) in c.fresh else self.pin(value)
         if self._is_fixed(value, t):
             return self.pin(value)
         return self._object(value, t)
@@ -123,10 +125,6 @@ class EpilogueWriter:
     def _is_fixed(self, value, t: type) -> bool:
         if isinstance(value, (type, ENUM, types.ModuleType, types.BuiltinFunctionType, torch.Generator, torch.nn.Module, range, slice, torch.Size)) or t in _LITERAL:
             return True
-        if t is types.FunctionType:
-            if any(type(x) is TensorProxy for x in (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))):
-                self.c.refuse(f"the function {value.__qualname__} that leaves the compiled function holds a tensor of it", "return the tensor itself")
-            return True
         return not hasattr(value, "__dict__") and not getattr(t, "__slots__", ())
 
     def _variable(self, value, expression: str) -> str:
@@ -146,7 +144,7 @@ class EpilogueWriter:
 
     def _container(self, value, t: type) -> str:
         if t is frozenset:
-            return f"{self.pin(frozenset)}(({', '.join(self.build(x) + ',' for x in value)}))"
+            return f"{self.pin(frozenset)}([{', '.join(self.build(x) for x in value)}])"
         if t is collections.defaultdict:
             name = self._variable(value, f"{self.pin(t)}({self.build(value.default_factory)})")
         elif t in (list, dict, set):
@@ -167,6 +165,27 @@ class EpilogueWriter:
                 self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
         if t not in (list, dict, set) and getattr(value, "__dict__", None):
             self._attributes(value, name)
+        return name
+
+    def _function(self, value: types.FunctionType) -> str:
+        """A function that the program made: made again, with cells that hold this call's values."""
+        cells, filled = [], []
+        for cell in value.__closure__ or ():
+            if id(cell) not in self.built:
+                self._variable(cell, f"{self.pin(types.CellType)}()")
+                filled.append(cell)
+            cells.append(self.built[id(cell)])
+        closure = f"({', '.join(cells)},)" if cells else "None"
+        defaults = self.build(value.__defaults__)
+        name = self._variable(value, f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, {value.__name__!r}, {defaults}, {closure})")
+        for cell in filled:
+            if _filled(cell):
+                contents = self.c.overlay.get((id(cell), None), cell.cell_contents)
+                self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
+        for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
+            if (v := getattr(value, attribute)) is not None:
+                self.lines.append(f"{name}.{attribute} = {self.build(v)}")
+        self._attributes(value, name)
         return name
 
     def _object(self, value, t: type) -> str:
@@ -260,6 +279,7 @@ def _latest(c, value):
 
 def _filled(cell) -> bool:
     try:
-        return cell.cell_contents is not None
+        cell.cell_contents  # noqa: B018 - asks whether there is any
     except ValueError:
         return False
+    return True
