@@ -107,6 +107,7 @@ class Compiled:
             functools.update_wrapper(self, fn, updated=())
 
     _lc_cd = property(lambda self: self)
+    _lc_original = property(lambda self: self.fn)
     _lc_cs = property(lambda self: self.stats)
     _lc_transforms = property(lambda self: list(self.options.transforms))
 
@@ -202,7 +203,7 @@ class Compiled:
         with torch.enable_grad() if options.derivative is not None else contextlib.nullcontext():
             captured = self._capture(args, kwargs, counters)
         if options.debug.show_interpreter_progress:
-            print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames} frames", file=sys.stderr)
+            print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)

@@ -10,6 +10,10 @@ import torch
 
 __all__ = ["ThunderModule"]
 
+_SHARED = (
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)  # fmt: skip
 
 
 class ThunderModule(torch.nn.Module):
@@ -22,8 +26,9 @@ class ThunderModule(torch.nn.Module):
         """model: the module that is compiled. compiled_model_call: the callable that runs it."""
         super().__init__()
         self.__dict__.pop("training", None)
-        self.__dict__["_compiled"] = compiled_model_call
-        self._modules["_model"] = model
+        self.__dict__["_compiled"], self.__dict__["_model"] = compiled_model_call, model
+        for name in _SHARED:  # one and the same containers, so that whatever PyTorch does to a module is done to the wrapped one
+            self.__dict__[name] = model.__dict__[name]
 
     def __call__(self, *args, **kwargs):
         if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
@@ -37,21 +42,42 @@ class ThunderModule(torch.nn.Module):
     _lc_cs = property(lambda self: self._compiled._lc_cs)
     _lc_transforms = property(lambda self: self._compiled._lc_transforms)
 
+    _lc_original = property(lambda self: self._model)
+
     @property
     def training(self) -> bool:  # type: ignore[override]
         """The wrapped module's mode."""
-        return self._modules["_model"].training  # type: ignore[union-attr]
+        return self._model.training
 
     @training.setter
     def training(self, mode: bool) -> None:
-        model = self.__dict__.get("_modules", {}).get("_model")
+        model = self.__dict__.get("_model")
         if model is not None:
             model.training = mode
 
+    def train(self, mode: bool = True):
+        self._model.train(mode)
+        return self
+
+    def __repr__(self) -> str:
+        inside = repr(self._model).replace("\n", "\n  ")
+        return f"ThunderModule(\n  (_model): {inside}\n)"
+
     def __getattr__(self, name: str) -> Any:
-        if name == "_model":
-            return self.__dict__["_modules"]["_model"]
-        return getattr(self.__dict__["_modules"]["_model"], name)
+        return getattr(self.__dict__["_model"], name)
+
+    def __dir__(self):
+        return sorted({*super().__dir__(), *dir(self._model)})
+
+    # --- containers (nn.Sequential, nn.ModuleList) stay containers
+    def __bool__(self) -> bool:
+        return bool(self._model)
+
+    def __len__(self) -> int:
+        return len(self._model)  # type: ignore[arg-type]
+
+    def __getitem__(self, index):
+        return self._model[index]  # type: ignore[index]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "training" or name.startswith("_") or name in type(self).__dict__:
@@ -112,6 +138,13 @@ class ThunderModule(torch.nn.Module):
     def load_original_state_dict(self, state_dict) -> None:
         """Loads a state dict of the module as it was before transforms."""
         self._model.load_state_dict(state_dict)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        self._model._load_from_state_dict(*args, **kwargs)
+
+    def apply(self, fn):
+        self._model.apply(fn)
+        return self
 
     def _apply(self, fn, recurse: bool = True):
         self._model._apply(fn, recurse)

@@ -99,15 +99,6 @@ def sampled() -> list[str]:
     )
 
 
-@pytest.fixture(autouse=True)
-def without_onednn():
-    """oneDNN's bfloat16 kernels die of an illegal instruction on some virtual machines."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    yield
-    torch._C._set_mkldnn_enabled(before)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single samples
 @pytest.mark.parametrize("name", sampled())
 def test_results_are_those_of_torch_autocast(name):

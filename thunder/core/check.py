@@ -35,7 +35,7 @@ def check(trace: Trace) -> Trace:
 
 def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, line: BoundSymbol | None) -> None:
     known = defined.get(value.name)
-    if known is not None and not (line is not None and known in line.inputs and known is value):
+    if known is not None and not (line is not None and known is value and line.has_input(value)):
         raise _error(trace, line, f"{value.name} is defined twice")
     defined[value.name] = value
 
@@ -45,8 +45,11 @@ def _check_types(trace: Trace, line: BoundSymbol) -> None:
         return
     with detached(line.context.replace(autocast=None)):
         again = line.sym.meta(*line.args, **line.kwargs)
-    for said, is_ in zip(line.outputs, proxies_in(again, []), strict=False):
-        if isinstance(said, TensorProxy) and (said.shape, said.dtype, said.device) != (is_.shape, is_.dtype, is_.device):
+    found = proxies_in(again, [])
+    if len(found) != len(line.outputs):
+        raise _error(trace, line, f"the line has {len(line.outputs)} values, the meta rule of {line.sym.qualified_name} gives {len(found)}")
+    for said, is_ in zip(line.outputs, found, strict=True):
+        if type(said) is not type(is_) or (isinstance(said, TensorProxy) and (said.shape, said.dtype, said.device) != (is_.shape, is_.dtype, is_.device)):
             raise _error(trace, line, f"{said!r} is what the trace says, the meta rule of {line.sym.qualified_name} says {is_!r}")
 
 

@@ -118,19 +118,29 @@ def complex_of(d: dtype) -> dtype:
 def promote(a: dtype, b: dtype) -> dtype:
     """The type two tensors of equal rank category meet in, as torch.promote_types gives it.
 
-    Raises ValueError for pairs that PyTorch does not promote (unsigned types above 8 bits with signed ones, float8 with anything else).
+    Raises ValueError for pairs that PyTorch does not promote (unsigned types above 8 bits with anything but floats, float8 with anything else).
     """
     if a is b:
         return a
     if a.category < b.category:
         a, b = b, a
-    if a.category == BOOL:
-        return a
+    if (_below_half(a) or _below_half(b)) and not (a is float4_e2m1fn_x2 and _wide_unsigned(b)):
+        raise ValueError(f"Promotion for Float8 Types is not supported, attempted to promote {a.name} and {b.name}")
+    if a.category in (INTEGER, COMPLEX) and (_wide_unsigned(a) or _wide_unsigned(b)):
+        raise ValueError(f"Promotion for uint16, uint32, uint64 types is not supported, attempted to promote {a.name} and {b.name}")
     if a.category == COMPLEX:
         return a if b.category <= INTEGER else promote_complex(a, b)
     if a.category == FLOAT:
         return a if b.category <= INTEGER else _promote_float(a, b)
     return a if b.category == BOOL else _promote_integer(a, b)
+
+
+def _wide_unsigned(d: dtype) -> bool:
+    return d.category == INTEGER and not d.signed and d.bytes > 1
+
+
+def _below_half(d: dtype) -> bool:
+    return d.category == FLOAT and d.bytes == 1
 
 
 def promote_complex(a: dtype, b: dtype) -> dtype:
@@ -139,8 +149,6 @@ def promote_complex(a: dtype, b: dtype) -> dtype:
 
 
 def _promote_float(a: dtype, b: dtype) -> dtype:
-    if a.bytes == 1 or b.bytes == 1:
-        raise ValueError(f"Promotion for Float8 Types is not supported, attempted to promote {a.name} and {b.name}")
     if a.bytes == b.bytes:
         return a if a is b else float32  # bfloat16 with float16
     return a if a.bytes > b.bytes else b
@@ -150,6 +158,4 @@ def _promote_integer(a: dtype, b: dtype) -> dtype:
     if a.signed == b.signed:
         return a if a.bytes > b.bytes else b
     unsigned, signed = (b, a) if a.signed else (a, b)
-    if unsigned.bytes > 1:
-        raise ValueError(f"Promotion for uint16, uint32, uint64 types is not supported, attempted to promote {a.name} and {b.name}")
     return int16 if signed.bytes == 1 else signed

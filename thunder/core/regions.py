@@ -38,38 +38,50 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
     """Groups the lines that `takes` accepts into convex sets of indices, each as large as joining along data flow makes it.
 
     Lines with an effect are never joined and never moved across. Every line is in exactly one group; lines not taken are groups of one.
-    Groups are in an order in which they can run. One pass, linear in the edges: each group has a level (the longest chain of groups before it), and a
-    line joins the group of a producer only when all its other producers lie on lower levels or in that group.
+    Groups are in an order in which they can run. One pass, nearly linear in the edges: each group has a level, more than that of every group it reads from, so that
+    no path leads from one group to another of the same level. A line joins the groups of its producers of the highest level, which become one, when all of
+    them are taken.
     """
     group_of: list[int] = []
     groups: list[list[int]] = []
+    merged_into: list[int] = []
     level: list[int] = []
     taken: list[bool] = []
     producer: dict[Proxy, int] = {}
     barrier = 0  # lowest level that a line after the last effect may have
+
+    def current(group: int) -> int:
+        while merged_into[group] != group:
+            merged_into[group] = group = merged_into[merged_into[group]]
+        return group
+
     for i, line in enumerate(lines):
-        accepts = takes(line) and OpTags.DONT_DCE not in line.sym.tags
-        before = {group_of[producer[v]] for v in line.inputs if v in producer}
-        lowest = max((level[g] for g in before), default=0)
-        candidates = [g for g in before if accepts and taken[g] and level[g] == lowest and level[g] >= barrier]
-        others = [g for g in before if level[g] == lowest]
-        if len(candidates) >= 1 and len(others) == 1:
-            group = candidates[0]
+        has_effect = OpTags.DONT_DCE in line.sym.tags
+        accepts = takes(line) and not has_effect
+        before = {current(group_of[producer[v]]) for v in line.inputs if v in producer}
+        highest = max((level[g] for g in before), default=0)
+        nearest = [g for g in before if level[g] == highest]
+        if accepts and nearest and highest >= barrier and all(taken[g] for g in nearest):
+            group = max(nearest, key=lambda g: len(groups[g]))
+            for other in nearest:
+                if other != group:
+                    groups[group] += groups[other]
+                    groups[other], merged_into[other] = [], group
             groups[group].append(i)
         else:
             group = len(groups)
             groups.append([i])
-            level.append(max(lowest + 1, barrier))
+            merged_into.append(group)
+            level.append(max(highest + 1, barrier))
             taken.append(accepts)
-        if OpTags.DONT_DCE in line.sym.tags:
-            barrier = max(level, default=0) + 1
-            level[group] = barrier
-            barrier += 1
+        if has_effect:
+            level[group] = max(level, default=0) + 1
+            barrier = level[group] + 1
         group_of.append(group)
         for o in line.outputs:
             producer[o] = i
-    order = sorted(range(len(groups)), key=lambda g: (level[g], groups[g][0]))
-    return [groups[g] for g in order]
+    order = sorted((g for g in range(len(groups)) if groups[g]), key=lambda g: (level[g], min(groups[g])))
+    return [sorted(groups[g]) for g in order]
 
 
 def schedule(lines: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], output: Sequence[Proxy]) -> list[Region]:

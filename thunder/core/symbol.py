@@ -177,7 +177,7 @@ class Symbol:
     def __repr__(self) -> str:
         return f"<Symbol {self.qualified_name}>"
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         recorder = _current.get()
         if recorder is None:
             return self._run(args, kwargs)
@@ -216,6 +216,8 @@ class Symbol:
             return out
         context = recorder.context
         needs_grad = context.grad_enabled and OpTags.DETACHED not in self.tags and any(type(i) is TensorProxy and i.requires_grad for i in inputs)
+        if needs_grad and "detaches" in self.info:
+            needs_grad = not self.info["detaches"](*args, **kwargs)
         for o in outputs:
             if not o.name:
                 o.name = context.names.make()
@@ -264,10 +266,9 @@ class Symbol:
     def _run(self, args: tuple, kwargs: dict):
         """Outside of a trace a symbol is the function that executes it, so that every printed trace is a program that runs."""
         run = self.fn or self.decomposition
-        if run is None:
-            raise MissingImplementationError(
-                f"{self.qualified_name} was called outside of a trace and has no implementation of its own: call it from a function given to thunder.jit"
-            )
+        if run is None or proxies_in(args, []):
+            why = "has no implementation of its own" if run is None else "was given a value of a trace"
+            raise MissingImplementationError(f"{self.qualified_name} was called outside of a trace and {why}: call it from a function given to thunder.jit")
         return run(*args, **kwargs)
 
     def _by_position(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:

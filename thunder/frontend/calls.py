@@ -33,7 +33,7 @@ from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["call", "call_native", "record", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare", "NOT_OPERATIONS", "sharp_edge", "RecordingMode"]
+__all__ = ["call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare", "NOT_OPERATIONS", "sharp_edge", "RecordingMode"]
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
 IDENTITY_CALLS = {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType}
@@ -144,6 +144,12 @@ def _materialize(c, v):
         containers.escape(c, v)
         return map_structure(c.lift, v) if t in (list, tuple, dict, slice) else v
     return v
+
+
+def operation(c, name: str, operands):
+    """A special method of a tensor, by its name."""
+    c.synchronize()
+    return METHODS.call(name, *_materialized(c, operands))
 
 
 def record(c, function, args, kwargs):
@@ -280,7 +286,7 @@ def call(c, f, args, kwargs):
     if isinstance(f, type):
         return _construct(c, f, args, kwargs)
     if hasattr(t, "_lc_cd"):  # a compiled function or module: its original becomes part of this program
-        return call(c, f._lc_cd.fn, args, kwargs)
+        return call(c, _original(c, f), args, kwargs)
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
@@ -291,6 +297,14 @@ def call(c, f, args, kwargs):
     if t is functools._lru_cache_wrapper and _reaches(c, args, kwargs):
         return call(c, f.__wrapped__, args, kwargs)
     return call_native(c, f, args, kwargs)
+
+
+def _original(c, f):
+    """What a compiled function or module was made from, read where it is."""
+    original = f._lc_original
+    if type(original) is types.FunctionType:
+        return original
+    return c.read(original, (c.sources.get(id(f)) or c.const(f)).attr("_lc_original"))
 
 
 def _call_partial(c, f, args, kwargs):

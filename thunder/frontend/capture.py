@@ -158,6 +158,10 @@ class Capture(Host):
                 self.pinned[source] = value
             self._known(value, source)
             return value
+        return self._read_other(value, t, source)
+
+    def _read_other(self, value, t: type, source: Source):
+        """What is neither a primitive, a tensor, a container nor a module."""
         if isinstance(value, tuple):
             return self._tuple(value, source)
         if t is types.MethodType:
@@ -666,6 +670,10 @@ class Capture(Host):
         return super().format_value(value, conversion, spec)
 
     # ------------------------------------------------------------------------------------------------ calls
+
+    def operation(self, name: str, *operands):
+        """A special method of a tensor."""
+        return calls.operation(self, name, operands)
 
     def call(self, f, args, kwargs):
         return calls.call(self, f, args, kwargs)

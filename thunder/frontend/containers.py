@@ -118,13 +118,13 @@ def getitem(c, o, k):
             return dict_item(c, o, k)
         observe(c, o)
     if t is TensorProxy:
-        return c.call(o.__getitem__, [escape(c, k)], {})
+        return c.operation("__getitem__", o, k)
     return o[k]
 
 
 def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
-        c.call(o.__setitem__, [escape(c, k), v], {})
+        c.operation("__setitem__", o, k, v)
         return
     custom = c.slot(type(o), "__setitem__")
     if custom is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Source"]
 
-_PRIVATE_STEPS = {"__self__", "_parameters", "_buffers", "_modules", "__dict__"}
+_PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
 
 
 class Source:

@@ -113,7 +113,8 @@ def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Deri
         adopted, aliases = adopt(lines, result, line.output)
     except ValueError:
         raise MissingImplementationError(
-            f"the grad transform of {line.sym.qualified_name} returned {len(proxies_in(result, []))} values, the operation returns {len(line.outputs)}: return what the operation returns"
+            f"the grad transform of {line.sym.qualified_name} returned {len(proxies_in(result, []))} values where the operation has {len(line.outputs)}: "
+            "return what the operation returns"
         ) from None
     renamed = dict(zip((o for b in lines for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True))
     renamed |= {new: old for new, old in zip(proxies_in(result, []), proxies_in(line.output, []), strict=True) if new not in renamed and new is not old}
@@ -180,7 +181,8 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), LTORCH["detach"].grad_rule or _identity, True))
     else:
         raise MissingImplementationError(
-            f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...) or define it by like=, or call it under torch.no_grad()"
+            f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
+            "or call it under torch.no_grad()"
         )
 
 

@@ -1,0 +1,333 @@
+"""Passes and helpers over random programs: regions, the rewriting driver, dce, cse, del_last_used, and budgets by counting."""
+
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import thunder
+import thunder.torch as ltorch
+from thunder.core.check import check
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.regions import convex_regions, schedule
+from thunder.core.rewrite import rewrite
+from thunder.core.symbol import OpTags, Symbol
+from thunder.extend import resolve_executors
+from thunder.options import JitOptions
+from thunder.pipeline import lower
+from thunder.tests.litgpt_model import GPT
+from thunder.transforms.cse import cse
+from thunder.transforms.dce import dce
+from thunder.transforms.del_last_used import del_last_used
+
+INPUTS = (torch.linspace(-1, 1, 4), torch.linspace(0, 2, 4))
+OPERATIONS = [ltorch.sin, ltorch.cos, ltorch.add, ltorch.mul, ltorch.maximum]
+EFFECT = Symbol("note", lambda a: None, tags=(OpTags.DONT_DCE,), fn=lambda a: None, is_prim=True)
+SPLIT = "split"
+
+# a random program: for each line what it does and which of the values before it reads; which values are returned
+LINES = st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 4, SPLIT, "note"]), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=25)
+RETURNED = st.lists(st.integers(0, 40), min_size=1, max_size=4)
+PROGRAMS = st.tuples(LINES, RETURNED)
+SETTINGS = settings(deadline=None, max_examples=120)
+
+
+def program_of(description):
+    lines, returned = description
+
+    def program(a, b):
+        values = [a, b]
+        for what, i, j in lines:
+            x, y = values[i % len(values)], values[j % len(values)]
+            if what == "note":
+                EFFECT(x)
+            elif what == SPLIT:
+                values += ltorch.split(x, 2)
+                values[-2:] = [ltorch.cat([values[-1], values[-2]])]
+            else:
+                values.append(OPERATIONS[what](x) if what < 2 else OPERATIONS[what](x, y))
+        return [values[i % len(values)] for i in returned]
+
+    return program
+
+
+def trace_of(description):
+    return thunder.trace(use_dce=False)(program_of(description), *INPUTS)
+
+
+def run(trace):
+    return trace.python_callable()(*INPUTS)
+
+
+def equal(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+# ---------------------------------------------------------------------------------------------------------------- regions
+
+
+def paths(lines):
+    """For each line the indices of all lines it depends on, directly or not, effects in their order included."""
+    producer, before = {}, []
+    for i, line in enumerate(lines):
+        found = {producer[v] for v in line.inputs if v in producer}
+        for j in list(found):
+            found |= before[j]
+        before.append(found)
+        producer.update(dict.fromkeys(line.outputs, i))
+    return before
+
+
+@SETTINGS
+@given(PROGRAMS, st.sets(st.sampled_from(["sin", "cos", "add", "mul", "maximum", "cat", "split"])))
+def test_regions_are_convex_and_can_run(description, taken):
+    trace = trace_of(description)
+    lines = trace.bound_symbols
+    groups = convex_regions(lines, lambda line: line.sym.name in taken)
+    assert sorted(i for g in groups for i in g) == list(range(len(lines))), "every line once"
+    before = paths(lines)
+    for group in groups:
+        inside = set(group)
+        for i in group:
+            for middle in before[i] - inside:
+                assert not (before[middle] & inside), "a path leads out of the group and back in"
+        assert len(group) == 1 or all(lines[i].sym.name in taken for i in group)
+        assert sorted(group) == list(group)
+    effects = [i for g in groups for i in g if OpTags.DONT_DCE in lines[i].sym.tags]
+    assert effects == sorted(effects), "effects keep their order"
+    place = {i: g for g, group in enumerate(groups) for i in group}
+    for e in effects:
+        assert all((place[i] < place[e]) == (i < e) for i in range(len(lines)) if i != e), "nothing moves across an effect"
+    regions = schedule(lines, groups, trace.output_proxies)
+    known = set(trace.args)
+    for region in regions:
+        assert set(region.inputs) <= known
+        known |= set(region.outputs)
+        made = {o for line in region.lines for o in line.outputs}
+        later = {v for other in regions if other is not region for v in other.inputs} | set(trace.output_proxies)
+        assert set(region.outputs) == made & later, "exactly what is read outside"
+    assert equal(run(trace.replace(bound_symbols=[line for r in regions for line in r.lines])), run(trace))
+
+
+def test_a_chain_is_one_region_and_a_detour_splits_it():
+    trace = thunder.trace()(lambda a, b: ltorch.mul(ltorch.sin(a), ltorch.cos(ltorch.sin(b))), *INPUTS)
+    assert [len(g) for g in convex_regions(trace.bound_symbols, lambda line: True)] == [4]
+    detour = thunder.trace()(lambda a, b: (lambda s: ltorch.mul(s, ltorch.matmul(s, s)))(ltorch.sin(a)), *INPUTS)
+    groups = convex_regions(detour.bound_symbols, lambda line: line.sym.name != "matmul")
+    assert groups == [[0], [1], [2]], "sin and mul in one group would need the product before and after"
+
+
+# ---------------------------------------------------------------------------------------------------------------- rewriting
+
+
+@SETTINGS
+@given(PROGRAMS)
+def test_rewriting_to_the_same_changes_nothing(description):
+    trace = trace_of(description)
+    made = rewrite(trace, lambda line, out: out.write(line))
+    assert made.bound_symbols == trace.bound_symbols and all(a is b for a, b in zip(made.bound_symbols, trace.bound_symbols))
+
+
+@SETTINGS
+@given(PROGRAMS)
+def test_rewriting_an_operation_another_way(description):
+    """cos(x) by sin(x + pi/2), maximum(x, y) by where: under the old names, so that nothing else changes."""
+    trace = trace_of(description)
+
+    def rule(line, out):
+        if line.sym.name == "maximum":
+            out.trace(lambda x, y: ltorch.where(x > y, x, y), line)
+        else:
+            out.write(line)
+
+    made = check(rewrite(trace, rule))
+    assert not any(line.sym.name == "maximum" for line in made.bound_symbols)
+    assert [p.name for p in made.output_proxies] == [p.name for p in trace.output_proxies] and equal(run(made), run(trace))
+
+
+@SETTINGS
+@given(PROGRAMS)
+def test_rewriting_lines_away(description):
+    """Every sin(x) is read as x: chains of dropped values end at what is there."""
+    trace = trace_of(description)
+    made = rewrite(trace, lambda line, out: out.alias({line.output: line.args[0]}) if line.sym.name == "sin" else out.write(line))
+    check(made)
+    lines, returned = description
+    identity = Symbol("same", decomposition=lambda a: a)
+    OPERATIONS[0] = identity
+    try:
+        want = run(trace_of(description))
+    finally:
+        OPERATIONS[0] = ltorch.sin
+    assert equal(run(made), want)
+
+
+def test_rewritten_lines_may_return_arguments_and_numbers():
+    trace = thunder.trace()(lambda a, b: ltorch.mul(ltorch.add(a, b), ltorch.add(b, b)), *INPUTS)
+    made = check(rewrite(trace, lambda line, out: out.trace(lambda x, y, **k: y, line) if line.sym.name == "add" else out.write(line)))
+    assert [line.sym.name for line in made.bound_symbols] == ["mul"] and torch.equal(run(made), INPUTS[1] ** 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- dce, cse
+
+
+@SETTINGS
+@given(PROGRAMS)
+def test_dce_keeps_what_is_needed(description):
+    trace = trace_of(description)
+    made = check(dce(trace))
+    assert equal(run(made), run(trace))
+    notes = [line for line in trace.bound_symbols if line.sym is EFFECT]
+    assert [line for line in made.bound_symbols if line.sym is EFFECT] == notes
+    read = {v for line in made.bound_symbols for v in line.inputs} | set(made.output_proxies)
+    assert all(line.sym is EFFECT or set(line.outputs) & read for line in made.bound_symbols), "nothing useless stays"
+    assert dce(made).bound_symbols == made.bound_symbols
+
+
+@SETTINGS
+@given(PROGRAMS)
+def test_cse_computes_equal_expressions_once(description):
+    trace = trace_of(description)
+    made = check(cse(trace))
+    assert equal(run(made), run(trace))
+    keys = [line.rhs for line in made.bound_symbols if line.sym is not EFFECT]
+    assert len(keys) == len(set(keys)) and cse(made).bound_symbols == made.bound_symbols
+    assert sum(line.sym is EFFECT for line in made.bound_symbols) == sum(line.sym is EFFECT for line in trace.bound_symbols)
+
+
+def test_cse_tells_numbers_apart_and_leaves_random_numbers_alone():
+    trace = thunder.trace()(lambda a, b: (a * 1, a * 1.0, a * 1, ltorch.rand_like(a), ltorch.rand_like(a), ltorch.split(a, 2), ltorch.split(a, 2)), *INPUTS)
+    made = cse(trace)
+    assert [line.sym.name for line in made.bound_symbols] == ["mul", "mul", "rand_like", "rand_like", "split"]
+    assert made.output[0] is made.output[2] and made.output[5][1] is made.output[6][1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- del
+
+
+@SETTINGS
+@given(PROGRAMS)
+def test_everything_is_freed_after_its_last_use(description):
+    trace = trace_of(description)
+    made = check(del_last_used(trace))
+    assert equal(run(made), run(trace))
+    alive = {a: None for a in made.args}
+    deleted = []
+    for i, line in enumerate(made.bound_symbols):
+        if line.sym.name == "python_del":
+            deleted += line.args
+            later = {v for other in made.bound_symbols[i + 1 :] for v in other.inputs} | set(made.output_proxies)
+            assert not later & set(line.args), "nothing is read after its del"
+            before = made.bound_symbols[i - 1] if i else None
+            assert before is None or set(line.args) <= {*before.inputs, *before.outputs} | set(made.args), "right after the last use"
+        alive.update(dict.fromkeys(line.outputs))
+    assert len(deleted) == len(set(deleted))
+    assert set(alive) - set(deleted) == set(made.output_proxies) & set(alive), "everything but the result is freed"
+    assert [line for line in made.bound_symbols if line.sym.name != "python_del"] == list(trace.bound_symbols)
+
+
+def test_intermediates_really_go_before_the_end():
+    alive = []
+
+    def observe(a):
+        gc.collect()
+        alive.append([r() is not None for r in references])
+        return a + 0
+
+    references = []
+
+    def remember(a):
+        made = a.sin()
+        references.append(weakref.ref(made))
+        return made
+
+    ex = thunder.extend.OperatorExecutor("observing")
+    keep = ex.register_operator("remember", meta=lambda a: TensorProxy(like=a), fn=remember)
+    look = ex.register_operator("look", meta=lambda a: TensorProxy(like=a), fn=observe)
+    compiled = thunder.jit(lambda a: look(look(keep(a) * 2) + 1), executors=[ex])
+    compiled(INPUTS[0])
+    assert alive == [[False], [False]]
+
+
+# ---------------------------------------------------------------------------------------------------------------- budgets, by counting
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """{blocks: (instructions, lines made, guards, prologue lines, interpreted frames, lines executed)} of a Llama-style model."""
+    found = {}
+    for blocks in (2, 4, 8):
+        model = GPT.from_name("llama2-like", n_layer=blocks, block_size=16).eval()
+        compiled = thunder.jit(model)
+        with torch.no_grad():
+            compiled(torch.zeros(1, 8, dtype=torch.long))
+        stats = thunder.compile_stats(compiled)
+        captured = stats.last_entry.captured
+        found[blocks] = (
+            stats.interpreted_instructions, stats.bound_symbols_created, captured.guard_count, len(stats.last_prologue_traces[-1].bound_symbols),
+            captured.frames.total(), len(stats.last_traces[-1].bound_symbols),
+        )  # fmt: skip
+    return found
+
+
+BUDGETS = {"interpreted instructions": 700, "lines made": 50, "guards": 45, "prologue lines": 75, "interpreted frames": 30, "lines executed": 95}
+
+
+@pytest.mark.parametrize("index, what", list(enumerate(BUDGETS)), ids=list(BUDGETS))
+def test_budgets_of_a_llama_block(measured, index, what):
+    two, four, eight = (measured[n][index] for n in (2, 4, 8))
+    block = (four - two) / 2
+    assert 0 < block <= BUDGETS[what]
+    assert eight - four == 4 * block, "each further block costs the same"
+
+
+def calls_during(function):
+    """How many Python functions are called."""
+    count = 0
+
+    def note(frame, event, arg):
+        nonlocal count
+        count += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_passes_are_linear_in_the_number_of_lines():
+    """Python calls made by all passes together and by printing, for chains of 50, 100, 200 lines."""
+    executors = resolve_executors(["torch"])
+
+    def chain(length):
+        def program(a, b):
+            for i in range(length // 5):
+                a = ltorch.softmax(ltorch.linear(a, b), -1) * (i + 2) + ltorch.split(a, 2, -1)[0].sum()
+            return a
+
+        return thunder.trace()(program, torch.ones(4, 4), torch.ones(4, 4))
+
+    traces = {n: chain(n) for n in (50, 100, 200)}
+    lower(chain(20), JitOptions(), executors)  # whatever is made once is made
+    counts = {n: calls_during(lambda t=t: str(lower(t, JitOptions(), executors)[-1])) for n, t in traces.items()}
+    step = (counts[100] - counts[50]) / 50
+    assert abs((counts[200] - counts[100]) / 100 - step) < 0.02 * step
+    assert step < 450, "calls a line, decomposition and text included"
+    executed = {n: calls_during(lambda t=t: lower(t, JitOptions(), executors)) for n, t in ((n, chain(n)) for n in (50, 100))}
+    assert (executed[100] - executed[50]) / 50 < 80
+
+
+def test_no_proxy_is_compared_by_value():
+    """A comparison of proxies outside of a trace is a mistake that says so, not an endless loop."""
+    x = TensorProxy("x", shape=(2,), dtype="float32", device="cpu")
+    y = x.replace(name="y")
+    assert isinstance(x, Proxy)
+    with pytest.raises(thunder.errors.MissingImplementationError, match="given a value of a trace"):
+        x == y

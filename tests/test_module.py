@@ -1,0 +1,382 @@
+"""ThunderModule: what thunder.jit returns for an nn.Module behaves as the module it wraps."""
+
+import copy
+import gc
+import inspect
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import thunder
+from thunder import ThunderModule
+
+
+class Net(nn.Module):
+    """Tied submodules, a BatchNorm, persistent and other buffers, a plain attribute, a property and methods."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.tied = self.a
+        self.seq = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.register_buffer("b", torch.zeros(2))
+        self.register_buffer("scratch", torch.ones(2), persistent=False)
+        self.k = 3
+
+    def forward(self, x, *, shift=0.0):
+        return self.seq(self.tied(self.a(x))) * self.k + self.b + shift
+
+    def generate(self, x, n):
+        for _ in range(n):
+            x = self(x)
+        return x
+
+    @torch.no_grad()
+    def predict(self, x):
+        return self.forward(x)
+
+    @property
+    def width(self):
+        return self.a.in_features
+
+
+X = torch.linspace(-1, 1, 8).reshape(4, 2)
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    model = Net()
+    return model, thunder.jit(model)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def same(a, b):
+    return all(x is y for x, y in zip(a, b, strict=True))
+
+
+def test_repr_and_kind(pair):
+    model, compiled = pair
+    assert type(compiled) is ThunderModule and isinstance(compiled, nn.Module)
+    assert repr(compiled) == "ThunderModule(\n  (_model): " + repr(model).replace("\n", "\n  ") + "\n)"
+    assert repr(thunder.jit(nn.Linear(4, 8))) == "ThunderModule(\n  (_model): Linear(in_features=4, out_features=8, bias=True)\n)"
+    assert compiled._model is model and thunder.compile_data(compiled).fn is model and compiled._lc_cs is thunder.compile_stats(compiled)
+    assert thunder.jit(compiled)._model is model, "what is compiled already is compiled anew from its original"
+    with pytest.raises(NotImplementedError, match="compile the module first"):
+        thunder.jit(object.__new__(nn.parallel.DistributedDataParallel))
+
+
+def test_calls(pair):
+    model, compiled = pair
+    compiled.eval()
+    assert torch.equal(compiled(X), model(X)) and torch.equal(compiled(x=X, shift=2.0), model(X, shift=2.0))
+    assert torch.equal(compiled.forward(X), model(X))
+    for method in (compiled.generate, compiled.predict):
+        args = (X, 2) if method.__name__ == "generate" else (X,)
+        assert torch.equal(method(*args), getattr(model, method.__name__)(*args))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        compiled(X, nonsense=1)
+
+
+def test_lookups(pair):
+    model, compiled = pair
+    assert compiled.get_parameter("seq.0.weight") is model.seq[0].weight and compiled.get_buffer("seq.1.running_mean") is model.seq[1].running_mean
+    assert compiled.get_submodule("seq.1") is model.seq[1] and compiled.get_submodule("") is model
+    for get, wrong in ((compiled.get_parameter, "seq.9.weight"), (compiled.get_buffer, "k"), (compiled.get_submodule, "nobody"), (compiled.get_parameter, "b")):
+        with pytest.raises(AttributeError) as ours:
+            get(wrong)
+        with pytest.raises(AttributeError) as theirs:
+            getattr(model, get.__name__)(wrong)
+        assert str(ours.value) == str(theirs.value)
+    compiled.set_buffer("seq.1.running_mean", torch.ones(2))
+    compiled.set_buffer("b", torch.full((2,), 5.0))
+    assert model.seq[1].running_mean.tolist() == [1, 1] and model.b.tolist() == [5, 5]
+    compiled.eval()
+    assert torch.equal(compiled(X), model(X))
+    for name in ("get_buffer", "get_parameter", "get_submodule", "named_buffers", "named_parameters", "no_sync"):
+        assert inspect.getdoc(getattr(ThunderModule, name))
+
+
+@pytest.mark.parametrize("iterate", ["parameters", "buffers", "children", "modules"])
+def test_iteration_gives_the_same_objects(pair, iterate):
+    model, compiled = pair
+    assert same(getattr(compiled, iterate)(), getattr(model, iterate)())
+
+
+def test_named_iteration(pair):
+    model, compiled = pair
+    for arguments in ({}, {"prefix": "p"}, {"recurse": False}, {"remove_duplicate": False}, {"prefix": "p", "recurse": True, "remove_duplicate": False}):
+        for iterate in ("named_parameters", "named_buffers"):
+            ours, theirs = list(getattr(compiled, iterate)(**arguments)), list(getattr(model, iterate)(**arguments))
+            assert [n for n, _ in ours] == [n for n, _ in theirs] and same([t for _, t in ours], [t for _, t in theirs])
+    assert list(compiled.named_children()) == list(model.named_children())
+    assert list(compiled.named_modules(prefix="p")) == list(model.named_modules(prefix="p"))
+    assert list(compiled.named_modules(remove_duplicate=False)) == list(model.named_modules(remove_duplicate=False))
+
+
+def test_state_dicts_are_the_wrapped_modules(pair):
+    model, compiled = pair
+    for arguments in ({}, {"prefix": "p."}, {"keep_vars": True}):
+        for ours in (compiled.state_dict(**arguments), compiled.original_state_dict(**arguments)):
+            theirs = model.state_dict(**arguments)
+            assert list(ours) == list(theirs) and ours._metadata == theirs._metadata
+            assert all(a.data_ptr() == b.data_ptr() and a.requires_grad == b.requires_grad for a, b in zip(ours.values(), theirs.values()))
+    assert "scratch" not in compiled.state_dict()
+    other = Net()
+    assert str(compiled.load_state_dict(other.state_dict())) == "<All keys matched successfully>"
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values()))
+    compiled.load_original_state_dict(Net().state_dict())
+    other = Net()
+    compiled.load_state_dict(other.state_dict(), assign=True)
+    assert model.a.weight.data_ptr() == other.a.weight.data_ptr()
+    assert torch.equal(compiled.eval()(X), other.eval()(X))
+    assert compiled.load_state_dict({"nonsense": X}, strict=False).unexpected_keys == ["nonsense"]
+    with pytest.raises(RuntimeError, match="Missing key.*\n.*Unexpected key.*nonsense"):
+        compiled.load_state_dict({"nonsense": X})
+
+
+def test_state_dict_hooks_run_once(pair):
+    model, compiled = pair
+    seen = []
+    model.register_state_dict_post_hook(lambda module, *rest: seen.append(module))
+    model.register_load_state_dict_pre_hook(lambda module, *rest: seen.append(module))
+    model.register_load_state_dict_post_hook(lambda module, keys: seen.append(module))
+    nn.Sequential(compiled).load_state_dict(nn.Sequential(compiled).state_dict())
+    compiled.load_state_dict(compiled.state_dict())
+    assert len(seen) == 6 and all(m in (model, compiled) for m in seen)
+
+
+def test_train_and_eval(pair):
+    model, compiled = pair
+    assert compiled.training and compiled.eval() is compiled
+    assert not (compiled.training or model.training or model.seq[1].training)
+    assert torch.equal(compiled(X), model(X))
+    assert compiled.train() is compiled and model.seq[1].training
+    assert compiled.train(False) is compiled and not model.training
+    model.train()
+    assert compiled.training
+
+
+def test_a_change_of_mode_is_noticed():
+    class Louder(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * (2 if self.training else 1)
+
+    model = Louder(2, 2)
+    compiled = thunder.jit(model)
+    for mode in (True, False, True, False):
+        assert torch.equal(compiled.train(mode)(X), model(X))
+    assert (thunder.cache_misses(compiled), thunder.cache_hits(compiled)) == (2, 2)
+    assert thunder.last_recompile_reasons(compiled) == ["model.training was True, is False"]
+
+
+def test_a_train_method_of_the_model_is_called():
+    class Frozen(nn.Linear):
+        def train(self, mode=True):
+            return super().train(False)
+
+    assert not thunder.jit(Frozen(2, 2)).train().training
+
+
+def test_hooks_on_the_wrapper_and_on_the_wrapped(pair):
+    model, compiled = pair
+    compiled.eval()
+    plain = model(X)
+    seen = []
+    handles = [
+        compiled.register_forward_hook(lambda module, inputs, output: seen.append(module) or output * 2),
+        compiled.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 3,)),
+    ]
+    assert torch.equal(compiled(X), model(X * 3) * 2) and seen == [compiled]
+    handles.append(model.register_forward_hook(lambda module, inputs, output: output + 1))
+    handles.append(model.seq.register_forward_pre_hook(lambda module, inputs: (inputs[0].sin(),)))
+    want = model(X * 3) * 2
+    assert not torch.equal(want, plain) and torch.equal(compiled(X), want)
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(compiled(X), plain)
+
+
+def test_attributes_fall_through(pair):
+    model, compiled = pair
+    compiled.eval()
+    before = compiled(X)
+    compiled.k = 5
+    assert model.k == 5 == compiled.k and torch.allclose(compiled(X), before / 3 * 5)
+    compiled.extra = nn.Linear(1, 1)
+    compiled.weight = nn.Parameter(X)
+    assert model.extra is compiled.extra and dict(model.named_parameters())["weight"] is compiled.weight
+    del compiled.extra, compiled.weight
+    assert not hasattr(model, "extra") and not hasattr(compiled, "weight")
+    assert compiled.width == 2 and "generate" in dir(compiled) and "k" in dir(compiled)
+    with pytest.raises(AttributeError, match="'Net' object has no attribute 'nonsense'"):
+        compiled.nonsense
+    with pytest.raises(AttributeError):
+        del compiled.nonsense
+    model.__dict__["forward"] = lambda x: x + 7
+    assert torch.equal(compiled(X), X + 7)
+
+
+def test_registration_goes_to_the_wrapped_module(pair):
+    model, compiled = pair
+    compiled.register_buffer("late", torch.ones(1), persistent=False)
+    compiled.register_parameter("p", nn.Parameter(torch.ones(1)))
+    compiled.add_module("m", nn.ReLU())
+    assert "late" in dict(model.named_buffers()) and "late" not in model.state_dict()
+    assert "p" in model.state_dict() and "m" in dict(model.named_children())
+
+
+def test_moves(pair):
+    model, compiled = pair
+    for move, dtype in (("double", torch.float64), ("half", torch.float16), ("bfloat16", torch.bfloat16), ("float", torch.float32)):
+        assert getattr(compiled, move)() is compiled and model.a.weight.dtype == dtype == compiled.scratch.dtype
+    assert compiled.to(torch.float64) is compiled and compiled.to("cpu") is compiled and compiled.cpu() is compiled
+    compiled.eval()
+    assert torch.equal(compiled(X.double()), model(X.double())) and compiled(X.double()).dtype == torch.float64
+    compiled.float()
+    assert torch.equal(compiled(X), model(X)), "a change of dtype is noticed"
+    assert "dtype was torch.float64, is torch.float32" in thunder.last_recompile_reasons(compiled)[0]
+    assert next(compiled.to("meta").parameters()).device.type == "meta" and model.b.device.type == "meta"
+    assert next(compiled.to_empty(device="cpu").parameters()).device.type == "cpu"
+
+
+def test_gradients_of_parameters(pair):
+    model, compiled = pair
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    compiled.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    assert compiled.requires_grad_(False) is compiled and not any(p.requires_grad for p in model.parameters())
+    compiled.eval()
+    compiled.requires_grad_()
+    assert all(p.requires_grad for p in model.parameters())
+    seen = []
+    assert compiled.apply(seen.append) is compiled and seen[-1] is model and set(seen) == set(model.modules())
+
+
+def test_training_with_an_optimizer():
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(2, 2), nn.Linear(2, 2)
+    theirs.load_state_dict(ours.state_dict())
+    compiled = thunder.jit(ours)
+    with torch.enable_grad():
+        for model, call in ((ours, compiled), (theirs, theirs)):
+            optimizer = torch.optim.SGD(call.parameters(), 0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                call(X).square().sum().backward()
+                optimizer.step()
+    assert torch.equal(ours.weight, theirs.weight) and thunder.cache_misses(compiled) == 1
+
+
+def test_inside_other_modules(pair):
+    model, compiled = pair
+    outer, plain = nn.Sequential(compiled, nn.ReLU()), nn.Sequential(model, nn.ReLU())
+    assert list(outer.state_dict()) == list(plain.state_dict())
+    assert [n for n, _ in outer.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    assert same(outer.parameters(), plain.parameters()) and same(outer.buffers(), plain.buffers())
+    outer.load_state_dict(nn.Sequential(Net(), nn.ReLU()).state_dict())
+    outer.eval()
+    assert not model.seq[1].training
+    assert torch.equal(outer(X), plain(X)) and thunder.compile_stats(compiled).calls == 1
+    outer.double()
+    assert model.a.weight.dtype == torch.float64
+    outer.float().requires_grad_(False)
+    assert not model.a.weight.requires_grad
+
+
+def test_compiled_inside_compiled_is_checked():
+    """A compiled module or method inside another compiled program: changes of the original are seen."""
+    model = nn.Linear(2, 2)
+    inner, method = thunder.jit(model), thunder.jit(model.forward)
+    outer, plain = thunder.jit(nn.Sequential(inner, nn.ReLU())), nn.Sequential(model, nn.ReLU())
+    programs = [(outer, plain), (thunder.jit(lambda x: inner(x)), model), (thunder.jit(lambda x: method(x)), model.forward)]
+    for change in (
+        lambda: None,
+        lambda: setattr(model, "weight", nn.Parameter(torch.zeros(2, 2))),
+        lambda: setattr(model, "bias", None),
+        lambda: model.register_forward_hook(lambda module, inputs, output: output + 1),
+        lambda: model.__dict__.update(forward=lambda x: x * 2),
+    ):
+        change()
+        for ours, theirs in programs[: 2 if "forward" in model.__dict__ else 3]:
+            assert torch.equal(ours(X), theirs(X))
+    assert thunder.compile_stats(inner).calls == 0
+
+
+def test_containers_stay_containers():
+    compiled = thunder.jit(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert len(compiled) == 2 and compiled[1] is compiled._model[1] and list(compiled) == list(compiled._model) and compiled[0] in compiled
+    assert bool(compiled) and bool(thunder.jit(nn.Linear(1, 1)))
+    with pytest.raises(TypeError):
+        len(thunder.jit(nn.Linear(1, 1)))
+
+
+def test_no_sync(pair):
+    model, compiled = pair
+    with compiled.no_sync() as nothing:
+        assert nothing is None and torch.equal(compiled.eval()(X), model(X))
+
+
+def test_copies(pair):
+    model, compiled = pair
+    compiled.eval()
+    want = compiled(X)
+    deep, shallow, unpickled = copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))
+    for made in (deep, shallow, unpickled):
+        assert type(made) is ThunderModule and thunder.cache_misses(made) == 0 and torch.equal(made(X), want)
+    assert shallow._model is model and deep._model is not model
+    assert deep.a is deep.tied, "tied modules stay tied"
+    assert deep.a.weight.data_ptr() != model.a.weight.data_ptr()
+    buffer = io.BytesIO()
+    torch.save(compiled, buffer)
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer, weights_only=False)(X), want)
+    options = thunder.jit(Net(), cache="no caching", disable_torch_autograd=True)
+    assert thunder.cache_option(copy.deepcopy(options)) is thunder.CACHE_OPTIONS.NO_CACHING
+
+
+def test_tied_parameters_are_one_input(pair):
+    model, compiled = pair
+    compiled.eval()
+    compiled(X)
+    names = [a.name for a in thunder.last_traces(compiled)[0].args]
+    assert names.count("t_tied_weight") + names.count("t_a_weight") == 1
+    model.tied = nn.Linear(2, 2)
+    assert torch.equal(compiled(X), model(X)), "untying is noticed"
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_parameters_replaced_in_place_and_anew(pair):
+    model, compiled = pair
+    compiled.eval()
+    compiled(X)
+    model.a.weight.mul_(2)
+    assert torch.equal(compiled(X), model(X))
+    model.a.weight = nn.Parameter(torch.ones(2, 2))
+    assert torch.equal(compiled(X), model(X))
+    model.a.weight.data = torch.zeros(2, 2)
+    assert torch.equal(compiled(X), model(X))
+    assert thunder.cache_misses(compiled) == 1, "the metadata is the same"
+    model.a.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.float32), requires_grad=False)
+    assert torch.equal(compiled(X), model(X)) and thunder.cache_misses(compiled) == 2
+    assert "requires_grad was True, is False" in thunder.last_recompile_reasons(compiled)[0]
+
+
+def test_freed(pair):
+    model = Net().eval()
+    compiled = thunder.jit(model)
+    compiled(X)
+    references = [weakref.ref(o) for o in (model, compiled, model.a.weight, compiled._compiled)]
+    del model, compiled
+    gc.collect()
+    assert [r() for r in references] == [None] * 4
