@@ -19,7 +19,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, RecompileWarning, SharpEdgeWarning, ThunderError, warn_user
+from thunder.errors import CaptureError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -130,7 +130,11 @@ class Compiled:
                     stats.cache_hits += 1
                     stats.last_entry = entry
                     entry.used = stats.calls
-                    values = entry.computation_fn(*inputs)
+                    try:
+                        values = entry.computation_fn(*inputs)
+                    except Exception as error:
+                        self._point_at_user(entry, error)
+                        raise
                     return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
         return self._miss(modes, args, kwargs)
 
@@ -230,8 +234,9 @@ class Compiled:
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
             failure = error
         self.fn(*args, **kwargs)
-        failure.add_note("this was raised while the program was captured; the program itself ran without an error. Please report it with the program")
-        raise failure
+        raise CaptureError(
+            f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=user_line(failure), remedy="please report this with the program"
+        ) from failure
 
     def _lower_gradient(self, captured: Captured, modes: tuple) -> tuple[list[Trace], Callable]:
         if captured.epilogue_fn is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import random
 import time
 import traceback
@@ -100,7 +101,7 @@ def to_numpy(x):
     return x.numpy()  # here
 
 
-@refused("depends on data")
+@refused("known only when the program runs")
 def boolean_mask(x):
     return x[x > 2]  # here
 
@@ -236,7 +237,7 @@ def test_refused(name):
         error, text = raised.value, str(raised.value)
         assert says in error.reason, text
         assert error.remedy and error.remedy in text
-        lines = {n: line for n, line in enumerate(open(__file__), 1) if "# here" in line}
+        lines = {n: line for n, line in enumerate(linecache.getlines(__file__), 1) if "# here" in line}
         first = function.__code__.co_firstlineno
         wanted = [n for n in lines if first <= n <= first + 12 and n < next_function(first)]
         if wanted:
@@ -244,7 +245,7 @@ def test_refused(name):
             assert lines[wanted[0]].strip() in text and f"{__file__}:{wanted[0]}" in text
         assert error.location is None or error.location[0] == __file__
     assert (torch.is_grad_enabled(), torch.get_default_dtype(), current_recorder()) == (grad, dtype, None)
-    assert torch.overrides._len_torch_function_stack() == 0 if hasattr(torch.overrides, "_len_torch_function_stack") else True
+    assert torch._C._len_torch_function_stack() == 0
 
 
 STARTS = sorted(f.__code__.co_firstlineno for f, _, _ in REFUSED.values())
@@ -537,7 +538,7 @@ def numpy_random(x):
     return x * float(numpy.random.rand())
 
 
-EDGES = [(python_random, "random"), (clock, "time"), (printing, "print"), (opening, "open"), (outside_iterator, "iterator"), (numpy_random, "random")]
+EDGES = [(python_random, "random"), (clock, "time"), (printing, "print"), (opening, "open"), (outside_iterator, "iterator"), (numpy_random, "another value")]
 
 
 @pytest.mark.parametrize(("function", "word"), EDGES)

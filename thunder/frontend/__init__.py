@@ -115,21 +115,18 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counte
     cast = compat.autocast_state()
     device = compat.default_device()
     try:
-        with recording(c.recorder), RecordingMode(c):
-            result = _run(c)
-        if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
-            raise CaptureError(
-                "the program leaves another grad mode, default dtype, default device or autocast state behind",
-                remedy="use the context managers (with torch.no_grad(): ...)",
-            )
-        with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
-            return Captured(c, result)
+        with compat.modes_restored():
+            with recording(c.recorder), RecordingMode(c):
+                result = _run(c)
+            if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
+                raise CaptureError(
+                    "the program leaves another grad mode, default dtype, default device or autocast state behind",
+                    remedy="use the context managers (with torch.no_grad(): ...)",
+                )
+            with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
+                return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
-    finally:
-        with torch._C.DisableTorchFunction():
-            torch._C._set_grad_enabled(grad)
-            torch.set_default_dtype(dtype)
 
 
 def _run(c: Capture):

@@ -29,6 +29,7 @@ from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops import inplace_of, lookup
+from thunder.ops.inplace import refuse_unknown
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
@@ -160,6 +161,8 @@ def record(c, function, args, kwargs):
     args, kwargs = _materialized(c, args), _materialized(c, kwargs)
     operation = lookup(function)
     if operation is not None:
+        if kwargs.get("out") is not None:
+            refuse_unknown(function, kwargs)
         return operation(*args, **kwargs)
     getter = getattr(function, "__self__", None)
     if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
