@@ -68,15 +68,15 @@ class RecompileWarning(UserWarning):
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def user_line(error: BaseException) -> tuple | None:
-    """(filename, line number, function name, source line) of the innermost line outside of thunder that an exception went through."""
-    found, traceback = None, error.__traceback__
+def user_line(error: BaseException) -> tuple[tuple | None, bool]:
+    """(filename, line number, function name, source line) of the innermost line outside of thunder that an exception went through; whether thunder raised it."""
+    found, traceback, code = None, error.__traceback__, None
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not code.co_filename.startswith(_HERE):
             found = code.co_filename, traceback.tb_lineno, code.co_name, linecache.getline(code.co_filename, traceback.tb_lineno)
         traceback = traceback.tb_next
-    return found
+    return found, code is not None and code.co_filename.startswith(_HERE)
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
