@@ -948,6 +948,18 @@ def class_of_an_object_changed():
 
 
 @row("miss")
+def class_of_a_module_changed():
+    class Other(nn.Linear):
+        def forward(self, x):
+            return x * 7
+
+    m = nn.Sequential(nn.Linear(3, 3))
+    yield m, (X,)
+    m[0].__class__ = Other
+    yield
+
+
+@row("miss")
 def getattr_hook_patched():
     class Hook:
         def __getattr__(self, name):
