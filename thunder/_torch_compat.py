@@ -8,7 +8,10 @@ from __future__ import annotations
 import torch
 from torch.utils._device import DeviceContext
 
-__all__ = ["modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast", "autocast_state", "tensor_batch_check"]
+__all__ = [
+    "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
+    "foreign_tracer", "any_autocast", "autocast_state", "tensor_batch_check",
+]  # fmt: skip
 
 any_autocast = torch._C._is_any_autocast_enabled
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there

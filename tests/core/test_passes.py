@@ -72,7 +72,7 @@ def equal(a, b):
 
 def paths(lines):
     """For each line the indices of all lines it depends on, directly or not, effects in their order included."""
-    producer, before, effects = {}, [], []
+    producer, before = {}, []
     for i, line in enumerate(lines):
         found = {producer[v] for v in line.inputs if v in producer}
         for j in list(found):

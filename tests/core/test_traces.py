@@ -17,9 +17,9 @@ from thunder.core.proxies import AnyProxy, CollectionProxy, IntegerProxy, Tensor
 from thunder.core.symbol import BoundSymbol, Context, Names, OpTags, Recorder, Symbol, adopt, current_recorder, detached, recording
 from thunder.core.trace import Trace, TraceCtx, from_trace, is_tracing, timed_pass, tracectx
 from thunder.errors import MissingImplementationError, TraceCheckError
-from thunder.pipeline import lower
-from thunder.options import JitOptions
 from thunder.extend import resolve_executors
+from thunder.options import JitOptions
+from thunder.pipeline import lower
 from thunder.tests.litgpt_model import GPT
 from thunder.transforms.del_last_used import python_del
 

@@ -14,8 +14,21 @@ import thunder
 from thunder.core import dtypes, symbolic
 from thunder.core.devices import Device, DeviceType, cpu, to_device
 from thunder.core.proxies import (
-    METHODS, AnyProxy, CollectionProxy, FloatProxy, IntegerProxy, NumberProxy, Proxy, TensorProxy, concrete, like, map_structure, number_value, numbers_in,
-    proxies_in, type_string,
+    METHODS,
+    AnyProxy,
+    CollectionProxy,
+    FloatProxy,
+    IntegerProxy,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    concrete,
+    like,
+    map_structure,
+    number_value,
+    numbers_in,
+    proxies_in,
+    type_string,
 )  # fmt: skip
 from thunder.core.pytree import tree_flatten, tree_flatten_with_dataclass, tree_iter, tree_map, tree_unflatten
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype

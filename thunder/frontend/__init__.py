@@ -118,7 +118,8 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counte
         with recording(c.recorder), RecordingMode(c):
             result = _run(c)
         if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
-            raise CaptureError("the program leaves another grad mode, default dtype, default device or autocast state behind", remedy="use the context managers (with torch.no_grad(): ...)")
+            what = "grad mode, default dtype, default device or autocast state"
+            raise CaptureError(f"the program leaves another {what} behind", remedy="use the context managers (with torch.no_grad(): ...)")
         with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
             return Captured(c, result)
     except UnsupportedError as error:

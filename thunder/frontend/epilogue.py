@@ -189,7 +189,7 @@ class EpilogueWriter:
         writes = []
         for key, (kind, o, n) in list(c.effects.items()):
             writes.append(self._write(kind, o, n, c.overlay[key]))
-        for kind, original, source, k, v in containers.changed(c):
+        for kind, _, source, k, v in containers.changed(c):
             writes.append(self._write_container(kind, self.path(source), k, v))
         self.lines += [w for w in writes if w]
 

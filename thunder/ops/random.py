@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops.creation import default_device, _factory_arguments, _like_arguments, _made, _options, _shape_of
+from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of, default_device
 from thunder.ops.define import LTORCH, alias, torch_prim
 from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import broadcast_shapes, default_dtype
