@@ -1,14 +1,20 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Each makes its own virtual environment first.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes its own virtual environment first; the second time there is nothing to do.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+  $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 VENV := .venv
 RUN := $(VENV)/bin/python
+# this version resolves to a build for the CPU where one is at hand; a plain `torch` may bring gigabytes of CUDA libraries
+TORCH ?= torch==2.13.0
 
 .PHONY: demo test test-all test-versions lint clean
 
-$(VENV)/.installed: pyproject.toml
+$(RUN):
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name one with make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -c 'import torch' 2>/dev/null || $(VENV)/bin/pip install -q torch==2.13.0
-	$(VENV)/bin/pip install -q -e '.[dev,transformers,plots]'
+
+$(VENV)/.installed: pyproject.toml | $(RUN)
+	$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install -q '$(TORCH)'
+	$(RUN) -m pip install -q -e '.[dev,transformers]'
 	touch $@
 
 demo: $(VENV)/.installed

@@ -2,11 +2,15 @@
 
     python benchmarks/call_overhead.py [--systems torch.compile,thunder] [--samples 300] [--only WORD ...] [--json FILE]
 
-Programs whose operations take next to no time, on the CPU: one add on tiny tensors, and modules with 10, 100 and 400 parameters, each multiplied by in turn
-(a matrix product is a kernel of its own under every system; sums would be fused into one, and eager's time for the others would count as an advantage).
-Under torch.no_grad(), once with parameters that require grad and once without. The systems take turns in one process; a sample is the mean of
-several calls in a row, and each sample is paired with eager's of the same round. Printed: the median of the paired differences in microseconds with
-its 95 % interval from order statistics, and thunder's divided by torch.compile's. The exit status is 1 where that ratio is above 0.5.
+Programs whose operations take next to no time, on the CPU, under torch.no_grad(): one add on tiny tensors, and modules with 10, 100 and 400 parameters, once
+requiring grad and once not. "joined": one operation takes all the parameters, so there is nothing to fuse and no module call to save, and what a system adds is
+the cost of its call. "products": a matrix product with each in turn, as a model would; there compiled programs also save eager's Python between the operations.
+The modules read `_parameters` directly, because Module.__getattr__ would be eager's loss and everyone else's gain.
+
+The systems take turns in one process; a sample is the mean of several calls in a row, paired with eager's of the same round. Printed: the median of the paired
+differences in microseconds with its 95 % interval from order statistics, and thunder's divided by torch.compile's. The bar: thunder's upper end is at most half of
+torch.compile's lower end. Where torch.compile's interval reaches zero there is nothing to take half of: the program is shown, without a ratio, and not judged.
+The exit status is 1 when a judged program misses the bar, or none was judged although both systems ran.
 """
 
 from __future__ import annotations
@@ -27,27 +31,32 @@ SAMPLE_SECONDS = 1e-3  # one sample is at least about this long: thousands of th
 WIDTH = 8
 
 
+class Joined(nn.Module):
+    """Its input and all its parameters in one tensor: one operation, however many parameters."""
+
+    def __init__(self, parameters: int, requires_grad: bool):
+        super().__init__()
+        for i in range(parameters):
+            self.register_parameter(f"weight_{i}", nn.Parameter(torch.randn(2), requires_grad=requires_grad))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, *self._parameters.values()])
+
+
 class Products(nn.Module):
     """Multiplies its input by one small matrix after the other."""
 
     def __init__(self, parameters: int, requires_grad: bool):
         super().__init__()
-        # near the identity, so that 400 products neither vanish nor overflow
-        self.steps = nn.ModuleList(Product(requires_grad) for _ in range(parameters))
+        for i in range(parameters):
+            # near the identity, so that 400 products neither vanish nor overflow
+            matrix = torch.eye(WIDTH) + 1e-3 * torch.randn(WIDTH, WIDTH)
+            self.register_parameter(f"weight_{i}", nn.Parameter(matrix, requires_grad=requires_grad))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for step in self.steps:
-            x = step(x)
+        for weight in self._parameters.values():
+            x = torch.mm(x, weight)
         return x
-
-
-class Product(nn.Module):
-    def __init__(self, requires_grad: bool):
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(WIDTH) + 1e-3 * torch.randn(WIDTH, WIDTH), requires_grad=requires_grad)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, self.weight)
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -57,10 +66,11 @@ def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def cases() -> dict[str, Callable[[], tuple[Callable, tuple]]]:
     """Name -> what makes the program and its arguments."""
     made: dict[str, Callable[[], tuple[Callable, tuple]]] = {"one add": lambda: (add, (torch.randn(2), torch.randn(2)))}
-    for parameters in (10, 100, 400):
-        for requires_grad in (False, True):
-            name = f"{parameters} parameters, {'' if requires_grad else 'not '}requiring grad"
-            made[name] = lambda n=parameters, grad=requires_grad: (Products(n, grad), (torch.randn(WIDTH, WIDTH),))
+    for kind, module, shape in (("joined", Joined, (2,)), ("products", Products, (WIDTH, WIDTH))):
+        for parameters in (10, 100, 400):
+            for grad in (False, True):
+                name = f"{kind}, {parameters} parameters, {'' if grad else 'not '}requiring grad"
+                made[name] = lambda module=module, n=parameters, grad=grad, shape=shape: (module(n, grad), (torch.randn(shape),))
     return made
 
 
@@ -83,25 +93,21 @@ def measure(make: Callable[[], tuple[Callable, tuple]], systems: list[str], samp
     for system in systems:
         added = [1e6 * (ours - eager) for ours, eager in zip(times[system], times["eager"], strict=True)]
         row[system] = {"added": median(added), "interval": median_interval(added)}
-    if {"torch.compile", "thunder"} <= set(systems):
+    if {"torch.compile", "thunder"} <= set(systems) and row["torch.compile"]["interval"][0] > 0:
         row["ratio"] = row["thunder"]["added"] / row["torch.compile"]["added"]
+        row["holds"] = row["thunder"]["interval"][1] <= RATIO_BAR * row["torch.compile"]["interval"][0]
     return row
 
 
-def holds(row: dict) -> bool:
-    """Whether thunder adds at most half of what torch.compile adds: also where it adds nothing at all."""
-    if "ratio" not in row:
-        return True
-    return row["thunder"]["added"] <= RATIO_BAR * row["torch.compile"]["added"]
-
-
 def line(name: str, row: dict, systems: list[str]) -> str:
-    parts = [f"{name:34} eager {row['eager']:8.2f} us"]
+    parts = [f"{name:44} eager {row['eager']:8.2f} us"]
     for system in systems:
         low, high = row[system]["interval"]
         parts.append(f"{system} adds {row[system]['added']:8.2f} us [{low:.2f}, {high:.2f}]")
     if "ratio" in row:
-        parts.append(f"ratio {row['ratio']:6.3f}" + ("" if holds(row) else f"  above {RATIO_BAR}"))
+        parts.append(f"ratio {row['ratio']:6.3f}" + ("" if row["holds"] else f"  misses {RATIO_BAR}"))
+    elif len(systems) > 1:
+        parts.append("not judged: torch.compile adds nothing")
     return "   ".join(parts)
 
 
@@ -125,9 +131,10 @@ def main() -> int:
                 print(line(name, rows[name], systems), flush=True)
     if chosen.json:
         Path(chosen.json).write_text(json.dumps(rows, indent=1) + "\n")
-    short = [name for name, row in rows.items() if not holds(row)]
-    print(f"{len(short)} of {len(rows)} programs fall short of the bar: {'; '.join(short)}" if short else "holds")
-    return int(bool(short))
+    judged = {name: row for name, row in rows.items() if "holds" in row}
+    missed = [name for name, row in judged.items() if not row["holds"]]
+    print(f"{len(judged) - len(missed)} of {len(judged)} judged programs hold the bar, {len(rows) - len(judged)} not judged" + (f"; missed: {'; '.join(missed)}" if missed else ""))
+    return int(bool(missed) or (len(systems) > 1 and not judged))
 
 
 if __name__ == "__main__":

@@ -216,6 +216,8 @@ class Symbol:
             return out
         context = recorder.context
         needs_grad = context.grad_enabled and OpTags.DETACHED not in self.tags and any(type(i) is TensorProxy and i.requires_grad for i in inputs)
+        if needs_grad and "detaches" in self.info:
+            needs_grad = not self.info["detaches"](*args, **kwargs)
         for o in outputs:
             if not o.name:
                 o.name = context.names.make()

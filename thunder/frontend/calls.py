@@ -208,14 +208,11 @@ _DUNDERS = {
     ">>": "rshift",
 }  # fmt: skip
 _COMPARE = {"<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"), ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__")}
-_PLAIN = (int, float, bool, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, complex, NumberProxy)
+_PLAIN = (int, float, bool, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, complex, NumberProxy, TensorProxy, torch.Tensor)
 
 
 def binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
-    if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        c.synchronize()
-        return ARITHMETIC[symbol](_materialize(c, a), _materialize(c, b))
     c.touch(a)
     c.touch(b)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
@@ -227,6 +224,9 @@ def binary(c, symbol, a, b):
         found, result = _python_operator(c, (f"__{stem}__", f"__r{stem}__"), a, b)
         if found:
             return result
+    if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        c.synchronize()
+        return ARITHMETIC[symbol](_materialize(c, a), _materialize(c, b))
     return ARITHMETIC[symbol](a, b)
 
 
@@ -241,15 +241,15 @@ def unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
-    if type(a) is TensorProxy or type(b) is TensorProxy:
-        c.synchronize()
-        return COMPARISONS[symbol](_materialize(c, a), _materialize(c, b))
     c.touch(a)
     c.touch(b)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         found, result = _python_operator(c, _COMPARE[symbol], a, b)
         if found:
             return result
+    if type(a) is TensorProxy or type(b) is TensorProxy:
+        c.synchronize()
+        return COMPARISONS[symbol](_materialize(c, a), _materialize(c, b))
     return COMPARISONS[symbol](a, b)
 
 

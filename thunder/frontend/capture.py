@@ -7,11 +7,13 @@ somebody looks. Operations on proxies are recorded; writes to outside objects be
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 from thunder import _torch_compat as compat
@@ -20,7 +22,7 @@ from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
 from thunder.frontend import calls, containers
-from thunder.frontend.native import CONTAINERS, ENUM, IDENTITY, PRIMITIVE, native_module, tracked_anyway
+from thunder.frontend.native import CONTAINERS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast
@@ -75,6 +77,9 @@ class Capture(Host):
         # what the program was found to depend on
         self.guards: dict[tuple, Any] = {}
         self.namespaces: dict[int, tuple] = {}
+        self.builtins: dict[int, tuple] = {}  # id(globals) -> (globals, names that are builtins because the globals have none)
+        self.function_sources: dict[int, Source] = {}
+        self.functions: dict[int, tuple] = {}  # id(function) -> (function, whether a default of it was used)
         self.tensor_guards: dict[Source, tuple] = {}
         self.dict_items: set[Source] = set()
         self.hook_dicts: list[dict] = []
@@ -137,7 +142,7 @@ class Capture(Host):
             return value
         if isinstance(value, torch.Tensor):
             return self.tensor(value, source)
-        if t in CONTAINERS:
+        if t in CONTAINERS or isinstance(value, (list, dict, set, collections.deque)):
             return containers.snapshot(self, value, source)
         known = self.sources.get(id(value))
         if known is not None:
@@ -157,10 +162,18 @@ class Capture(Host):
             self.guard(source, "type", types.MethodType)
             self.guard(source.attr("__func__"), "is", value.__func__)
             return types.MethodType(value.__func__, self.read(value.__self__, source.attr("__self__")))
+        if isinstance(value, IMMUTABLE):
+            self.guards.setdefault((source, "value", None), value)
+            return value
+        if t is numpy.ndarray:
+            self.guards.setdefault((source, "array", None), value.copy())
+            return value
         if t in IDENTITY or isinstance(value, (type, ENUM, frozenset)) or (native_module(t.__module__) and not isinstance(value, tracked_anyway)):
             if hasattr(t, "__next__") and t.__module__ == "builtins":
                 self.outside_iterators[id(value)] = value
             self.guard(source, "is", value)
+            if t is types.FunctionType:
+                self.function_sources.setdefault(id(value), source)
             if t is functools.partial or (t is types.FunctionType and source.root.key in ("args", "kwargs")):
                 self._known(value, source)
             return value
@@ -279,8 +292,12 @@ class Capture(Host):
 
     def slot(self, t: type, name: str):
         """The Python-level implementation of a special method, or None."""
-        kind, a, _ = self.resolve(t, name)
-        return a if kind == "func" else None
+        kind, a, owner = self.resolve(t, name)
+        if kind != "func":
+            return None
+        if not native_module(owner.__module__):
+            self.class_name(t, name, a)
+        return a
 
     def load_attr(self, o, n):
         t = type(o)
@@ -294,8 +311,10 @@ class Capture(Host):
             return getattr(o, n)
         if isinstance(o, type):
             return self._class_attribute(o, n)
-        if t is types.FunctionType or t is types.MethodType:
-            return getattr(o, n)
+        if t is types.FunctionType:
+            return self._function_attribute(o, n)
+        if t is types.MethodType:
+            return getattr(o, n) if hasattr(types.MethodType, n) else self._function_attribute(o.__func__, n)
         if t is super:
             return self._super_attribute(o, n)
         if isinstance(o, NumberProxy):
@@ -342,8 +361,10 @@ class Capture(Host):
             value = self.call(a.func, [o], {})
             self.raw_store(o, n, value)
             return value
-        if kind == "get":
-            return getattr(o, n)  # classmethod, staticmethod and other descriptors
+        if kind == "get":  # classmethod, staticmethod and other descriptors
+            if not native_module(owner.__module__):
+                self.class_name(t, n, a)
+            return getattr(o, n)
         if kind == "plain":
             return a if native_module(owner.__module__) else self.read(a, self.const(owner).attr(n))
         return self._missing_attribute(o, t, n, source)
@@ -387,13 +408,17 @@ class Capture(Host):
         """Methods are looked up on the class: what the name means there is checked."""
         if (t, n) not in self.seen_names:
             self.seen_names.add((t, n))
-            self.namespace(t, f"{t.__qualname__}.", n, getattr(t, n, a))
+            value = getattr(t, n, a)
+            if type(value) is types.MethodType:  # made anew at each access
+                self.namespace(t, f"{t.__qualname__}.", f"{n}.__func__", value.__func__)
+            else:
+                self.namespace(t, f"{t.__qualname__}.", n, value)
 
     def _class_attribute(self, c: type, n: str):
         value = getattr(c, n)
         t = type(value)
         if t in IDENTITY or isinstance(value, (type, types.MethodType, ENUM)):
-            if t is types.FunctionType and not native_module(c.__module__):
+            if t in (types.FunctionType, types.MethodType) and not native_module(c.__module__):
                 self.class_name(c, n, value)
             return value
         if native_module(c.__module__) or (t in PRIMITIVE and n.startswith("__")):
@@ -406,8 +431,12 @@ class Capture(Host):
         o = s.__self__
         mro = (s.__self_class__ or type(o)).__mro__
         for c in mro[mro.index(s.__thisclass__) + 1 :]:
-            if type(c.__dict__.get(n)) is property:
-                return self.call(c.__dict__[n].fget, [o], {})
+            if hasattr(c, n) and not native_module(c.__module__):
+                self.class_name(c, n, None)
+            if n in c.__dict__:
+                if type(c.__dict__[n]) is property:
+                    return self.call(c.__dict__[n].fget, [o], {})
+                break
         return getattr(s, n)
 
     def namespace_value(self, space: dict, label: str, n: str, value):
@@ -429,7 +458,18 @@ class Capture(Host):
             return self._overlaid(space, n)
         if n in space:
             return self.namespace_value(space, "global ", n, space[n])
+        if not native_module(space.get("__name__")):
+            self.builtins.setdefault(id(space), (space, {}))[1][n] = None
         return self.load_builtin(space, n)
+
+    def _function_attribute(self, f, n: str):
+        if id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
+            return getattr(f, n)
+        if n in f.__dict__ or n in ("__defaults__", "__kwdefaults__"):
+            return self.read(getattr(f, n), self.const(f).attr(n))
+        if not hasattr(f, n):
+            self.guard(self.const(f).attr(n), "noattr", None)
+        return getattr(f, n)
 
     # ------------------------------------------------------------------------------------------------ writes
 
@@ -500,18 +540,26 @@ class Capture(Host):
         self.overlay[id(cell), None] = v
         self.effects[id(cell), None] = ("cell", cell, None)
 
+    def enter(self, f, args, kwargs):
+        if id(f) not in self.functions and id(f) not in self.fresh and not native_module(f.__globals__.get("__name__")):
+            self.keep[id(f)], self.functions[id(f)] = f, (f, False)
+        return super().enter(f, args, kwargs)
+
     def made_function(self, f):
         self.fresh.add(id(f))
         self.keep[id(f)] = f
         return f
 
     def default(self, f, name, value):
-        if type(value) in PRIMITIVE or type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
+        if type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
             return value
         code = f.__code__
         source = self.sources.get(id(f)) or self.const(f)
         if name in (f.__kwdefaults__ or ()):
             return self.read(value, source.attr("__kwdefaults__").item(name))
+        self.functions[id(f)] = (f, True)
+        if type(value) in PRIMITIVE:
+            return value
         index = code.co_varnames.index(name) - code.co_argcount
         return self.read(value, source.attr("__defaults__").item(index))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 
 from thunder.core.proxies import TensorProxy
-from thunder.frontend.native import native_module
+from thunder.frontend.native import CONTAINERS, container_base, native_module
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "changed"]
 
@@ -23,9 +23,13 @@ def snapshot(c, value, source):
             c.guard(source, "same", known, known)
         return s
     t = type(value)
-    s = t() if t is not collections.defaultdict else t(value.default_factory)
-    if t is collections.deque:
-        s = t(maxlen=value.maxlen)
+    s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
+    if isinstance(value, collections.defaultdict):
+        s.default_factory = value.default_factory
+    elif isinstance(value, collections.deque):
+        collections.deque.__init__(s, maxlen=value.maxlen)
+    if t not in CONTAINERS and hasattr(value, "__dict__"):
+        s.__dict__.update(value.__dict__)
     c.snapshots[id(value)] = s
     c.keep[id(value)], c.keep[id(s)] = value, s
     c.sources[id(s)] = source
@@ -38,38 +42,41 @@ def observe(c, s) -> None:
     """Somebody looks at all of a snapshot."""
     value, source = c.lazy.pop(id(s))
     if isinstance(value, dict):
-        added = dict(s)
-        s.clear()
-        c.guard(source, "keys", tuple(value))
+        base = container_base(type(value))
+        added = dict(base.items(s))
+        base.clear(s)
+        c.guard(source, "keys", tuple(base.keys(value)))
         before = c.read_items.get(id(s), {})
-        for k, x in value.items():
-            s[k] = before[k] if k in before else c.read(x, source.item(k))
-        c.pristine[id(s)] = (value, source, dict(s))
-        s.update(added)
+        for k, x in base.items(value):
+            base.__setitem__(s, k, before[k] if k in before else c.read(x, source.item(k)))
+        c.pristine[id(s)] = (value, source, dict(base.items(s)))
+        for k, x in added.items():
+            base.__setitem__(s, k, x)
     elif isinstance(value, set):
         c.guard(source, "set", frozenset(value))
         c.pristine[id(s)] = (value, source, set(value))
-        s |= value
+        set.update(s, value)
     else:
-        c.guard(source, "len", len(value))
-        children = [c.read(x, source.item(i)) for i, x in enumerate(value)]
+        base = container_base(type(value))
+        c.guard(source, "len", base.__len__(value))
+        children = [c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))]
         c.pristine[id(s)] = (value, source, children)
-        added = list(s)
-        s.clear()
-        s.extend(children + added)
+        added = list(base.__iter__(s))
+        base.clear(s)
+        base.extend(s, children + added)
 
 
 def dict_item(c, s, k, *default):
     """One key of a dict that nobody has read as a whole: that key is guarded, no other."""
-    if k in s:
-        return s[k]
+    if dict.__contains__(s, k):
+        return dict.__getitem__(s, k)
     value, source = c.lazy[id(s)]
     item = source.item(k)
-    if k in value:
+    if dict.__contains__(value, k):
         c.dict_items.add(item)
-        child = c.read(value[k], item)
+        child = c.read(dict.__getitem__(value, k), item)
         c.read_items.setdefault(id(s), {})[k] = child
-        s[k] = child
+        container_base(type(s)).__setitem__(s, k, child)
         return child
     c.guard(item, "absent", None)
     if default:
@@ -102,35 +109,37 @@ def _hashable(k) -> bool:
 
 
 def getitem(c, o, k):
+    t = type(o)
+    custom = c.slot(t, "__getitem__") if t not in CONTAINERS else None
+    if custom is not None and not native_module(custom.__globals__.get("__name__")):
+        return c.call(custom, [o, k], {})
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
         observe(c, o)
-    t = type(o)
     if t is TensorProxy:
         return c.operation("__getitem__", o, k)
-    custom = c.slot(t, "__getitem__")
-    if custom is not None and not native_module(custom.__globals__.get("__name__")):
-        return c.call(custom, [o, k], {})
-    if isinstance(o, type):
-        return o[k]
     return o[k]
 
 
 def setitem(c, o, k, v) -> None:
-    if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
-        observe(c, o)
     if type(o) is TensorProxy:
         c.operation("__setitem__", o, k, v)
         return
     custom = c.slot(type(o), "__setitem__")
     if custom is not None:
         c.call(custom, [o, k, v], {})
-    else:
-        o[k] = v
+        return
+    if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
+        observe(c, o)
+    o[k] = v
 
 
 def contains(c, o, v) -> bool:
+    t = type(o)
+    custom = c.slot(t, "__contains__")
+    if t is not TensorProxy and custom is not None:
+        return bool(c.call(custom, [o, v], {}))
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(v):
             if v in o:
@@ -139,10 +148,6 @@ def contains(c, o, v) -> bool:
             c.guard(source.item(v), "present" if v in original else "absent", None)
             return v in original
         observe(c, o)
-    t = type(o)
-    custom = c.slot(t, "__contains__")
-    if t is not TensorProxy and custom is not None:
-        return bool(c.call(custom, [o, v], {}))
     if t is not TensorProxy and c.slot(t, "__iter__"):
         return v in c.iterate(o)
     return v in o

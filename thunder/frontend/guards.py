@@ -19,6 +19,7 @@ from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
+from thunder.frontend.native import CONTAINERS, container_base
 from thunder.frontend.sources import Source
 
 __all__ = ["PrologueWriter"]
@@ -66,7 +67,7 @@ def was_is(path: str, was: str, now) -> str:
     return f"{path} was {was}, is {say(now)}"
 
 
-def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str:
+def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str | None:
     """The first tensor that is not what it was, and how it differs."""
     for (path, was), value in zip(expected, values, strict=True):
         if not isinstance(value, torch.Tensor):
@@ -81,7 +82,12 @@ def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str
         for name in ("dtype", "device", "requires_grad"):
             if getattr(value, name) != was[name]:
                 return f"{path}.{name} was {was[name]}, is {getattr(value, name)}"
-    return "a tensor's conjugation, layout or subclass state changed: " + ", ".join(p for p, _ in expected)
+        for name in ("is_conj", "is_neg", "is_inference"):
+            if getattr(value, name)() != was[name]:
+                return f"{path}.{name}() was {was[name]}, is {not was[name]}"
+        if value.layout is not was["layout"]:
+            return f"{path}.layout was {was['layout']}, is {value.layout}"
+    return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
 
 
 def written(name: str, signature: str, lines: list[BoundSymbol], result: str, names: Names, objects: dict) -> tuple[Trace, Callable]:
@@ -171,7 +177,17 @@ class PrologueWriter:
             return f"{self.pin(cell_reader(key), 'cell')}({b})"
         if source.step == "size":
             return f"{b}.shape[{key}]"
-        return f"{b}.get({key!r}, MISSING)" if source in self.capture.dict_items and _literal(key) else f"{b}[{self.literal(key)}]"
+        base_type = self.base_type(base)
+        if source in self.capture.dict_items:
+            return f"{b}.get({self.literal(key)}, MISSING)" if base_type is None else f"{self.pin(base_type.get, 'get')}({b}, {self.literal(key)}, MISSING)"
+        return f"{b}[{self.literal(key)}]" if base_type is None else f"{self.pin(base_type.__getitem__, 'get')}({b}, {self.literal(key)})"
+
+    def base_type(self, source: Source) -> type | None:
+        """The builtin container under a subclass of the user's, whose own methods are not to be called; None for the builtins themselves."""
+        kind = self.capture.guards.get((source, "type", None))
+        if kind in CONTAINERS or not isinstance(kind, type):
+            return None
+        return container_base(kind)
 
     # --- the checks
     def write(self) -> tuple[Trace, Callable]:
@@ -181,6 +197,7 @@ class PrologueWriter:
         self._hooks()
         for (source, kind, _), want in list(capture.guards.items()):
             self._guard(source, kind, want)
+        self._functions()
         self._tensors()
         self._numbers()
         self._distinct()
@@ -199,6 +216,9 @@ class PrologueWriter:
         if capture.kwargs:
             keys = self.pin(frozenset(capture.kwargs), "keys")
             self.miss("check_keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {str(sorted(capture.kwargs))!r}, sorted(kwargs))")
+            if len(capture.kwargs) > 1 and takes_keywords(capture.fn):
+                order = tuple(capture.kwargs)
+                self.miss("check_order", f"tuple(kwargs) != {self.pin(order, 'order')}", f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))")
         else:
             self.miss("check_empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
 
@@ -215,6 +235,32 @@ class PrologueWriter:
                 "check_names", "try:", f"  if {get}({where}) != {want}: return changed({where}, {self.pin(keys, 'names')}, {want}, {label!r})",
                 f"except gone as error: return f'{label}{{error}} is gone'",
             )  # fmt: skip
+
+    def _functions(self) -> None:
+        """Functions that were interpreted still have their code, and those whose defaults were used their defaults."""
+        pinned, passing = [], []
+        for f, used in self.capture.functions.values():
+            (passing if self._is_weak(f) and id(f) in self.capture.function_sources else pinned).append((f, used))
+        for attribute, what, only_used in (("__code__", "the code", False), ("__defaults__", "a default argument", True)):
+            functions = tuple(f for f, used in pinned if used or not only_used)
+            getter = operator.attrgetter(attribute)
+            if functions:
+                get, names, want = self.pin(getter, "get"), self.pin(functions, "functions"), self.pin(tuple(map(getter, functions)), "want")
+                self.objects.update(all=all, map=map, is_=operator.is_, changed_function=changed_function)
+                self.miss(f"check_{attribute.strip('_')}", f"not all(map(is_, map({get}, {names}), {want}))", f"changed_function({get}, {names}, {want}, {what!r})")
+            for f, used in passing:  # a closure that an argument holds: it is found there, and not kept alive
+                if used or not only_used:
+                    v = self.variable(self.capture.function_sources[id(f)])
+                    reason = f"{what} of {f.__qualname__} changed"
+                    self.miss(f"check_{attribute.strip('_')}", f"getattr({v}, {attribute!r}, MISSING) is not {self.pin(getter(f))}", repr(reason))
+        for space, names in self.capture.builtins.values():
+            where = self.pin(space, "space")
+            self.objects["shadowed"] = shadowed
+            self.miss("check_builtins", f"not {where}.keys().isdisjoint({self.pin(tuple(names), 'names')})", f"shadowed({where}, {self.pin(tuple(names), 'names')})")
+
+    def _guard_array(self, source: Source, path: str, want) -> None:
+        self.objects["same_array"] = same_array
+        self.miss("check_array", f"not same_array({self.variable(source)}, {self.pin(want)})", f"{f'the numpy array {path} changed'!r}")
 
     def _hooks(self) -> None:
         hooks = self.capture.hook_dicts
@@ -245,9 +291,11 @@ class PrologueWriter:
         elif kind == "isnot":
             self.miss("check_distinct", f"{v} is {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' became one object'!r}")
         elif kind == "len":
-            self.miss("check_len", f"len({v}) != {want}", f"was_is({f'len({path})'!r}, '{want}', len({v}))")
+            length = f"len({v})" if (base := self.base_type(source)) is None else f"{self.pin(base.__len__, 'length')}({v})"
+            self.miss("check_len", f"{length} != {want}", f"was_is({f'len({path})'!r}, '{want}', {length})")
         elif kind == "keys":
-            self.miss("check_keys", f"tuple({v}) != {self.pin(want)}", f"{f'the keys of {path} changed'!r}")
+            keys = v if (base := self.base_type(source)) is None else f"{self.pin(base.keys, 'keys')}({v})"
+            self.miss("check_keys", f"tuple({keys}) != {self.pin(want)}", f"{f'the keys of {path} changed'!r}")
         elif kind == "set":
             self.miss("check_elements", f"{v} != {self.pin(want)}", f"{f'the elements of {path} changed'!r}")
 
@@ -290,13 +338,14 @@ class PrologueWriter:
         expected, tensors, sizes = [], [], []
         for source, (tensor, shape) in capture.tensor_guards.items():
             was = {"type": type(tensor), "shape": shape, "dtype": tensor.dtype, "device": tensor.device, "requires_grad": tensor.requires_grad}
+            was |= {"is_conj": tensor.is_conj(), "is_neg": tensor.is_neg(), "is_inference": tensor.is_inference(), "layout": tensor.layout}
             expected.append((self.describe(source), was))
             tensors.append(tensor)
             sizes.append(shape)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(tensors, sizes)
         self.objects["why"] = describe_tensor_miss
         inside = ", ".join(variables)
-        self.miss("check_tensor_metadata", f"not check_tensor_metadata({inside})", f"why({self.pin(expected, 'expected')}, ({inside},))")
+        self.miss("check_tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := why({self.pin(expected, 'expected')}, ({inside},)))", "reason")
 
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
@@ -322,10 +371,25 @@ class PrologueWriter:
 
 def changed_name(space, names, want, label: str) -> str:
     for name, value in zip(names, want if len(names) > 1 else (want,), strict=True):
+        name = name.removesuffix(".__func__")
         now = getattr(space, name, MISSING) if isinstance(space, type) else space.get(name, MISSING)
+        now = now.__func__ if isinstance(now, types.MethodType) else now
         if now is not value:
             return f"{label}{name} is another object than before"
     return f"a name in {label} changed"
+
+
+def changed_function(get: Callable, functions: tuple, want: tuple, what: str) -> str:
+    found = [f.__qualname__ for f, w in zip(functions, want, strict=True) if get(f) is not w]
+    return f"{what} of {found[0]} changed"
+
+
+def shadowed(space: dict, names: tuple) -> str:
+    return f"global {next(n for n in names if n in space)} exists now, and hides the builtin"
+
+
+def same_array(a, b) -> bool:
+    return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def same_types(a, b) -> bool:
@@ -336,6 +400,13 @@ def same_types(a, b) -> bool:
     if isinstance(a, slice):
         return all(map(same_types, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
     return True
+
+
+def takes_keywords(fn) -> bool:
+    """Whether the program has a `**name`, through which it sees the order of keyword arguments."""
+    fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    return code is None or bool(code.co_flags & 8)
 
 
 def cell_reader(index: int) -> Callable:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import os
+import pathlib
 import threading
 import types
 import weakref
 
+import numpy
 import torch
 import torch.utils.checkpoint
 
-__all__ = ["PRIMITIVE", "IDENTITY", "CONTAINERS", "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "impure", "ENUM"]
+__all__ = ["PRIMITIVE", "IDENTITY", "IMMUTABLE", "CONTAINERS", "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "impure", "ENUM"]
 
 # values that are compared by value and never tracked
 PRIMITIVE = {
@@ -26,7 +31,15 @@ IDENTITY = {
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.GenericAlias, types.UnionType, functools._lru_cache_wrapper, object, torch.Generator,
 }  # fmt: skip
-CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque}
+CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
+
+
+def container_base(kind: type) -> type | None:
+    """The builtin container that a class is, or derives from."""
+    return next((base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None)
+
+
+IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.timedelta)  # compared by value, like numbers
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's
 _NATIVE = {
@@ -49,7 +62,7 @@ def native_module(name: str | None) -> bool:
     return name.split(".")[0] in _NATIVE and not name.startswith(_INTERPRETED)
 
 
-tracked_anyway = (type(os.environ), threading.local, torch.nn.Module)  # outside state that lives in a library object
+tracked_anyway = (type(os.environ), threading.local, types.SimpleNamespace, torch.nn.Module)  # outside state that lives in a library object
 ITERATING = {list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed, functools.reduce, collections.deque, dict.fromkeys}
 ITERATING |= {str.join, "".join}
 CALLABLE_FIRST = {map, filter, functools.reduce}

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
+from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite
 from thunder.ops.elementwise import clamp, where
 from thunder.ops.inplace import overwriting
+from thunder.ops.promotion import to_float
 
 __all__ = ["activation"]
 
@@ -26,11 +28,11 @@ def _float_like(a, *args, **kwargs) -> TensorProxy:
     return like(a)
 
 
-def activation(*torch_functions: Callable, autocast: str | None = None) -> Callable[[Callable], Symbol]:
+def activation(*torch_functions: Callable, meta: Callable | None = None, autocast: str | None = None) -> Callable[[Callable], Symbol]:
     """A composite of one tensor and numbers, typed like the tensor, with samples of its own; `inplace=True` overwrites."""
 
     def define(decomposition: Callable) -> Symbol:
-        symbol = composite(*torch_functions, meta=_float_like, autocast=autocast)(decomposition)
+        symbol = composite(*torch_functions, meta=meta or _float_like, autocast=autocast)(decomposition)
         if "inplace" in symbol.parameters:
             overwriting(symbol)
 
@@ -116,7 +118,7 @@ def softplus(a, beta=1.0, threshold=20.0):
 
 @activation(*_nn("hardtanh"))
 def hardtanh(a, min_val=-1.0, max_val=1.0, inplace=False):
-    return clamp(a, min_val, max_val)
+    return convert(clamp(a, min_val, max_val), a.dtype)
 
 
 @activation(*_nn("hardsigmoid"))
@@ -139,12 +141,16 @@ def softshrink(a, lambd=0.5):
     return where(a > lambd, a - lambd, where(a < -lambd, a + lambd, a * 0))
 
 
-@activation(F.softsign)
+def _float_result(a):
+    return like(a, dtype=to_float(a.dtype))
+
+
+@activation(F.softsign, meta=_float_result)
 def softsign(a):
     return a / (1 + abs(a))
 
 
-@activation(F.tanhshrink)
+@activation(F.tanhshrink, meta=_float_result)
 def tanhshrink(a):
     return a - tanh(a)
 
@@ -156,7 +162,7 @@ def logsigmoid(a):
 
 @composite(*_nn("threshold"), meta=_float_like)
 def threshold(a, threshold, value, inplace=False):
-    return where(a <= threshold, value, a)
+    return convert(where(a <= threshold, value, a), a.dtype)
 
 
 overwriting(threshold)

@@ -126,9 +126,10 @@ def _like_factory(name: str, value) -> Symbol:
 
     symbol = composite(getattr(torch, name), name=name, meta=meta, canonicalize=_like_arguments, tags=(OpTags.DETACHED,))(decomposition)
 
-    @symbol.samples
-    def _(make):
-        if name != "empty_like":
+    if name != "empty_like":  # its values are whatever was in memory
+
+        @symbol.samples
+        def _(make):
             yield make(2, 3)
             yield (make(2, 3),), {"dtype": torch.float64}
 

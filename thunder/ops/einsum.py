@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder.core.dtypes import bool8
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
 from thunder.ops.define import LTORCH, composite
@@ -94,6 +95,8 @@ def _meta(equation, *operands):
         if _sums_products(equation, *operands):
             raise RuntimeError("expected m1 and m2 to have the same dtype")
         dtype = result_type(*operands)
+    if dtype is bool8 and any(x not in output for x in sizes):
+        raise RuntimeError("einsum of bool tensors with a sum: its type follows the way PyTorch computes it; convert the operands to int64 first")
     return like(operands[0], tuple(sizes.get(x, 1) for x in output), dtype, same_device(*operands))
 
 

@@ -46,10 +46,11 @@ def unary(
     samples: str = "all",
     autocast: str | None = None,
     vjp: Callable | None = None,
+    detached: bool = False,
 ) -> Symbol:
     """A row: name, the torch functions it is, how types follow, the interval that samples come from, and their types: "all", "float" or "integer".
 
-    vjp: (cotangent, result, argument) -> the argument's cotangent; it saves what it reads, and no more.
+    vjp: (cotangent, result, argument) -> the argument's cotangent; it saves what it reads, and no more. detached: PyTorch does not differentiate it.
     """
     run = torch_functions[0]
     primitive = prim(run, name=name)(lambda a: like(a, dtype=promotes(a.dtype)[1]))
@@ -62,7 +63,7 @@ def unary(
     def decomposition(a):
         return primitive(convert(a, promotes(a.dtype)[0]))
 
-    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast)(decomposition)
+    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ())(decomposition)
 
     def sampler(make):
         if samples != "integer":
@@ -117,7 +118,7 @@ UNARY = {
     "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
     "neg": {}, "negative": {}, "positive": {},
     "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)}, "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
-    "sgn": {}, "sign": {}, "square": {},
+    "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT},
 }  # fmt: skip
 # derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x; real types
 VJP: dict[str, Callable] = {
@@ -176,21 +177,21 @@ for _name, _options in UNARY.items():
     _functional = [f for f in (getattr(torch.nn.functional, _name, None),) if f is not None]
     unary(_name, *_pair(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
 for _name in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "ndtr", "ndtri"):
-    unary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float")
+    unary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached="bessel" in _name)
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
 METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not"))
 alias(torch.Tensor.__neg__)(LTORCH["neg"])
 alias(torch.Tensor.__invert__)(LTORCH["bitwise_not"])
 
 
-@prim(torch.round, name="round")
+@prim(lambda a, decimals: torch.round(a, decimals=decimals), name="round")
 def round_prim(a, decimals):
     return like(a)
 
 
 @composite(torch.round, torch.Tensor.round, torch.special.round, meta=lambda a, *, decimals=0: like(a))
 def round(a, *, decimals=0):
-    return round_prim(a, decimals=decimals) if decimals else _round_to_even(a)
+    return round_prim(a, decimals) if decimals else _round_to_even(a)
 
 
 _round_to_even = prim(torch.round, name="round_to_even")(lambda a: like(a))
@@ -454,7 +455,9 @@ def _scaled(name: str, python: Callable) -> Symbol:
         return plain.meta(a, b)
 
     def decomposition(a, b, *, alpha=1):
-        return plain.decomposition(a, b if alpha == 1 else b * alpha)
+        if alpha != 1:
+            b = convert(b * alpha, b.dtype) if type(b) is TensorProxy and type(alpha) is not float else b * alpha
+        return plain.decomposition(a, b)
 
     symbol = composite(*_pair(name), name=name, meta=meta)(decomposition)
     operator_methods(symbol, name)

@@ -121,7 +121,8 @@ def _(make):
 
 @torch_prim(torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, name="matrix_power", autocast="lower")
 def matrix_power(A, n):
-    _square("linalg.matrix_power", A)
+    if len(A.shape) < 2 or A.shape[-1] != A.shape[-2]:
+        raise RuntimeError("linalg.matrix_power: A must be batches of square matrices")
     return like(A)
 
 

@@ -480,14 +480,12 @@ def _rows(x):
 
 @linear.vjp
 def _(a, weight, bias=None):
+    if len(weight.shape) != 2:
+        return (yield from opaque.derivative_of(linear)(a, weight, bias))
     g = yield linear(a, weight, bias)
-    if len(a.shape) == 1:
-        g, a2 = unsqueeze(g, 0), unsqueeze(a, 0)
-    else:
-        a2 = a
-    g2 = _rows(g)
+    g2, a2 = (unsqueeze(x, 0) if len(a.shape) == 1 else _rows(x) for x in (g, a))
     ga = reshape(mm(g2, weight), a.shape)
-    gw = mm(LTORCH["t"](g2), _rows(a2))
+    gw = mm(LTORCH["t"](g2), a2)
     return ga, gw, None if bias is None else LTORCH["sum"](g2, 0)
 
 

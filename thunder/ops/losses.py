@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
 from thunder.ops.data import convert
@@ -35,10 +36,10 @@ def reduced(values, reduction: str):
 # ---------------------------------------------------------------------------------------------------------------- of two tensors of one shape
 
 
-def pointwise(name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (), floats: bool = False, low=None, high=None) -> Symbol:
+def pointwise(name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (), floats: bool = False, real: bool = False, low=None, high=None) -> Symbol:
     """A loss that is a formula of input and target, element by element, then reduced.
 
-    options: parameters between target and reduction with their defaults, in PyTorch's order. floats: integers give a float. low, high: the interval samples come from.
+    options: parameters between target and reduction with their defaults, in PyTorch's order. floats: integers give a float. real: complex numbers give their absolute value's type. low, high: the interval samples come from.
     """
     order = [n for n, _ in options]
     defaults = dict(options)
@@ -51,7 +52,7 @@ def pointwise(name: str, function: Callable, formula: Callable, *, options: tupl
         values = spread(args, kwargs)
         how = _reduction(values["reduction"], values.get("size_average"), values.get("reduce"))
         shape = a.shape if a.shape == target.shape else broadcast_shapes(a.shape, target.shape)
-        found = result_type(a, target)
+        found = dtypes.real_of(result_type(a, target)) if real else result_type(a, target)
         return like(a, shape if how == "none" else (), to_float(found) if floats else found)
 
     def decomposition(a, target, *args, **kwargs):
@@ -111,7 +112,7 @@ def _l1(a, target, weight=None):
 
 
 mse_loss = pointwise("mse_loss", F.mse_loss, _mse, options=(*_LEGACY, ("weight", None)))
-l1_loss = pointwise("l1_loss", F.l1_loss, _l1, options=(*_LEGACY, ("weight", None)))
+l1_loss = pointwise("l1_loss", F.l1_loss, _l1, options=(*_LEGACY, ("weight", None)), real=True)
 smooth_l1_loss = pointwise("smooth_l1_loss", F.smooth_l1_loss, _smooth_l1, options=(*_LEGACY, ("beta", 1.0)))
 huber_loss = pointwise("huber_loss", F.huber_loss, _huber, options=(("reduction", "mean"), ("delta", 1.0), ("weight", None)))
 soft_margin_loss = pointwise("soft_margin_loss", F.soft_margin_loss, lambda a, target: _op("log1p", _op("exp", -target * a)), options=_LEGACY)

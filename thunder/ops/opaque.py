@@ -177,7 +177,7 @@ def _make_derivative(symbol: Symbol):
         g = yield out
         cotangents = tuple(g) if isinstance(g, (tuple, list)) else (g,)
         sources = [flat[i] for i in wanted]
-        backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), is_prim=True, fn=run_backward)
+        backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
         gradients = iter(backward(graph, cotangents))
         return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
 

@@ -88,6 +88,10 @@ def view(a, size):
     return bitcast(a, size) if _is_dtype(size) else prims.reshape(a, sizes_with_minus_one(size, numel(a.shape), "input"))
 
 
+# the same memory read as another type is not differentiated
+view.info["detaches"] = lambda a, size: _is_dtype(size)
+
+
 @view.typed_by
 def _(a, size):
     return bitcast.meta(a, size) if _is_dtype(size) else like(a, sizes_with_minus_one(size, math.prod(a.shape), "input"))

@@ -6,6 +6,7 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags
 from thunder.ops.define import alias, torch_prim
 from thunder.ops.reductions import ValuesIndices, canonical_dims, reduced_shape
 
@@ -81,7 +82,7 @@ def _(make):
     yield torch.tensor([1.0, 2.0, 3.0]), make(4)
 
 
-@torch_prim(torch.histc, torch.Tensor.histc)
+@torch_prim(torch.histc, torch.Tensor.histc, tags=(OpTags.DETACHED,))
 def histc(a, bins=100, min=0, max=0):
     return like(a, (bins,))
 

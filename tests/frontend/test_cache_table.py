@@ -1,0 +1,1626 @@
+"""The table of changes between two calls: the result is eager's, and the program is compiled again exactly where it must be.
+
+A row is a generator. It yields the program and the arguments of the first call; makes the change; and yields the arguments of the call after it (nothing: the
+same ones). Each call's result is compared with eager's, and a call repeated without a change must be a hit.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+import thunder
+from tests.frontend import other_module
+from tests.frontend.agreement import assert_same
+
+ROWS: dict[str, tuple] = {}
+X, Y = torch.arange(6.0).reshape(2, 3) - 2, torch.arange(6.0).reshape(2, 3) * 0.5 + 1
+HERE: Any = sys.modules[__name__]
+nn = torch.nn
+
+
+def row(expected: str, says: str | None = None):
+    """expected: "hit" or "miss", of the call after the change. says: part of the reason of the recompile."""
+
+    def add(function):
+        ROWS[function.__name__] = (function, expected, says)
+        return function
+
+    return add
+
+
+class Scaled(nn.Module):
+    """The module that most rows change."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("shift", torch.ones(3))
+        self.scale, self.mode, self.extra, self.settings = 2.0, "plain", None, {"gain": 1.0, "unread": 0}
+
+    def helper(self, x):
+        return x + 1
+
+    def forward(self, x):
+        x = self.helper(self.linear(x)) * self.scale + self.shift
+        if self.mode == "other":
+            x = x * 3
+        if self.extra is not None:
+            x = x + 1
+        if hasattr(self, "bonus"):
+            x = x + 100
+        return x * self.settings["gain"] if self.training else x
+
+
+@dataclasses.dataclass
+class Config:
+    gain: float = 2.0
+    name: str = "a"
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+# ---------------------------------------------------------------------------------------------------------------- globals, closures, defaults
+
+NUMBER, LIST, DICT, UNRELATED, TENSOR = 2.0, [1.0, 2.0], {"a": {"b": 2.0}, "c": 1}, 0, torch.ones(3)
+
+
+def helper_function(x):
+    return x + 1
+
+
+@row("miss", "global NUMBER was 2.0, is 3.0")
+def global_number():
+    HERE.NUMBER = 2.0
+    yield (lambda x: x * NUMBER), (X,)
+    HERE.NUMBER = 3.0
+    yield
+
+
+@row("miss", "global NUMBER")
+def global_number_of_another_type():
+    HERE.NUMBER = 2.0
+    yield (lambda x: torch.ones(2, dtype=torch.int64) * NUMBER), (X,)
+    HERE.NUMBER = 2
+    yield
+
+
+@row("miss", "global helper_function is another")
+def global_function():
+    HERE.helper_function = lambda x: x + 1
+    yield (lambda x: helper_function(x)), (X,)
+    HERE.helper_function = lambda x: x + 2
+    yield
+
+
+@row("miss")
+def global_tensor_of_another_shape():
+    HERE.TENSOR = torch.ones(3)
+    yield (lambda x: x + TENSOR), (X,)
+    HERE.TENSOR = torch.ones(2, 3) * 2
+    yield
+
+
+@row("hit")
+def global_tensor_of_the_same_shape():
+    HERE.TENSOR = torch.ones(3)
+    yield (lambda x: x + TENSOR), (X,)
+    HERE.TENSOR = torch.ones(3) * 5
+    yield
+
+
+@row("miss", "global LIST[1] was 2.0, is 7.0")
+def global_list_entry():
+    HERE.LIST = [1.0, 2.0]
+    yield (lambda x: x * LIST[1]), (X,)
+    LIST[1] = 7.0
+    yield
+
+
+@row("miss", "global LIST")
+def global_list_append():
+    HERE.LIST = [1.0, 2.0]
+    yield (lambda x: sum([x * v for v in LIST])), (X,)
+    LIST.append(3.0)
+    yield
+
+
+@row("miss", "global DICT['a']['b'] was 2.0, is 4.0")
+def global_nested_dict_entry():
+    HERE.DICT = {"a": {"b": 2.0}, "c": 1}
+    yield (lambda x: x * DICT["a"]["b"]), (X,)
+    DICT["a"]["b"] = 4.0
+    yield
+
+
+@row("hit")
+def global_unrelated_dict_entry():
+    HERE.DICT = {"a": {"b": 2.0}, "c": 1}
+    yield (lambda x: x * DICT["a"]["b"]), (X,)
+    DICT["c"], DICT["new"], DICT["a"]["z"] = 5, 6, 7
+    yield
+
+
+@row("miss", "global DICT['z'] exists now")
+def global_dict_key_that_was_absent():
+    HERE.DICT = {"a": 1}
+    yield (lambda x: x * DICT.get("z", 3)), (X,)
+    DICT["z"] = 9
+    yield
+
+
+@row("miss", "DICT['z']")
+def global_dict_membership():
+    HERE.DICT = {"a": 1}
+    yield (lambda x: x * 2 if "z" in DICT else x), (X,)
+    DICT["z"] = 9
+    yield
+
+
+@row("miss", "keys of global DICT")
+def global_dict_iterated_and_grown():
+    HERE.DICT = {"a": 1}
+    yield (lambda x: sum([x * v for v in DICT.values()])), (X,)
+    DICT["z"] = 9
+    yield
+
+
+@row("miss")
+def global_dict_entry_removed():
+    HERE.DICT = {"a": 1, "b": 2}
+    yield (lambda x: x * DICT.get("b", 5)), (X,)
+    del DICT["b"]
+    yield
+
+
+@row("hit")
+def unrelated_global():
+    yield (lambda x: x * 2), (X,)
+    HERE.UNRELATED = object()
+    yield
+
+
+@row("miss", "CONSTANT was 2.0, is 5.0")
+def constant_of_another_module():
+    other_module.CONSTANT = 2.0
+    yield (lambda x: x * other_module.CONSTANT), (X,)
+    other_module.CONSTANT = 5.0
+    yield
+
+
+@row("hit")
+def unrelated_constant_of_another_module():
+    other_module.CONSTANT = 2.0
+    yield (lambda x: x * other_module.CONSTANT), (X,)
+    other_module.UNRELATED = 5.0
+    yield
+
+
+@row("miss", "function")
+def function_of_another_module():
+    was = other_module.function
+    yield (lambda x: other_module.function(x)), (X,)
+    other_module.function = lambda x: x * 3
+    yield
+    other_module.function = was
+
+
+@row("miss", "len")
+def builtin_shadowed_by_a_global():
+    yield (lambda x: x * len("ab")), (X,)
+    HERE.len = lambda s: 7
+    yield
+    del HERE.len
+
+
+@row("miss", "closure variable n was 2, is 3")
+def closure_cell():
+    n = 2
+    yield (lambda x: x * n), (X,)
+    n = 3
+    yield
+
+
+@row("miss", "closure variable names")
+def closure_list():
+    names = [1, 2]
+    yield (lambda x: x * len(names)), (X,)
+    names.append(3)
+    yield
+
+
+@row("miss")
+def nested_closure():
+    n = 2
+
+    def inner(x):
+        return x * n
+
+    yield (lambda x: inner(x) + 1), (X,)
+    n = 5
+    yield
+
+
+@row("miss")
+def default_argument():
+    def f(x, k=2):
+        return x * k
+
+    yield f, (X,)
+    f.__defaults__ = (7,)
+    yield
+
+
+@row("miss")
+def default_argument_of_a_helper():
+    def helper(x, k=2):
+        return x * k
+
+    yield (lambda x: helper(x)), (X,)
+    helper.__defaults__ = (7,)
+    yield
+
+
+@row("miss")
+def keyword_default():
+    def f(x, *, k=2):
+        return x * k
+
+    yield f, (X,)
+    f.__kwdefaults__["k"] = 5
+    yield
+
+
+@row("miss")
+def keyword_defaults_replaced():
+    def helper(x, *, k=2):
+        return x * k
+
+    yield (lambda x: helper(x)), (X,)
+    helper.__kwdefaults__ = {"k": 9}
+    yield
+
+
+@row("miss")
+def default_list_entry():
+    def f(x, k=[2]):
+        return x * k[0]
+
+    yield f, (X,)
+    f.__defaults__[0][0] = 5
+    yield
+
+
+@row("hit")
+def default_that_is_not_used():
+    def f(x, k=2):
+        return x * k
+
+    yield f, (X, 4)
+    f.__defaults__ = (7,)
+    yield
+
+
+@row("miss")
+def code_of_a_helper():
+    def helper(x):
+        return x * 2
+
+    yield (lambda x: helper(x)), (X,)
+    helper.__code__ = (lambda x: x * 3).__code__
+    yield
+
+
+@row("miss")
+def code_of_the_function_itself():
+    def f(x):
+        return x * 2
+
+    yield f, (X,)
+    f.__code__ = (lambda x: x * 3).__code__
+    yield
+
+
+@row("miss")
+def attribute_of_a_function():
+    def f(x):
+        return x * f.factor
+
+    f.factor = 2
+    yield f, (X,)
+    f.factor = 3
+    yield
+
+
+# ---------------------------------------------------------------------------------------------------------------- attributes of modules and objects
+
+
+@row("miss", "model.scale was 2.0, is 3.0")
+def module_number():
+    m = Scaled()
+    yield m, (X,)
+    m.scale = 3.0
+    yield
+
+
+@row("miss", "model.mode was 'plain', is 'other'")
+def module_string():
+    m = Scaled()
+    yield m, (X,)
+    m.mode = "other"
+    yield
+
+
+@row("miss", "model.extra was None")
+def module_none_to_object():
+    m = Scaled()
+    yield m, (X,)
+    m.extra = object()
+    yield
+
+
+@row("miss", "bonus exists now")
+def module_attribute_added_that_hasattr_asked_for():
+    m = Scaled()
+    yield m, (X,)
+    m.bonus = 1
+    yield
+
+
+@row("miss")
+def module_attribute_deleted_that_hasattr_asked_for():
+    m = Scaled()
+    m.bonus = 1
+    yield m, (X,)
+    del m.bonus
+    yield
+
+
+@row("miss", "gain")
+def module_dict_entry():
+    m = Scaled()
+    yield m, (X,)
+    m.settings["gain"] = 5.0
+    yield
+
+
+@row("hit")
+def module_unread_dict_entry():
+    m = Scaled()
+    yield m, (X,)
+    m.settings["unread"] = 5.0
+    m.settings["new"] = 1
+    yield
+
+
+@row("hit")
+def module_unread_attribute():
+    m = Scaled()
+    m.unread = 1
+    yield m, (X,)
+    m.unread, m.fresh = 2, 3
+    yield
+
+
+@row("miss", "training was True, is False")
+def module_eval():
+    m = Scaled()
+    yield m, (X,)
+    m.eval()
+    yield
+
+
+@row("hit")
+def module_eval_where_nobody_asks():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    m.eval()
+    yield
+
+
+@row("hit")
+def parameter_replaced():
+    m = Scaled()
+    yield m, (X,)
+    m.linear.weight = nn.Parameter(torch.randn(3, 3))
+    yield
+
+
+@row("miss", "shape[0] was 3, is 4")
+def parameter_of_another_shape():
+    m = nn.Linear(3, 3, bias=False)
+    yield m, (X,)
+    m.weight = nn.Parameter(torch.randn(4, 3))
+    yield
+
+
+@row("hit")
+def parameter_data_replaced():
+    m = Scaled()
+    yield m, (X,)
+    m.linear.weight.data = torch.randn(3, 3)
+    yield
+
+
+@row("miss", "dtype was torch.float32, is torch.float64")
+def parameter_data_of_another_dtype():
+    m = nn.Linear(3, 3, bias=False)
+    yield (lambda x: m.weight * 2), (X,)
+    m.weight.data = torch.randn(3, 3, dtype=torch.float64)
+    yield
+
+
+@row("miss", "shape")
+def parameter_data_of_another_shape():
+    m = nn.Linear(3, 3, bias=False)
+    yield m, (X,)
+    m.weight.data = torch.randn(5, 3)
+    yield
+
+
+@row("hit")
+def parameter_written_in_place():
+    m = Scaled()
+    yield m, (X,)
+    with torch.no_grad():
+        m.linear.weight.mul_(2)
+    yield
+
+
+@row("miss", "dtype")
+def module_to_dtype():
+    m = Scaled()
+    yield m, (X,)
+    m.to(torch.float64)
+    yield (X.double(),)
+
+
+@row("miss", "requires_grad was True, is False")
+def parameter_requires_grad():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    m.weight.requires_grad_(False)
+    yield
+
+
+@row("miss", "requires_grad was True, is False")
+def parameter_requires_grad_with_grad_on():
+    m = nn.Linear(3, 3)
+    with torch.enable_grad():
+        yield m, (X,)
+        m.requires_grad_(False)
+        yield
+
+
+@row("miss")
+def bias_removed():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    m.bias = None
+    yield
+
+
+@row("hit")
+def buffer_replaced():
+    m = Scaled()
+    yield m, (X,)
+    m.shift = torch.full((3,), 7.0)
+    yield
+
+
+@row("miss")
+def buffer_set_to_none():
+    class Maybe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.ones(3))
+
+        def forward(self, x):
+            return x if self.b is None else x + self.b
+
+    m = Maybe()
+    yield m, (X,)
+    m.b = None
+    yield
+
+
+@row("hit")
+def state_dict_loaded():
+    m, other = Scaled(), Scaled()
+    yield m, (X,)
+    m.load_state_dict(other.state_dict())
+    yield
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+@row("miss", "were one object")
+def tied_weights_untied():
+    m = Tied()
+    yield m, (X,)
+    m.b.weight = nn.Parameter(torch.randn(3, 3))
+    yield
+
+
+@row("hit")
+def tied_weights_replaced_together():
+    m = Tied()
+    yield m, (X,)
+    m.a.weight = m.b.weight = nn.Parameter(torch.randn(3, 3))
+    yield
+
+
+@row("miss", "is another object than before")
+def child_replaced():
+    m = Scaled()
+    yield m, (X,)
+    m.linear = nn.Linear(3, 3)
+    yield
+
+
+@row("miss")
+def child_replaced_in_sequential():
+    m = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    yield m, (X,)
+    m[1] = nn.Sigmoid()
+    yield
+
+
+@row("miss")
+def child_added():
+    m = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    yield m, (X,)
+    m.append(nn.Linear(3, 3))
+    yield
+
+
+@row("miss")
+def child_deleted():
+    m = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Tanh())
+    yield m, (X,)
+    del m[2]
+    yield
+
+
+@row("miss")
+def module_list_append():
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(3, 3)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    m = Stack()
+    yield m, (X,)
+    m.layers.append(nn.Linear(3, 3))
+    yield
+
+
+@row("miss")
+def module_dict_entry_replaced():
+    m = nn.ModuleDict({"a": nn.ReLU()})
+    yield (lambda x: m["a"](x)), (X,)
+    m["a"] = nn.Tanh()
+    yield
+
+
+@row("miss")
+def parameter_list_append():
+    m = nn.ParameterList([torch.ones(3)])
+    yield (lambda x: sum([x * p for p in m])), (X,)
+    m.append(torch.ones(3) * 2)
+    yield
+
+
+@row("hit")
+def unrelated_module():
+    m, other = Scaled(), Scaled()
+    yield m, (X,)
+    other.scale, other.linear = 9.0, nn.Linear(3, 3)
+    yield
+
+
+@row("hit")
+def second_instance_as_an_argument_that_only_its_numbers_matter():
+    yield (lambda x, c: x * c.gain), (X, Config())
+    yield X, Config()
+
+
+@row("miss", "another object")
+def second_instance_of_a_module_as_an_argument():
+    yield (lambda x, m: m(x)), (X, nn.Linear(3, 3))
+    yield X, nn.Linear(3, 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- classes and methods
+
+
+@row("miss", "helper")
+def method_patched_on_the_class():
+    class Mine(Scaled):
+        def helper(self, x):
+            return x + 1
+
+    m = Mine()
+    yield m, (X,)
+    Mine.helper = lambda self, x: x + 2
+    yield
+
+
+@row("miss", "helper")
+def method_patched_on_the_instance():
+    m = Scaled()
+    yield m, (X,)
+    m.helper = lambda x: x + 5
+    yield
+
+
+@row("miss", "helper")
+def method_patched_on_a_base_class():
+    class Base(Scaled):
+        def helper(self, x):
+            return x + 1
+
+    class Derived(Base):
+        pass
+
+    m = Derived()
+    yield m, (X,)
+    Base.helper = lambda self, x: x + 2
+    yield
+
+
+@row("miss", "helper")
+def override_added_to_a_subclass():
+    class Derived(Scaled):
+        pass
+
+    m = Derived()
+    yield m, (X,)
+    Derived.helper = lambda self, x: x + 2
+    yield
+
+
+@row("miss", "forward")
+def forward_replaced_on_the_class():
+    class Mine(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    m = Mine()
+    yield m, (X,)
+    Mine.forward = lambda self, x: x * 5
+    yield
+
+
+@row("miss", "forward")
+def forward_replaced_on_the_instance():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    m.forward = lambda x: x * 5
+    yield
+
+
+@row("miss", "forward")
+def forward_of_a_child_replaced_on_the_instance():
+    m = nn.Sequential(nn.Linear(3, 3))
+    yield m, (X,)
+    m[0].forward = lambda x: x * 5
+    yield
+
+
+@row("miss")
+def method_that_super_finds_patched():
+    class Base:
+        def value(self, x):
+            return x + 1
+
+    class Derived(Base):
+        def value(self, x):
+            return super().value(x) * 2
+
+    d = Derived()
+    yield (lambda x: d.value(x)), (X,)
+    Base.value = lambda self, x: x + 7
+    yield
+
+
+@row("miss")
+def static_method_patched():
+    class Static:
+        @staticmethod
+        def scale(x):
+            return x * 2
+
+    s = Static()
+    yield (lambda x: s.scale(x)), (X,)
+    Static.scale = staticmethod(lambda x: x * 3)
+    yield
+
+
+@row("miss")
+def class_method_patched():
+    class Classy:
+        @classmethod
+        def scale(cls, x):
+            return x * 2
+
+    yield (lambda x: Classy.scale(x)), (X,)
+    Classy.scale = classmethod(lambda cls, x: x * 3)
+    yield
+
+
+@row("miss")
+def class_method_patched_and_called_on_an_instance():
+    class Classy:
+        @classmethod
+        def scale(cls, x):
+            return x * 2
+
+    o = Classy()
+    yield (lambda x: o.scale(x)), (X,)
+    Classy.scale = classmethod(lambda cls, x: x * 3)
+    yield
+
+
+@row("miss")
+def property_replaced():
+    class Proper:
+        value = property(lambda self: 2)
+
+    p = Proper()
+    yield (lambda x: x * p.value), (X,)
+    Proper.value = property(lambda self: 3)
+    yield
+
+
+@row("miss", "was 2, is 3")
+def property_that_reads_a_number():
+    class Proper:
+        value = property(lambda self: self._value)
+
+    p = Proper()
+    p._value = 2
+    yield (lambda x: x * p.value), (X,)
+    p._value = 3
+    yield
+
+
+@row("miss")
+def class_attribute():
+    class Constants:
+        factor = 2
+
+    yield (lambda x: x * Constants.factor), (X,)
+    Constants.factor = 3
+    yield
+
+
+@row("miss")
+def class_attribute_read_through_the_instance():
+    class Constants:
+        factor = 2
+
+    c = Constants()
+    yield (lambda x: x * c.factor), (X,)
+    Constants.factor = 3
+    yield
+
+
+@row("miss")
+def class_attribute_shadowed_by_the_instance():
+    class Constants:
+        factor = 2
+
+    c = Constants()
+    yield (lambda x: x * c.factor), (X,)
+    c.factor = 3
+    yield
+
+
+@row("hit")
+def class_attribute_unrelated():
+    class Constants:
+        factor, other = 2, 3
+
+    c = Constants()
+    yield (lambda x: x * c.factor), (X,)
+    Constants.other = 5
+    yield
+
+
+@row("miss")
+def attribute_with_a_getattr_default():
+    space = types.SimpleNamespace()
+    yield (lambda x: x * getattr(space, "gain", 2)), (X,)
+    space.gain = 3
+    yield
+
+
+@row("miss")
+def attribute_deleted_with_a_getattr_default():
+    space = types.SimpleNamespace(gain=3)
+    yield (lambda x: x * getattr(space, "gain", 2)), (X,)
+    del space.gain
+    yield
+
+
+@row("miss")
+def attribute_dict_iterated():
+    space = types.SimpleNamespace(a=1, b=2)
+    yield (lambda x: sum([x * v for v in vars(space).values()])), (X,)
+    space.c = 3
+    yield
+
+
+@row("miss")
+def attribute_read_through_dict():
+    space = types.SimpleNamespace(a=1)
+    yield (lambda x: x * space.__dict__["a"]), (X,)
+    space.a = 3
+    yield
+
+
+@row("miss", "b was 2, is 3")
+def nested_attribute():
+    space = types.SimpleNamespace(a=types.SimpleNamespace(b=2))
+    yield (lambda x: x * space.a.b), (X,)
+    space.a.b = 3
+    yield
+
+
+@row("miss")
+def nested_object_replaced():
+    space = types.SimpleNamespace(a=types.SimpleNamespace(b=2))
+    yield (lambda x: x * space.a.b), (X,)
+    space.a = types.SimpleNamespace(b=4)
+    yield
+
+
+@row("hit")
+def nested_object_replaced_by_an_equal_one():
+    space = types.SimpleNamespace(a=types.SimpleNamespace(b=2))
+    yield (lambda x: x * space.a.b), (X,)
+    space.a = types.SimpleNamespace(b=2)
+    yield
+
+
+@row("miss")
+def list_attribute():
+    space = types.SimpleNamespace(sizes=[1, 2])
+    yield (lambda x: x * sum(space.sizes)), (X,)
+    space.sizes = [1, 2, 3]
+    yield
+
+
+@row("miss")
+def slot_attribute():
+    class Slotted:
+        __slots__ = ("n",)
+
+    s = Slotted()
+    s.n = 2
+    yield (lambda x: x * s.n), (X,)
+    s.n = 4
+    yield
+
+
+@row("miss")
+def class_of_an_object_changed():
+    class A:
+        def value(self):
+            return 1
+
+    class B:
+        def value(self):
+            return 2
+
+    o = A()
+    yield (lambda x: x * o.value()), (X,)
+    o.__class__ = B
+    yield
+
+
+@row("miss")
+def getattr_hook_patched():
+    class Hook:
+        def __getattr__(self, name):
+            return 2
+
+    h = Hook()
+    yield (lambda x: x * h.anything), (X,)
+    Hook.__getattr__ = lambda self, name: 3
+    yield
+
+
+@row("miss")
+def call_method_patched():
+    class Callable:
+        def __call__(self, x):
+            return x * 2
+
+    c = Callable()
+    yield (lambda x: c(x)), (X,)
+    Callable.__call__ = lambda self, x: x * 3
+    yield
+
+
+@row("miss")
+def operator_method_patched():
+    class Number:
+        def __mul__(self, other):
+            return other * 2
+
+    n = Number()
+    yield (lambda x: n * x), (X,)
+    Number.__mul__ = lambda self, other: other * 3
+    yield
+
+
+@row("miss")
+def length_method_patched():
+    class Sized:
+        def __len__(self):
+            return 2
+
+    s = Sized()
+    yield (lambda x: x * len(s)), (X,)
+    Sized.__len__ = lambda self: 5
+    yield
+
+
+@row("miss")
+def truth_method_that_reads_state():
+    class Switch:
+        on = True
+
+        def __bool__(self):
+            return self.on
+
+    s = Switch()
+    yield (lambda x: x * 2 if s else x), (X,)
+    s.on = False
+    yield
+
+
+@row("miss")
+def object_with_eq():
+    class Tag:
+        def __init__(self, name):
+            self.name = name
+
+        def __eq__(self, other):
+            return self.name == other.name
+
+        __hash__ = None
+
+    a, b = Tag("a"), Tag("a")
+    yield (lambda x: x * 2 if a == b else x), (X,)
+    b.name = "c"
+    yield
+
+
+@row("miss")
+def identity_of_two_objects():
+    space = types.SimpleNamespace(a=object(), b=object())
+    yield (lambda x: x * 2 if space.a is space.b else x), (X,)
+    space.a = space.b
+    yield
+
+
+@row("miss")
+def partial_arguments():
+    def f(x, n):
+        return x * n
+
+    space = types.SimpleNamespace(g=functools.partial(f, n=2))
+    yield (lambda x: space.g(x)), (X,)
+    space.g = functools.partial(f, n=3)
+    yield
+
+
+@row("miss")
+def compiled_partial_keyword_changed():
+    p = functools.partial(lambda x, n: x * n, n=2)
+    yield p, (X,)
+    p.keywords["n"] = 3
+    yield
+
+
+@row("miss")
+def dataclass_field():
+    c = Config()
+    yield (lambda x: x * c.gain), (X,)
+    c.gain = 5.0
+    yield
+
+
+@row("hit")
+def dataclass_field_not_read():
+    c = Config()
+    yield (lambda x: x * c.gain), (X,)
+    c.name = "other"
+    yield
+
+
+@row("miss")
+def set_elements():
+    members = {1, 2}
+    yield (lambda x: x * 2 if 3 in members else x), (X,)
+    members.add(3)
+    yield
+
+
+@row("miss")
+def deque_entry():
+    d = collections.deque([1, 2])
+    yield (lambda x: x * d[0]), (X,)
+    d.appendleft(5)
+    yield
+
+
+@row("miss")
+def ordered_dict_order():
+    d = collections.OrderedDict(a=1, b=2)
+    yield (lambda x: x * next(iter(d.values()))), (X,)
+    d.move_to_end("a")
+    yield
+
+
+@row("miss")
+def numpy_scalar_attribute():
+    import numpy
+
+    space = types.SimpleNamespace(n=numpy.float32(2))
+    yield (lambda x: x * float(space.n)), (X,)
+    space.n = numpy.float32(3)
+    yield
+
+
+# ---------------------------------------------------------------------------------------------------------------- hooks
+
+
+@row("miss", "hook")
+def forward_hook_added():
+    m = nn.Sequential(nn.Linear(3, 3))
+    yield m, (X,)
+    m[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    yield
+
+
+@row("miss")
+def forward_hook_removed():
+    m = nn.Sequential(nn.Linear(3, 3))
+    handle = m[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    yield m, (X,)
+    handle.remove()
+    yield
+
+
+@row("miss")
+def forward_hook_exchanged():
+    m = nn.Sequential(nn.Linear(3, 3))
+    handle = m[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    yield m, (X,)
+    handle.remove()
+    m[0].register_forward_hook(lambda module, inputs, output: output * 3)
+    yield
+
+
+@row("miss")
+def forward_pre_hook_added():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    m.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    yield
+
+
+@row("miss")
+def forward_hook_that_reads_a_closure():
+    m, n = nn.Linear(3, 3), 2
+    m.register_forward_hook(lambda module, inputs, output: output * n)
+    yield m, (X,)
+    n = 3
+    yield
+
+
+@row("miss")
+def global_forward_hook():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
+    yield
+    handle.remove()
+
+
+@row("miss")
+def global_forward_pre_hook():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    yield
+    handle.remove()
+
+
+@row("miss")
+def parametrization_added():
+    class Symmetric(nn.Module):
+        def forward(self, w):
+            return w + w.T
+
+    m = nn.Linear(3, 3)
+    yield (lambda x: m(x)), (X,)
+    nn.utils.parametrize.register_parametrization(m, "weight", Symmetric())
+    yield
+
+
+# ---------------------------------------------------------------------------------------------------------------- modes
+
+
+@row("miss", "grad mode was False, is True")
+def grad_mode():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    with torch.enable_grad():
+        yield
+
+
+@row("miss", "inference mode was False, is True")
+def inference_mode():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    with torch.inference_mode():
+        yield
+
+
+@row("miss", "autocast")
+def autocast_on():
+    m = nn.Linear(3, 3)
+    yield m, (X,)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield
+
+
+@row("miss", "autocast")
+def autocast_dtype():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        yield nn.Linear(3, 3), (X,)
+    with torch.autocast("cpu", dtype=torch.float16):
+        yield
+
+
+@row("hit")
+def autocast_off_explicitly():
+    yield nn.Linear(3, 3), (X,)
+    with torch.autocast("cpu", enabled=False):
+        yield
+
+
+@row("miss", "default dtype was torch.float32, is torch.float64")
+def default_dtype():
+    yield (lambda x: torch.ones(3) * 2), (X,)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@row("miss", "device")
+def default_device():
+    yield (lambda x: torch.ones(3).device.type), (X,)
+    with torch.device("meta"):
+        yield
+
+
+@row("hit")
+def grad_mode_the_same_again():
+    yield nn.Linear(3, 3), (X,)
+    with torch.no_grad():
+        yield
+
+
+@row("hit")
+def random_state():
+    yield (lambda x: x * 2), (X,)
+    torch.manual_seed(3)
+    yield
+
+
+# ---------------------------------------------------------------------------------------------------------------- arguments
+
+
+@row("miss", "became one object")
+def same_tensor_twice_where_identity_is_asked():
+    yield (lambda a, b: a * 2 if a is b else a + b), (X, Y)
+    yield X, X
+
+
+@row("miss", "were one object")
+def different_tensors_where_identity_was_asked():
+    yield (lambda a, b: a * 2 if a is b else a + b), (X, X)
+    yield X, Y
+
+
+@row("hit")
+def same_tensor_twice():
+    yield (lambda a, b: a + b), (X, Y)
+    yield X, X
+
+
+@row("miss", "n was 1, is True")
+def int_to_bool():
+    yield (lambda x, n: x * n), (X, 1)
+    yield X, True
+
+
+@row("miss", "n was 1, is 1.0")
+def int_to_float():
+    yield (lambda x, n: torch.ones(2, dtype=torch.int64) * n), (X, 1)
+    yield X, 1.0
+
+
+@row("miss", "z was 0.0, is -0.0")
+def signed_zero():
+    yield (lambda x, z: torch.full((2,), 1.0) / z), (X, 0.0)
+    yield X, -0.0
+
+
+@row("hit")
+def nan():
+    yield (lambda x, n: x * n), (X, float("nan"))
+    yield X, float("nan")
+
+
+@row("miss")
+def nan_to_number():
+    yield (lambda x, n: x * n), (X, float("nan"))
+    yield X, 1.0
+
+
+@row("miss")
+def infinity():
+    yield (lambda x, n: x.clamp(max=n)), (X, float("inf"))
+    yield X, 1.0
+
+
+@row("miss")
+def complex_number():
+    yield (lambda x, n: x * n), (X, 1 + 2j)
+    yield X, 1 + 3j
+
+
+@row("miss", "mode was 'a', is 'b'")
+def string_argument():
+    yield (lambda x, mode: x if mode == "a" else x * 2), (X, "a")
+    yield X, "b"
+
+
+@row("miss")
+def bytes_argument():
+    yield (lambda x, b: x * len(b)), (X, b"ab")
+    yield X, b"abc"
+
+
+@row("miss")
+def enum_member():
+    yield (lambda x, c: x * 2 if c is Colour.RED else x), (X, Colour.RED)
+    yield X, Colour.BLUE
+
+
+@row("miss", "d was torch.float64, is torch.int64")
+def dtype_argument():
+    yield (lambda x, d: x.to(d)), (X, torch.float64)
+    yield X, torch.int64
+
+
+@row("miss")
+def device_argument():
+    yield (lambda x, d: x.to(d).device.type), (X, torch.device("cpu"))
+    yield X, torch.device("meta")
+
+
+@row("hit")
+def equal_device_argument():
+    yield (lambda x, d: x.to(d) * 2), (X, torch.device("cpu"))
+    yield X, torch.device("cpu")
+
+
+@row("hit")
+def equal_string_that_is_another_object():
+    yield (lambda x, s: x * len(s)), (X, "ab" * 50)
+    yield X, "".join(["ab"] * 50)
+
+
+@row("hit")
+def equal_large_number_that_is_another_object():
+    yield (lambda x, n: x * n), (X, 10**15)
+    yield X, int("1" + "0" * 15)
+
+
+@row("miss", "x.shape[0] was 2, is 5")
+def shape():
+    yield (lambda x: x * 2), (X,)
+    yield (torch.ones(5, 3),)
+
+
+@row("miss", "dimensions")
+def rank():
+    yield (lambda x: x * 2), (X,)
+    yield (torch.ones(3),)
+
+
+@row("miss", "x.dtype was torch.float32, is torch.float64")
+def dtype():
+    yield (lambda x: x * 2), (X,)
+    yield (X.double(),)
+
+
+@row("hit")
+def strides():
+    yield (lambda x: x * 2 + x.sum()), (X,)
+    yield (torch.arange(6.0).reshape(3, 2).T,)
+
+
+@row("hit")
+def values():
+    yield (lambda x: x * 2), (X,)
+    yield (X + 100,)
+
+
+@row("miss")
+def tensor_to_parameter():
+    yield (lambda x: isinstance(x, nn.Parameter)), (X,)
+    yield (nn.Parameter(X.clone(), requires_grad=False),)
+
+
+@row("miss")
+def tensor_to_none():
+    yield (lambda x, m=None: x if m is None else x + m), (X, Y)
+    yield X, None
+
+
+@row("miss")
+def none_to_tensor():
+    yield (lambda x, m=None: x if m is None else x + m), (X, None)
+    yield X, Y
+
+
+@row("miss")
+def number_to_tensor():
+    yield (lambda x, n: x * n), (X, 2.0)
+    yield X, torch.tensor(2.0)
+
+
+@row("miss", "requires_grad")
+def input_requires_grad():
+    yield (lambda x: x * 2), (X,)
+    yield (X.clone().requires_grad_(),)
+
+
+class Keywords(dict):
+    """The keyword arguments of a call, as a row yields them."""
+
+
+@row("hit")
+def keyword_order():
+    yield (lambda a, b: a - b), (Keywords(a=X, b=Y),)
+    yield (Keywords(b=Y, a=X),)
+
+
+@row("miss", "order of keyword")
+def keyword_order_that_is_looked_at():
+    yield (lambda **k: [v * 2 for v in k.values()]), (Keywords(a=X, b=Y),)
+    yield (Keywords(b=Y, a=X),)
+
+
+@row("miss", "positional arguments was 2, is 1")
+def positional_to_keyword():
+    yield (lambda a, b: a - b), (X, Y)
+    yield X, Keywords(b=Y)
+
+
+@row("miss", "keyword arguments")
+def extra_keyword():
+    yield (lambda a, **k: a * len(k)), (X, Keywords(b=1))
+    yield X, Keywords(b=1, c=2)
+
+
+@row("miss", "positional arguments was 2, is 3")
+def more_arguments():
+    yield (lambda *a: sum(a)), (X, Y)
+    yield X, Y, X
+
+
+@row("miss")
+def namedtuple_field():
+    yield (lambda x, p: x * p.b), (X, Pair(1, 2))
+    yield X, Pair(1, 3)
+
+
+@row("miss")
+def namedtuple_to_tuple():
+    yield (lambda x, p: x * (2 if hasattr(p, "_fields") else 3)), (X, Pair(1, 2))
+    yield X, (1, 2)
+
+
+@row("miss")
+def tuple_of_equal_numbers_of_another_type():
+    yield (lambda x, p: torch.ones(2, dtype=torch.int64) * p[0]), (X, (1, 2))
+    yield X, (1.0, 2)
+
+
+@row("miss")
+def list_argument_longer():
+    yield (lambda ts: sum(ts)), ([X, Y],)
+    yield ([X, Y, X],)
+
+
+@row("hit")
+def list_argument_another_one():
+    yield (lambda ts: sum(ts)), ([X, Y],)
+    yield ([Y, Y + 1],)
+
+
+@row("miss")
+def list_to_tuple():
+    yield (lambda ts: isinstance(ts, list)), ([X, Y],)
+    yield ((X, Y),)
+
+
+@row("miss")
+def dict_argument_key():
+    yield (lambda d: d["a"] * d.get("n", 2)), ({"a": X},)
+    yield ({"a": X, "n": 3},)
+
+
+@row("hit")
+def dict_argument_key_not_read():
+    yield (lambda d: d["a"] * 2), ({"a": X},)
+    yield ({"a": X, "n": 3},)
+
+
+@row("miss")
+def dict_subclass_argument():
+    yield (lambda d: type(d) is dict), ({"a": X},)
+    yield (collections.OrderedDict(a=X),)
+
+
+@row("miss")
+def function_argument():
+    yield (lambda x, f: f(x)), (X, torch.sin)
+    yield X, torch.cos
+
+
+@row("hit")
+def bound_method_argument_of_an_equal_object():
+    class Scale:
+        def __init__(self, n):
+            self.n = n
+
+        def apply(self, x):
+            return x * self.n
+
+    yield (lambda x, f: f(x)), (X, Scale(2).apply)
+    yield X, Scale(2).apply
+
+
+@row("miss")
+def bound_method_argument():
+    class Scale:
+        def __init__(self, n):
+            self.n = n
+
+        def apply(self, x):
+            return x * self.n
+
+    yield (lambda x, f: f(x)), (X, Scale(2).apply)
+    yield X, Scale(3).apply
+
+
+@row("miss")
+def slice_argument():
+    yield (lambda x, s: x[:, s]), (X, slice(0, 2))
+    yield X, slice(0, 1)
+
+
+@row("miss")
+def range_argument():
+    yield (lambda x, r: x * sum(r)), (X, range(3))
+    yield X, range(4)
+
+
+@row("miss")
+def size_argument():
+    yield (lambda x, s: x.reshape(s)), (X, torch.Size([6]))
+    yield X, torch.Size([3, 2])
+
+
+@row("miss")
+def frozenset_argument():
+    yield (lambda x, s: x * 2 if 1 in s else x), (X, frozenset([1]))
+    yield X, frozenset([2])
+
+
+@row("miss")
+def attribute_on_a_tensor():
+    t = torch.ones(3)
+    t.tag = 2
+    yield (lambda x, u: x * u.tag), (X, t)
+    t.tag = 3
+    yield
+
+
+# ---------------------------------------------------------------------------------------------------------------- the test
+
+COUNTS = collections.Counter()
+
+
+def split(args: tuple) -> tuple[tuple, dict]:
+    """A row's arguments: positional ones, then perhaps Keywords."""
+    return (args[:-1], dict(args[-1])) if args and isinstance(args[-1], Keywords) else (args, {})
+
+
+def check(compiled, program, args, kwargs) -> None:
+    try:
+        assert_same(compiled(*args, **kwargs), program(*args, **kwargs))
+    except BaseException:
+        COUNTS["wrong"] += 1
+        raise
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_change(name):
+    build, expected, says = ROWS[name]
+    steps = build()
+    COUNTS["rows"] += 1
+    with torch.no_grad():
+        program, arguments = next(steps)
+        compiled = thunder.jit(program)
+        for _ in range(2):
+            check(compiled, program, *split(arguments))
+        assert thunder.cache_misses(compiled) == 1, thunder.last_recompile_reasons(compiled)
+        try:
+            given = next(steps)
+            args, kwargs = split(arguments if given is None else given)
+            for _ in range(2):
+                check(compiled, program, args, kwargs)
+            misses = thunder.cache_misses(compiled) - 1
+            COUNTS["needless"] += misses > (expected == "miss")
+            reasons = thunder.last_recompile_reasons(compiled)
+            assert misses == (expected == "miss"), f"{misses} recompiles, expected a {expected}: {reasons}"
+            if says is not None:
+                assert any(says in reason for reason in reasons), reasons
+        finally:
+            for _ in steps:
+                pass
+
+
+def test_table_is_large_enough(capsys):
+    with capsys.disabled():
+        print(f"\nchanges between two calls: {len(ROWS)} rows, {COUNTS['rows']} run, wrong {COUNTS['wrong']}, needless recompiles {COUNTS['needless']}")
+    assert len(ROWS) >= 60
