@@ -29,6 +29,7 @@ from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops import inplace_of, lookup
+from thunder.ops.inplace import refuse_unknown
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
@@ -160,6 +161,8 @@ def record(c, function, args, kwargs):
     args, kwargs = _materialized(c, args), _materialized(c, kwargs)
     operation = lookup(function)
     if operation is not None:
+        if kwargs.get("out") is not None:
+            refuse_unknown(function, kwargs)
         return operation(*args, **kwargs)
     getter = getattr(function, "__self__", None)
     if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
@@ -213,7 +216,8 @@ _PLAIN = (int, float, bool, str, bytes, tuple, list, dict, set, frozenset, type(
 
 def binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
-    c.touch(a)
+    if not (symbol == "+=" and ta is list):  # which appends, and looks at nothing
+        c.touch(a)
     c.touch(b)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         stem = _DUNDERS[symbol.rstrip("=")]
@@ -273,11 +277,13 @@ def call(c, f, args, kwargs):
     if t is types.FunctionType:
         return _call_function(c, f, args, kwargs)
     if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
-        return {"__setattr__": c.raw_store, "__delattr__": c.delete_attr, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
+        return {"__setattr__": c.raw_store, "__delattr__": c.raw_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
     if t in IDENTITY_CALLS:
         return _call_builtin(c, f, args, kwargs)
     if t is functools.partial:
         return _call_partial(c, f, args, kwargs)
+    if t is operator.attrgetter or t is operator.methodcaller:
+        return _call_operator(c, f, t, args)
     if t is Symbol:
         return _call_symbol(c, f, args, kwargs)
     if isinstance(f, type):
@@ -315,6 +321,18 @@ def _call_partial(c, f, args, kwargs):
         function, given = c.read(function, source.attr("func")), [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
     return call(c, function, [*given, *args], {**keywords, **kwargs})
+
+
+def _call_operator(c, f, t: type, args):
+    """operator.attrgetter and operator.methodcaller: what they were made with stands in their pickled form."""
+    (o,) = args
+    made, names, *_ = f.__reduce__()
+    if t is operator.attrgetter:
+        found = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
+        return found if len(found) > 1 else found[0]
+    keywords = made.keywords if isinstance(made, functools.partial) else {}
+    names = [*(made.args if isinstance(made, functools.partial) else ()), *names]
+    return c.call(c.load_attr(o, names[0]), list(names[1:]), dict(keywords))
 
 
 def _replacement(c, f):
@@ -376,17 +394,23 @@ def _call_builtin(c, f, args, kwargs):
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
             return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
-        if n not in ("append", "extend") or isinstance(s, collections.deque):
+        if isinstance(s, dict) and n == "__getitem__":
+            return containers.dict_item(c, s, *args)
+        if n not in ("append", "extend") and not (isinstance(s, dict) and n == "__setitem__"):
             containers.observe(c, s)
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
         containers.observe(c, args[0])
     if _is_iterating(f):
-        args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
+        some = 2 if f is functools.reduce else 0 if f in (min, max) and len(args) > 1 else 1 if f in (sum, sorted, min, max, iter) else len(args)  # are iterables
+        args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a for i, a in enumerate(args)]
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         args = [_iterable(c, a) for a in args]
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
-    return call_native(c, f, args, kwargs)
+    result = call_native(c, f, args, kwargs)
+    if c.attribute_dicts:
+        containers.written_attributes(c, s)
+    return result
 
 
 def _is_iterating(f) -> bool:
@@ -658,7 +682,7 @@ def _install() -> None:
         M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),
         M.__setattr__: _module_setattr,
         object.__setattr__: lambda c, f, a, k: c.raw_store(*a),
-        object.__delattr__: lambda c, f, a, k: c.delete_attr(*a),
+        object.__delattr__: lambda c, f, a, k: c.raw_delete(*a) if id(a[0]) in c.sources else delattr(*a),
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,

@@ -323,6 +323,12 @@ class PrologueWriter:
     def _guard_noattr(self, source: Source, path: str, want) -> None:
         self.miss("check_absent", f"hasattr({self.variable(source.base)}, {source.key!r})", f"{path + ' exists now'!r}")
 
+    def _guard_nomember(self, source: Source, path: str, want) -> None:
+        v, n = self.variable(source.base), source.key
+        tables = " or ".join(f"{n!r} in {v}.{table}" for table in ("__dict__", "_parameters", "_buffers", "_modules"))
+        self.objects["hasattr"] = hasattr
+        self.miss("check_absent", f"{tables} or hasattr(type({v}), {n!r})", f"{path + ' exists now'!r}")
+
     def _guard_absent(self, source: Source, path: str, want) -> None:
         self.miss("check_absent", f"{self.literal(source.key)} in {self.variable(source.base)}", f"{path + ' exists now'!r}")
 

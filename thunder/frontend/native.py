@@ -72,6 +72,7 @@ HARMLESS = {
     object.__new__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
 _IMPURE = {"random", "time", "secrets", "uuid"}
+_IMPURE_FUNCTIONS = {("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom")}
 _EFFECTS = {print: "print() runs while the program is captured and not again", input: "input() is asked once", open: "open() runs while the program is captured"}
 
 
@@ -82,8 +83,9 @@ def impure(f) -> str | None:
             return _EFFECTS[f]
     except TypeError:
         return None
-    module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
-    if module in _IMPURE and getattr(f, "__qualname__", "") not in ("struct_time",):
+    owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
+    module = getattr(f, "__module__", None) or (owner if isinstance(owner, type) else type(owner)).__module__
+    if (module in _IMPURE and name != "struct_time") or module.startswith("numpy.random") or (module, name) in _IMPURE_FUNCTIONS:
         return f"{getattr(f, '__qualname__', f)}() gives another value at each call"
     return None
 
