@@ -144,6 +144,8 @@ def _materialize(c, v):
     if t in CONTAINERS or t is tuple or t is slice:
         containers.escape(c, v)
         return map_structure(c.lift, v) if t in (list, tuple, dict, slice) else v
+    if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
+        c.refuse("a torch.Generator made inside the program is used: every call would go on where the last one stopped", "make it outside and pass it in")
     return v
 
 
