@@ -144,6 +144,8 @@ def _materialize(c, v):
     if t in CONTAINERS or t is tuple or t is slice:
         containers.escape(c, v)
         return map_structure(c.lift, v) if t in (list, tuple, dict, slice) else v
+    if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
+        c.refuse("a torch.Generator made inside the program is used: every call would go on where the last one stopped", "make it outside and pass it in")
     return v
 
 
@@ -289,6 +291,10 @@ def call(c, f, args, kwargs):
     if isinstance(f, type):
         return _construct(c, f, args, kwargs)
     if hasattr(t, "_lc_cd"):  # a compiled function or module: its original becomes part of this program
+        if isinstance(f, torch.nn.Module):
+            if any(f.__dict__[n] for n in HOOKS):  # hooks of the wrapper's own
+                return _module_call(c, None, [f, *args], kwargs)
+            _watch_hooks(c, f)
         return call(c, _original(c, f), args, kwargs)
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
@@ -574,12 +580,19 @@ def _module_call(c, f, args, kwargs):
             c.refuse("a module with full backward hooks is called", "remove the hooks, or register hooks on the compiled module's outputs")
         _guard_hooks(c, m)
         return c.enter(torch.nn.Module._call_impl, args, kwargs)
-    if id(m) in c.sources and id(m) not in c.seen_hooks:
-        if not c.seen_hooks:
-            c.hook_dicts += [M._global_forward_hooks, M._global_forward_pre_hooks, M._global_backward_hooks, M._global_backward_pre_hooks]
-        c.seen_hooks.add(id(m))
-        c.hook_dicts += [d[n] for n in HOOKS]
+    _watch_hooks(c, m)
     return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
+
+
+def _watch_hooks(c, m) -> None:
+    """The hook dicts of a module without hooks are checked to stay empty."""
+    if id(m) not in c.sources or id(m) in c.seen_hooks:
+        return
+    M = torch.nn.modules.module
+    if not c.seen_hooks:
+        c.hook_dicts += [M._global_forward_hooks, M._global_forward_pre_hooks, M._global_backward_hooks, M._global_backward_pre_hooks]
+    c.seen_hooks.add(id(m))
+    c.hook_dicts += [m.__dict__[n] for n in HOOKS]
 
 
 def _guard_hooks(c, m) -> None:

@@ -178,6 +178,8 @@ class Capture(Host):
             if hasattr(t, "__next__") and t.__module__ == "builtins":
                 self.outside_iterators[id(value)] = value
             self.guard(source, "is", value)
+            if t is torch.Generator:
+                self._known(value, source)
             if t is types.FunctionType:
                 self.function_sources.setdefault(id(value), source)
             if t is functools.partial or (t is types.FunctionType and source.root.key in ("args", "kwargs")):
