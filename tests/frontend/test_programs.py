@@ -661,9 +661,9 @@ def no_grad_inside(x):
 @program(X)
 def inference_mode_inside(x):
     with torch.inference_mode():
-        y = x * 2
+        x = x * 2
         z = torch.is_inference_mode_enabled()
-    return z
+    return z, x.shape
 
 
 @program(X)
@@ -941,6 +941,7 @@ def type_checks(x):
 def imports_inside(x):
     import math as m
     from collections import namedtuple
+
     from torch.nn import functional as G
 
     return G.relu(x) * m.pi, namedtuple("P", "a")(x).a

@@ -53,6 +53,18 @@ class RecordingMode(torch.overrides.TorchFunctionMode):
 
 # ---------------------------------------------------------------------------------------------------------------- tensors
 
+class TensorMethod:
+    """`x.view`: a method of a proxy that the program has not called yet."""
+
+    __slots__ = ("proxy", "name")
+
+    def __init__(self, proxy: TensorProxy, name: str):
+        self.proxy, self.name = proxy, name
+
+    def __call__(self, *args, **kwargs):
+        return getattr(self.proxy, self.name)(*args, **kwargs)
+
+
 _CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
 
 
@@ -92,13 +104,9 @@ def tensor_attribute(c, p: TensorProxy, n: str):
             if n in ("is_leaf", "grad_fn", "names"):
                 return getattr(real, n)
     if n in METHODS or n == "size":
-        from thunder.frontend.capture import TensorMethod
-
         return TensorMethod(p, n)
     attribute = getattr(torch.Tensor, n, None)
     if attribute is not None and callable(attribute) and n not in METHODS.properties:
-        from thunder.frontend.capture import TensorMethod
-
         return TensorMethod(p, n)
     if attribute is None:
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
@@ -264,8 +272,6 @@ def compare(c, symbol, a, b):
 
 def call(c, f, args, kwargs):
     """Any call of the program."""
-    from thunder.frontend.capture import TensorMethod
-
     t = type(f)
     if t is types.MethodType:
         return call(c, f.__func__, [f.__self__, *args], kwargs)
@@ -288,8 +294,11 @@ def call(c, f, args, kwargs):
         return _call_operator(c, f, t, args)
     if t is Symbol:
         return _call_symbol(c, f, args, kwargs)
-    if isinstance(f, type):
-        return _construct(c, f, args, kwargs)
+    return _construct(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
+
+
+def _call_object(c, f, t: type, args, kwargs):
+    """A call of an object that is neither a function nor a class."""
     if hasattr(t, "_lc_cd"):  # a compiled function or module: its original becomes part of this program
         if isinstance(f, torch.nn.Module):
             if any(f.__dict__[n] for n in HOOKS):  # hooks of the wrapper's own
