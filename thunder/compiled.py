@@ -31,7 +31,7 @@ from thunder.options import (
     SHARP_EDGES_OPTIONS,
     DebugOptions,
     JitOptions,
-    check_interpretation,
+    check_interpretation, check_langctx,
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
@@ -388,6 +388,7 @@ def jit(
     if not callable(fn):
         raise TypeError(f"thunder.jit compiles functions and modules, not {type(fn).__name__}")
     check_interpretation(interpretation)
+    check_langctx(langctx)
     debug = debug_options or DebugOptions()
     if record_history:
         debug = DebugOptions(**(debug._values | {"record_interpreter_history": True}))

@@ -11,7 +11,7 @@ import sys
 import warnings
 
 __all__ = [
-    "ThunderError", "CaptureError", "MissingImplementationError", "GradientRequiredError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
+    "ThunderError", "CaptureError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
     "RecompileWarning", "warn_user", "user_line",
 ]  # fmt: skip
 
@@ -39,10 +39,6 @@ class CaptureError(ThunderError):
 
 class MissingImplementationError(ThunderError, NotImplementedError):
     """An operation was met that nothing can carry out: no executor takes it, or it was called where nothing is traced."""
-
-
-class GradientRequiredError(ThunderError, NotImplementedError):
-    """A call would have to return values that require grad, which this version cannot do yet."""
 
 
 class TraceCheckError(ThunderError):
