@@ -661,7 +661,6 @@ def no_grad_inside(x):
 @program(X)
 def inference_mode_inside(x):
     with torch.inference_mode():
-        y = x * 2
         z = torch.is_inference_mode_enabled()
     return z
 
@@ -941,6 +940,7 @@ def type_checks(x):
 def imports_inside(x):
     import math as m
     from collections import namedtuple
+
     from torch.nn import functional as G
 
     return G.relu(x) * m.pi, namedtuple("P", "a")(x).a

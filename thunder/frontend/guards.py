@@ -402,7 +402,13 @@ class PrologueWriter:
         self.miss("check_absent", condition, f"{f'one of {list(want)} was set on {path}'!r}")
 
     def _guard_noattr(self, source: Source, path: str, want) -> None:
-        self.miss("check_absent", f"hasattr({self.variable(source.base)}, {source.key!r})", f"{path + ' exists now'!r}")
+        v, n, owner = self.variable(source.base), source.key, self.outside.get(source.base)
+        self.objects.update(hasattr=hasattr, type=type)
+        if hasattr(owner, "__dict__") and not isinstance(owner, type):  # a class's own __getattribute__ is left out, as the capture interpreted it
+            condition = f"{n!r} in {self.variable(source.base.attr('__dict__'))} or hasattr(type({v}), {n!r})"
+        else:
+            condition = f"hasattr({v}, {n!r})"
+        self.miss("check_absent", condition, f"{path + ' exists now'!r}")
 
     def _guard_nomember(self, source: Source, path: str, want) -> None:
         v, n = self.variable(source.base), source.key
