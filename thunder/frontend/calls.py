@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import inspect
 import operator
 import types
 import warnings
+import weakref
 
 import torch
 import torch.utils.checkpoint
@@ -327,6 +329,11 @@ def _call_partial(c, f, args, kwargs):
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
+def _call_reference(c, f, args, kwargs):
+    """A weak reference: what it refers to now is looked up again at each call."""
+    return c.read(f(), c.const(f).child("call", ("__call__",)))
+
+
 def _call_operator(c, f, args, kwargs):
     """operator.attrgetter and operator.methodcaller: what they were made with stands in their pickled form."""
     (o,) = args
@@ -351,7 +358,7 @@ def _call_symbol(c, symbol, args, kwargs):
     return symbol(*_materialized(c, args), **_materialized(c, kwargs))
 
 
-_BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol}
+_BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
 
 
 def _call_function(c, f, args, kwargs):
@@ -395,6 +402,8 @@ def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
+    if type(s) is contextvars.ContextVar and f.__name__ == "get":
+        return c.read(f(*args), c.const(s).child("call", ("get", *args)))
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:

@@ -183,6 +183,8 @@ class PrologueWriter:
             return f"getattr({b}, {key!r}, MISSING)"
         if source.step == "cell":
             return f"{self.pin(cell_reader(key), 'cell')}({b})"
+        if source.step == "call":
+            return f"{self.pin(called, 'called')}({b}, {self.pin(key)})"
         if source.step == "size":
             return f"{b}.shape[{key}]"
         base_type = self.base_type(base)
@@ -506,6 +508,15 @@ def same_types(a, b) -> bool:
     if isinstance(a, slice):
         return all(map(same_types, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
     return True
+
+
+def called(owner, how: tuple):
+    """What a method of an object that stands for changing state (a context variable, a weak reference) says now."""
+    name, *args = how
+    try:
+        return getattr(owner, name)(*args)
+    except LookupError:
+        return MISSING
 
 
 def takes_keywords(fn) -> bool:
