@@ -661,8 +661,9 @@ def no_grad_inside(x):
 @program(X)
 def inference_mode_inside(x):
     with torch.inference_mode():
+        x = x * 2
         z = torch.is_inference_mode_enabled()
-    return z
+    return z, x.shape
 
 
 @program(X)

@@ -55,6 +55,18 @@ class RecordingMode(torch.overrides.TorchFunctionMode):
 
 # ---------------------------------------------------------------------------------------------------------------- tensors
 
+class TensorMethod:
+    """`x.view`: a method of a proxy that the program has not called yet."""
+
+    __slots__ = ("proxy", "name")
+
+    def __init__(self, proxy: TensorProxy, name: str):
+        self.proxy, self.name = proxy, name
+
+    def __call__(self, *args, **kwargs):
+        return getattr(self.proxy, self.name)(*args, **kwargs)
+
+
 _CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
 
 
@@ -94,13 +106,9 @@ def tensor_attribute(c, p: TensorProxy, n: str):
             if n in ("is_leaf", "grad_fn", "names"):
                 return getattr(real, n)
     if n in METHODS or n == "size":
-        from thunder.frontend.capture import TensorMethod
-
         return TensorMethod(p, n)
     attribute = getattr(torch.Tensor, n, None)
     if attribute is not None and callable(attribute) and n not in METHODS.properties:
-        from thunder.frontend.capture import TensorMethod
-
         return TensorMethod(p, n)
     if attribute is None:
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
@@ -266,8 +274,6 @@ def compare(c, symbol, a, b):
 
 def call(c, f, args, kwargs):
     """Any call of the program."""
-    from thunder.frontend.capture import TensorMethod
-
     t = type(f)
     if t is types.MethodType:
         return call(c, f.__func__, [f.__self__, *args], kwargs)
@@ -287,8 +293,11 @@ def call(c, f, args, kwargs):
     special = _BY_TYPE.get(t)
     if special is not None:
         return special(c, f, args, kwargs)
-    if isinstance(f, type):
-        return _construct(c, f, args, kwargs)
+    return _construct(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
+
+
+def _call_object(c, f, t: type, args, kwargs):
+    """A call of an object that is neither a function nor a class."""
     if hasattr(t, "_lc_cd"):
         return _call_compiled(c, f, args, kwargs)
     if lookup(f) is not None:

@@ -30,21 +30,9 @@ from thunder.ops import autocast
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 
-__all__ = ["Capture", "TensorMethod"]
+__all__ = ["Capture"]
 
 _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
-
-
-class TensorMethod:
-    """`x.view`: a method of a proxy that the program has not called yet."""
-
-    __slots__ = ("proxy", "name")
-
-    def __init__(self, proxy: TensorProxy, name: str):
-        self.proxy, self.name = proxy, name
-
-    def __call__(self, *args, **kwargs):
-        return getattr(self.proxy, self.name)(*args, **kwargs)
 
 
 class Capture(Host):
