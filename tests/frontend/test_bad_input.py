@@ -159,6 +159,11 @@ def generator_inside_a_result(x):
     return {"a": [(x * i for i in range(2))]}
 
 
+@refused("view of a dict", {"a": X}.values())
+def dict_view_as_an_argument(v):
+    return sum(v)
+
+
 @refused("came from outside")
 def input_written_in_place(x):
     x.add_(1)  # here

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import inspect
 import operator
 import types
 import warnings
+import weakref
 
 import torch
 import torch.utils.checkpoint
@@ -288,23 +290,16 @@ def call(c, f, args, kwargs):
         return {"__setattr__": c.raw_store, "__delattr__": c.raw_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
     if t in IDENTITY_CALLS:
         return _call_builtin(c, f, args, kwargs)
-    if t is functools.partial:
-        return _call_partial(c, f, args, kwargs)
-    if t is operator.attrgetter or t is operator.methodcaller:
-        return _call_operator(c, f, t, args)
-    if t is Symbol:
-        return _call_symbol(c, f, args, kwargs)
+    special = _BY_TYPE.get(t)
+    if special is not None:
+        return special(c, f, args, kwargs)
     return _construct(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
 
 
 def _call_object(c, f, t: type, args, kwargs):
     """A call of an object that is neither a function nor a class."""
-    if hasattr(t, "_lc_cd"):  # a compiled function or module: its original becomes part of this program
-        if isinstance(f, torch.nn.Module):
-            if any(f.__dict__[n] for n in HOOKS):  # hooks of the wrapper's own
-                return _module_call(c, None, [f, *args], kwargs)
-            _watch_hooks(c, f)
-        return call(c, _original(c, f), args, kwargs)
+    if hasattr(t, "_lc_cd"):
+        return _call_compiled(c, f, args, kwargs)
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
@@ -315,6 +310,15 @@ def _call_object(c, f, t: type, args, kwargs):
     if t is functools._lru_cache_wrapper and _reaches(c, args, kwargs):
         return call(c, f.__wrapped__, args, kwargs)
     return call_native(c, f, args, kwargs)
+
+
+def _call_compiled(c, f, args, kwargs):
+    """A compiled function or module: its original becomes part of this program."""
+    if isinstance(f, torch.nn.Module):
+        if any(f.__dict__[n] for n in HOOKS):  # hooks of the wrapper's own
+            return _module_call(c, None, [f, *args], kwargs)
+        _watch_hooks(c, f)
+    return call(c, _original(c, f), args, kwargs)
 
 
 def _original(c, f):
@@ -334,11 +338,16 @@ def _call_partial(c, f, args, kwargs):
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
-def _call_operator(c, f, t: type, args):
+def _call_reference(c, f, args, kwargs):
+    """A weak reference: what it refers to now is looked up again at each call."""
+    return c.read(f(), c.const(f).child("call", ("__call__",)))
+
+
+def _call_operator(c, f, args, kwargs):
     """operator.attrgetter and operator.methodcaller: what they were made with stands in their pickled form."""
     (o,) = args
     made, names, *_ = f.__reduce__()
-    if t is operator.attrgetter:
+    if type(f) is operator.attrgetter:
         found = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
         return found if len(found) > 1 else found[0]
     keywords = made.keywords if isinstance(made, functools.partial) else {}
@@ -356,6 +365,9 @@ def _replacement(c, f):
 def _call_symbol(c, symbol, args, kwargs):
     c.synchronize()
     return symbol(*_materialized(c, args), **_materialized(c, kwargs))
+
+
+_BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
 
 
 def _call_function(c, f, args, kwargs):
@@ -399,6 +411,8 @@ def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
+    if type(s) is contextvars.ContextVar and f.__name__ == "get":
+        return c.read(f(*args), c.const(s).child("call", ("get", *args)))
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:

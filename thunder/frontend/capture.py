@@ -8,6 +8,7 @@ somebody looks. Operations on proxies are recorded; writes to outside objects be
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import types
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
 from thunder.frontend import calls, containers
-from thunder.frontend.native import CONTAINERS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
+from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast
@@ -159,6 +160,18 @@ class Capture(Host):
         if isinstance(value, IMMUTABLE):
             self.guards.setdefault((source, "value", None), value)
             return value
+        if isinstance(value, BUFFERS):
+            self.guards.setdefault((source, "value", None), copy.copy(value))
+            return value
+        if t is types.MappingProxyType:
+            self.guard(source, "type", t)
+            self.guard(source, "keys", tuple(value))
+            return types.MappingProxyType({k: self.read(x, source.item(k)) for k, x in value.items()})
+        if t in DICT_VIEWS:
+            self.refuse(f"{source.describe(self.parameters)} is a {t.__name__}, a view of a dict from outside", "pass the dict, or list(...) of the view")
+        if isinstance(value, frozenset):
+            self.guard(source, "is", value)
+            return t(self.elements(value))
         if t is numpy.ndarray:
             self.guards.setdefault((source, "array", None), value.copy())
             return value
@@ -176,6 +189,10 @@ class Capture(Host):
         self._known(value, source)
         self.guard(source, "type", t)
         return value
+
+    def elements(self, value) -> list:
+        """The elements of a set from outside: objects among them are pinned, and their attributes guarded."""
+        return [x if type(x) in PRIMITIVE or isinstance(x, tuple) else self.read(x, self.const(x)) for x in value]
 
     def _primitive(self, value, t: type, source: Source):
         if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:
@@ -444,7 +461,7 @@ class Capture(Host):
                 if n in space:
                     self.namespace(space, label, n, value)
             return value
-        if native_module(space.get("__name__")):
+        if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
             return value
         return self.read(value, self.const(space, "global").item(n))
 

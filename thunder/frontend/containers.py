@@ -54,8 +54,9 @@ def observe(c, s) -> None:
             base.__setitem__(s, k, x)
     elif isinstance(value, set):
         c.guard(source, "set", frozenset(value))
-        c.pristine[id(s)] = (value, source, set(value))
-        set.update(s, value)
+        elements = c.elements(value)
+        c.pristine[id(s)] = (value, source, set(elements))
+        set.update(s, elements)
     else:
         base = container_base(type(value))
         c.guard(source, "len", base.__len__(value))
@@ -111,8 +112,8 @@ def _hashable(k) -> bool:
 def getitem(c, o, k):
     t = type(o)
     custom = c.slot(t, "__getitem__") if t not in CONTAINERS else None
-    if custom is not None and not native_module(custom.__globals__.get("__name__")):
-        return c.call(custom, [o, k], {})
+    if custom is not None and (id(o) in c.sources or not native_module(custom.__globals__.get("__name__"))):
+        return c.enter(custom, [o, k], {})
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)

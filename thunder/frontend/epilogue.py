@@ -72,6 +72,8 @@ class EpilogueWriter:
         b = self.path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
+        if source.step == "call":
+            return f"{b}.{source.key[0]}({', '.join(map(self.literal, source.key[1:]))})"
         if source.step == "cell":
             return f"{b}.__closure__[{source.key}].cell_contents"
         return f"{b}[{self.literal(source.key)}]"

@@ -183,6 +183,8 @@ class PrologueWriter:
             return f"getattr({b}, {key!r}, MISSING)"
         if source.step == "cell":
             return f"{self.pin(cell_reader(key), 'cell')}({b})"
+        if source.step == "call":
+            return f"{self.pin(called, 'called')}({b}, {self.pin(key)})"
         if source.step == "size":
             return f"{b}.shape[{key}]"
         base_type = self.base_type(base)
@@ -402,7 +404,13 @@ class PrologueWriter:
         self.miss("check_absent", condition, f"{f'one of {list(want)} was set on {path}'!r}")
 
     def _guard_noattr(self, source: Source, path: str, want) -> None:
-        self.miss("check_absent", f"hasattr({self.variable(source.base)}, {source.key!r})", f"{path + ' exists now'!r}")
+        v, n, owner = self.variable(source.base), source.key, self.outside.get(source.base)
+        self.objects.update(hasattr=hasattr, type=type)
+        if hasattr(owner, "__dict__") and not isinstance(owner, type):  # a class's own __getattribute__ is left out, as the capture interpreted it
+            condition = f"{n!r} in {self.variable(source.base.attr('__dict__'))} or hasattr(type({v}), {n!r})"
+        else:
+            condition = f"hasattr({v}, {n!r})"
+        self.miss("check_absent", condition, f"{path + ' exists now'!r}")
 
     def _guard_nomember(self, source: Source, path: str, want) -> None:
         v, n = self.variable(source.base), source.key
@@ -500,6 +508,15 @@ def same_types(a, b) -> bool:
     if isinstance(a, slice):
         return all(map(same_types, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
     return True
+
+
+def called(owner, how: tuple):
+    """What a method of an object that stands for changing state (a context variable, a weak reference) says now."""
+    name, *args = how
+    try:
+        return getattr(owner, name)(*args)
+    except LookupError:
+        return MISSING
 
 
 def takes_keywords(fn) -> bool:
