@@ -31,7 +31,8 @@ from thunder.options import (
     SHARP_EDGES_OPTIONS,
     DebugOptions,
     JitOptions,
-    check_interpretation, check_langctx,
+    check_interpretation,
+    check_langctx,
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
