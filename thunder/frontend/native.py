@@ -66,7 +66,8 @@ def native_module(name: str | None) -> bool:
     return name.split(".")[0] in _NATIVE and not name.startswith(_INTERPRETED)
 
 
-tracked_anyway = (type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap, torch.nn.Module)  # outside state that lives in a library object
+# outside state that lives in a library object
+tracked_anyway = (type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap, torch.nn.Module)
 ITERATING = {list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed, functools.reduce, collections.deque, dict.fromkeys}
 ITERATING |= {str.join, "".join}
 CALLABLE_FIRST = {map, filter, functools.reduce}
