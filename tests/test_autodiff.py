@@ -75,6 +75,7 @@ PROGRAMS = {
     "detach": (lambda x: x.detach() * x, [T(3)]),
     "zeros_like and ones_like": (lambda x: (torch.zeros_like(x), torch.ones_like(x) * x), [T(3)]),
     "mixed dtypes": (lambda x, y: x * y, [T(3, dtype=torch.float32), T(3)]),
+    "promoted and cast back": (lambda x, w, c: F.linear((x * c).to(x.dtype), w), [T(3, 4, dtype=torch.bfloat16), T(2, 4, dtype=torch.bfloat16), T(4, grad=False)]),
     "conversion": (lambda x: x.float().double() * x, [T(3)]),
     "complex": (lambda x: (torch.complex(x, x * 2) * torch.complex(x, x)).abs(), [T(3)]),
     "complex input": (lambda x: (x * x).real, [torch.randn(3, dtype=torch.complex128).requires_grad_()]),

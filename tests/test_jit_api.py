@@ -61,6 +61,7 @@ GLOBAL_MODULE = Twice()
         ({"sharp_edges": "loud"}, "'allow', 'warn', 'error'"),
         ({"executors": ["nobody"]}, "torch"),
         ({"interpretation": "by hand"}, "python interpreter"),
+        ({"langctx": "numpy"}, "'torch'"),
     ],
 )
 def test_bad_option_values_name_the_valid_ones(options, valid):

@@ -206,6 +206,19 @@ def test_hooks_on_the_wrapper_and_on_the_wrapped(pair):
     assert torch.equal(compiled(X), plain)
 
 
+def test_hooks_of_the_wrapper_inside_another_compiled_program(pair):
+    model, compiled = pair
+    compiled.eval()
+    programs = [thunder.jit(lambda x: compiled(x)), thunder.jit(nn.Sequential(compiled))]
+    for factor in (None, 2, 3):
+        handle = compiled.register_forward_hook(lambda module, inputs, output: output * factor) if factor else None
+        for program in programs:
+            assert torch.equal(program(X), compiled(X))
+            assert torch.equal(program(X), model(X) * (factor or 1))
+        if handle:
+            handle.remove()
+
+
 def test_attributes_fall_through(pair):
     model, compiled = pair
     compiled.eval()

@@ -5,10 +5,13 @@ Tried on torch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
+    "modes_restored",
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "tensor_batch_check", "keeps_graph",
 ]  # fmt: skip
@@ -50,6 +53,32 @@ def default_device() -> torch.device | None:
         if type(mode) is DeviceContext:
             return mode.device
     return None
+
+
+@contextlib.contextmanager
+def modes_restored():
+    """What the block leaves of grad mode, default dtype, autocast and torch-function modes is what it found: a program that fails half way leaves its own on."""
+    with torch._C.DisableTorchFunction():
+        depth, grad, dtype, cache = _function_modes(), torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_cache_enabled()
+        casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS]
+        nesting = torch.autocast_increment_nesting()
+        torch.autocast_decrement_nesting()
+    try:
+        yield
+    finally:
+        while _function_modes() > depth:
+            torch._C._pop_torch_function_stack()
+        with torch._C.DisableTorchFunction():
+            torch._C._set_grad_enabled(grad)
+            torch.set_default_dtype(dtype)
+            for kind, enabled, cast in casts:
+                torch.set_autocast_enabled(kind, enabled)
+                torch.set_autocast_dtype(kind, cast)
+            torch.set_autocast_cache_enabled(cache)
+            now = torch.autocast_increment_nesting()
+            torch.autocast_decrement_nesting()
+            for _ in range(now - nesting):
+                torch.autocast_decrement_nesting()
 
 
 def _stack_of_modes() -> tuple:

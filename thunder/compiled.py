@@ -19,7 +19,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, RecompileWarning, warn_user
+from thunder.errors import CaptureError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -32,6 +32,7 @@ from thunder.options import (
     DebugOptions,
     JitOptions,
     check_interpretation,
+    check_langctx,
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
@@ -130,7 +131,11 @@ class Compiled:
                     stats.cache_hits += 1
                     stats.last_entry = entry
                     entry.used = stats.calls
-                    values = entry.computation_fn(*inputs)
+                    try:
+                        values = entry.computation_fn(*inputs)
+                    except Exception as error:
+                        self._point_at_user(entry, error)
+                        raise
                     return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
         return self._miss(modes, args, kwargs)
 
@@ -201,7 +206,7 @@ class Compiled:
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self!r}", file=sys.stderr)
         with torch.enable_grad() if options.derivative is not None else contextlib.nullcontext():
-            captured = capture(self.fn, args, kwargs, options, counters)
+            captured = self._capture(args, kwargs, counters)
         if options.debug.show_interpreter_progress:
             print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
@@ -220,6 +225,22 @@ class Compiled:
                 run = _without_grad(run)
         stats.times["prologue"] = (start, clock())
         return CacheEntry(captured, traces, run, modes, backward)
+
+    def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
+        """A program that fails while it is captured has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
+        try:
+            return capture(self.fn, args, kwargs, self.options, counters)
+        except (ThunderError, SharpEdgeWarning):
+            raise
+        except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
+            failure = error
+        self.fn(*args, **kwargs)
+        location, ours = user_line(failure)
+        if not ours:  # the user's own code raised it: a backward of theirs, read while the forward is captured
+            raise failure
+        raise CaptureError(
+            f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
+        ) from failure
 
     def _lower_gradient(self, captured: Captured, modes: tuple) -> tuple[list[Trace], Callable]:
         if captured.epilogue_fn is not None:
@@ -368,6 +389,7 @@ def jit(
     if not callable(fn):
         raise TypeError(f"thunder.jit compiles functions and modules, not {type(fn).__name__}")
     check_interpretation(interpretation)
+    check_langctx(langctx)
     debug = debug_options or DebugOptions()
     if record_history:
         debug = DebugOptions(**(debug._values | {"record_interpreter_history": True}))

@@ -5,13 +5,14 @@ An error of the user's own program, or of PyTorch in it, leaves a compiled funct
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import warnings
 
 __all__ = [
-    "ThunderError", "CaptureError", "MissingImplementationError", "GradientRequiredError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
-    "RecompileWarning", "warn_user",
+    "ThunderError", "CaptureError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
+    "RecompileWarning", "warn_user", "user_line",
 ]  # fmt: skip
 
 
@@ -40,10 +41,6 @@ class MissingImplementationError(ThunderError, NotImplementedError):
     """An operation was met that nothing can carry out: no executor takes it, or it was called where nothing is traced."""
 
 
-class GradientRequiredError(ThunderError, NotImplementedError):
-    """A call would have to return values that require grad, which this version cannot do yet."""
-
-
 class TraceCheckError(ThunderError):
     """A trace breaks a rule that every trace keeps: a mistake of the pass that made it."""
 
@@ -65,6 +62,17 @@ class RecompileWarning(UserWarning):
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def user_line(error: BaseException) -> tuple[tuple | None, bool]:
+    """(filename, line number, function name, source line) of the innermost line outside of thunder that an exception went through; whether thunder raised it."""
+    found, traceback, code = None, error.__traceback__, None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if not code.co_filename.startswith(_HERE):
+            found = code.co_filename, traceback.tb_lineno, code.co_name, linecache.getline(code.co_filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found, code is not None and code.co_filename.startswith(_HERE)
 
 
 def warn_user(text: str, category: type[Warning]) -> None:

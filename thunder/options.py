@@ -62,6 +62,13 @@ def check_interpretation(given: Any) -> None:
         raise OptionError(f"interpretation={given!r} is not an option; valid: {', '.join(map(repr, _INTERPRETATIONS))}")
 
 
+def check_langctx(given: Any) -> None:
+    """The option `langctx`: PyTorch's is the one language of programs. Raises OptionError for anything else."""
+    value = getattr(given, "name", given)
+    if value is not None and str(value).lower() not in ("torch", "languages.torch"):
+        raise OptionError(f"langctx={given!r} is not an option; valid: None, 'torch'")
+
+
 class DebugOptions:
     """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError; `register_option` adds one.
 

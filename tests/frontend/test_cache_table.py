@@ -6,14 +6,20 @@ same ones). Each call's result is compared with eager's, and a call repeated wit
 
 from __future__ import annotations
 
+import argparse
+import array
 import collections
+import contextvars
 import dataclasses
 import enum
 import functools
+import os
 import sys
 import types
+import weakref
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -948,6 +954,18 @@ def class_of_an_object_changed():
 
 
 @row("miss")
+def class_of_a_module_changed():
+    class Other(nn.Linear):
+        def forward(self, x):
+            return x * 7
+
+    m = nn.Sequential(nn.Linear(3, 3))
+    yield m, (X,)
+    m[0].__class__ = Other
+    yield
+
+
+@row("miss")
 def getattr_hook_patched():
     class Hook:
         def __getattr__(self, name):
@@ -1095,11 +1113,141 @@ def ordered_dict_order():
 
 @row("miss")
 def numpy_scalar_attribute():
-    import numpy
-
     space = types.SimpleNamespace(n=numpy.float32(2))
     yield (lambda x: x * float(space.n)), (X,)
     space.n = numpy.float32(3)
+    yield
+
+
+# ---------------------------------------------------------------------------------------------------------------- state in library objects
+
+
+@row("miss")
+def mapping_proxy_entry():
+    d = {"k": 2}
+    view = types.MappingProxyType(d)
+    yield (lambda x: x * view["k"]), (X,)
+    d["k"] = 3
+    yield
+
+
+@row("miss")
+def chain_map_entry():
+    chain = collections.ChainMap({"a": 2}, {"b": 3})
+    yield (lambda x: x * chain["a"] * chain["b"]), (X,)
+    chain["a"] = 5
+    yield
+
+
+@row("miss")
+def user_dict_entry():
+    d = collections.UserDict(a=2)
+    yield (lambda x: x * d["a"]), (X,)
+    d["a"] = 5
+    yield
+
+
+@row("miss")
+def counter_entry():
+    d = collections.Counter("aab")
+    yield (lambda x: x * d["a"]), (X,)
+    d["a"] = 5
+    yield
+
+
+@row("miss")
+def dict_subclass_entry():
+    class Mine(dict):
+        pass
+
+    d = Mine(a=2)
+    yield (lambda x: x * d["a"]), (X,)
+    d["a"] = 5
+    yield
+
+
+@row("miss")
+def list_subclass_attribute():
+    class Mine(list):
+        factor = 2
+
+    d = Mine([1, 2])
+    yield (lambda x: x * len(d) * d.factor), (X,)
+    d.factor = 5
+    yield
+
+
+@row("miss")
+def bytes_in_a_bytearray():
+    b = bytearray(b"ab")
+    yield (lambda x: x * b[0]), (X,)
+    b[0] = 5
+    yield
+
+
+@row("miss")
+def number_in_an_array():
+    a = array.array("i", [2])
+    yield (lambda x: x * a[0]), (X,)
+    a[0] = 5
+    yield
+
+
+@row("miss")
+def number_in_a_numpy_array():
+    a = numpy.array([2.0])
+    yield (lambda x: x * float(a[0])), (X,)
+    a[0] = 5
+    yield
+
+
+@row("miss", "get() was 2, is 5")
+def context_variable():
+    v = contextvars.ContextVar("v", default=2)
+    yield (lambda x: x * v.get()), (X,)
+    v.set(5)
+    yield
+
+
+@row("miss")
+def environment_variable():
+    os.environ["OF_A_TEST"] = "2"
+    yield (lambda x: x * int(os.environ.get("OF_A_TEST", "1"))), (X,)
+    os.environ["OF_A_TEST"] = "5"
+    yield
+    del os.environ["OF_A_TEST"]
+
+
+@row("miss")
+def object_behind_a_weak_reference():
+    c = Config()
+    reference = weakref.ref(c)
+    yield (lambda x: x * reference().gain), (X,)
+    c.gain = 5.0
+    yield
+
+
+@row("miss")
+def object_in_a_set():
+    members = frozenset([Scaled()])
+    yield (lambda x: x * next(iter(members)).scale), (X,)
+    next(iter(members)).scale = 5.0
+    yield
+
+
+@row("miss")
+def object_in_a_tuple():
+    pair = ({"a": 2}, 1)
+    yield (lambda x: x * pair[0]["a"]), (X,)
+    pair[0]["a"] = 5
+    yield
+
+
+@row("miss")
+def argparse_namespace():
+    options = argparse.Namespace(n=2)
+    yield (lambda x: x * options.n), (X,)
+    options.n = 5
     yield
 
 

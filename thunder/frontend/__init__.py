@@ -39,7 +39,7 @@ class Captured:
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         self.epilogue_traces = [trace] if trace is not None else []
-        self.effects = frozenset((id(o), n) for kind, o, n in c.effects.values() if kind == "attr")
+        self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
         writer = PrologueWriter(c)
         unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
@@ -105,7 +105,7 @@ class _History:
 
 
 def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset()) -> Captured:
-    """Reads one call of a program. counters: attributes that earlier readings saw read and written, whose numbers stay symbolic.
+    """Reads one call of a program. counters: paths that earlier readings saw written, whose numbers stay symbolic.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
     """
@@ -115,21 +115,18 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counte
     cast = compat.autocast_state()
     device = compat.default_device()
     try:
-        with recording(c.recorder), RecordingMode(c):
-            result = _run(c)
-        if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
-            raise CaptureError(
-                "the program leaves another grad mode, default dtype, default device or autocast state behind",
-                remedy="use the context managers (with torch.no_grad(): ...)",
-            )
-        with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
-            return Captured(c, result)
+        with compat.modes_restored():
+            with recording(c.recorder), RecordingMode(c):
+                result = _run(c)
+            if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
+                raise CaptureError(
+                    "the program leaves another grad mode, default dtype, default device or autocast state behind",
+                    remedy="use the context managers (with torch.no_grad(): ...)",
+                )
+            with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
+                return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
-    finally:
-        with torch._C.DisableTorchFunction():
-            torch._C._set_grad_enabled(grad)
-            torch.set_default_dtype(dtype)
 
 
 def _run(c: Capture):

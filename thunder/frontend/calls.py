@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import inspect
 import operator
 import types
 import warnings
+import weakref
 
 import torch
 import torch.utils.checkpoint
@@ -52,6 +54,18 @@ class RecordingMode(torch.overrides.TorchFunctionMode):
 
 # ---------------------------------------------------------------------------------------------------------------- tensors
 
+class TensorMethod:
+    """`x.view`: a method of a proxy that the program has not called yet."""
+
+    __slots__ = ("proxy", "name")
+
+    def __init__(self, proxy: TensorProxy, name: str):
+        self.proxy, self.name = proxy, name
+
+    def __call__(self, *args, **kwargs):
+        return getattr(self.proxy, self.name)(*args, **kwargs)
+
+
 _CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
 
 
@@ -91,13 +105,9 @@ def tensor_attribute(c, p: TensorProxy, n: str):
             if n in ("is_leaf", "grad_fn", "names"):
                 return getattr(real, n)
     if n in METHODS or n == "size":
-        from thunder.frontend.capture import TensorMethod
-
         return TensorMethod(p, n)
     attribute = getattr(torch.Tensor, n, None)
     if attribute is not None and callable(attribute) and n not in METHODS.properties:
-        from thunder.frontend.capture import TensorMethod
-
         return TensorMethod(p, n)
     if attribute is None:
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
@@ -143,6 +153,8 @@ def _materialize(c, v):
     if t in CONTAINERS or t is tuple or t is slice:
         containers.escape(c, v)
         return map_structure(c.lift, v) if t in (list, tuple, dict, slice) else v
+    if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
+        c.refuse("a torch.Generator made inside the program is used: every call would go on where the last one stopped", "make it outside and pass it in")
     return v
 
 
@@ -212,7 +224,8 @@ _PLAIN = (int, float, bool, str, bytes, tuple, list, dict, set, frozenset, type(
 
 def binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
-    c.touch(a)
+    if not (symbol == "+=" and ta is list):  # which appends, and looks at nothing
+        c.touch(a)
     c.touch(b)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         stem = _DUNDERS[symbol.rstrip("=")]
@@ -257,8 +270,6 @@ def compare(c, symbol, a, b):
 
 def call(c, f, args, kwargs):
     """Any call of the program."""
-    from thunder.frontend.capture import TensorMethod
-
     t = type(f)
     if t is types.MethodType:
         return call(c, f.__func__, [f.__self__, *args], kwargs)
@@ -272,17 +283,19 @@ def call(c, f, args, kwargs):
     if t is types.FunctionType:
         return _call_function(c, f, args, kwargs)
     if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
-        return {"__setattr__": c.raw_store, "__delattr__": c.delete_attr, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
+        return {"__setattr__": c.raw_store, "__delattr__": c.raw_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
     if t in IDENTITY_CALLS:
         return _call_builtin(c, f, args, kwargs)
-    if t is functools.partial:
-        return _call_partial(c, f, args, kwargs)
-    if t is Symbol:
-        return _call_symbol(c, f, args, kwargs)
-    if isinstance(f, type):
-        return _construct(c, f, args, kwargs)
-    if hasattr(t, "_lc_cd"):  # a compiled function or module: its original becomes part of this program
-        return call(c, _original(c, f), args, kwargs)
+    special = _BY_TYPE.get(t)
+    if special is not None:
+        return special(c, f, args, kwargs)
+    return _construct(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
+
+
+def _call_object(c, f, t: type, args, kwargs):
+    """A call of an object that is neither a function nor a class."""
+    if hasattr(t, "_lc_cd"):
+        return _call_compiled(c, f, args, kwargs)
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
@@ -293,6 +306,15 @@ def call(c, f, args, kwargs):
     if t is functools._lru_cache_wrapper and _reaches(c, args, kwargs):
         return call(c, f.__wrapped__, args, kwargs)
     return call_native(c, f, args, kwargs)
+
+
+def _call_compiled(c, f, args, kwargs):
+    """A compiled function or module: its original becomes part of this program."""
+    if isinstance(f, torch.nn.Module):
+        if any(f.__dict__[n] for n in HOOKS):  # hooks of the wrapper's own
+            return _module_call(c, None, [f, *args], kwargs)
+        _watch_hooks(c, f)
+    return call(c, _original(c, f), args, kwargs)
 
 
 def _original(c, f):
@@ -312,6 +334,23 @@ def _call_partial(c, f, args, kwargs):
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
+def _call_reference(c, f, args, kwargs):
+    """A weak reference: what it refers to now is looked up again at each call."""
+    return c.read(f(), c.const(f).child("call", ("__call__",)))
+
+
+def _call_operator(c, f, args, kwargs):
+    """operator.attrgetter and operator.methodcaller: what they were made with stands in their pickled form."""
+    (o,) = args
+    made, names, *_ = f.__reduce__()
+    if type(f) is operator.attrgetter:
+        found = tuple(functools.reduce(c.load_attr, name.split("."), o) for name in names)
+        return found if len(found) > 1 else found[0]
+    keywords = made.keywords if isinstance(made, functools.partial) else {}
+    names = [*(made.args if isinstance(made, functools.partial) else ()), *names]
+    return c.call(c.load_attr(o, names[0]), list(names[1:]), dict(keywords))
+
+
 def _replacement(c, f):
     try:
         return c.replacements.get(f)
@@ -322,6 +361,9 @@ def _replacement(c, f):
 def _call_symbol(c, symbol, args, kwargs):
     c.synchronize()
     return symbol(*_materialized(c, args), **_materialized(c, kwargs))
+
+
+_BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
 
 
 def _call_function(c, f, args, kwargs):
@@ -365,23 +407,31 @@ def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
+    if type(s) is contextvars.ContextVar and f.__name__ == "get":
+        return c.read(f(*args), c.const(s).child("call", ("get", *args)))
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
             return containers.dict_item(c, s, args[0], args[1] if len(args) > 1 else None)
-        if n not in ("append", "extend") or isinstance(s, collections.deque):
+        if isinstance(s, dict) and n == "__getitem__":
+            return containers.dict_item(c, s, *args)
+        if n not in ("append", "extend") and not (isinstance(s, dict) and n == "__setitem__"):
             containers.observe(c, s)
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
         containers.observe(c, args[0])
     if _is_iterating(f):
-        args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
+        some = 2 if f is functools.reduce else 0 if f in (min, max) and len(args) > 1 else 1 if f in (sum, sorted, min, max, iter) else len(args)  # are iterables
+        args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a for i, a in enumerate(args)]
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         args = [_iterable(c, a) for a in args]
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
-    return call_native(c, f, args, kwargs)
+    result = call_native(c, f, args, kwargs)
+    if c.attribute_dicts:
+        containers.written_attributes(c, s)
+    return result
 
 
 def _is_iterating(f) -> bool:
@@ -549,12 +599,19 @@ def _module_call(c, f, args, kwargs):
             c.refuse("a module with full backward hooks is called", "remove the hooks, or register hooks on the compiled module's outputs")
         _guard_hooks(c, m)
         return c.enter(torch.nn.Module._call_impl, args, kwargs)
-    if id(m) in c.sources and id(m) not in c.seen_hooks:
-        if not c.seen_hooks:
-            c.hook_dicts += [M._global_forward_hooks, M._global_forward_pre_hooks, M._global_backward_hooks, M._global_backward_pre_hooks]
-        c.seen_hooks.add(id(m))
-        c.hook_dicts += [d[n] for n in HOOKS]
+    _watch_hooks(c, m)
     return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
+
+
+def _watch_hooks(c, m) -> None:
+    """The hook dicts of a module without hooks are checked to stay empty."""
+    if id(m) not in c.sources or id(m) in c.seen_hooks:
+        return
+    M = torch.nn.modules.module
+    if not c.seen_hooks:
+        c.hook_dicts += [M._global_forward_hooks, M._global_forward_pre_hooks, M._global_backward_hooks, M._global_backward_pre_hooks]
+    c.seen_hooks.add(id(m))
+    c.hook_dicts += [m.__dict__[n] for n in HOOKS]
 
 
 def _guard_hooks(c, m) -> None:
@@ -646,7 +703,7 @@ def _install() -> None:
         M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),
         M.__setattr__: _module_setattr,
         object.__setattr__: lambda c, f, a, k: c.raw_store(*a),
-        object.__delattr__: lambda c, f, a, k: c.delete_attr(*a),
+        object.__delattr__: lambda c, f, a, k: c.raw_delete(*a) if id(a[0]) in c.sources else delattr(*a),
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,

@@ -8,6 +8,7 @@ somebody looks. Operations on proxies are recorded; writes to outside objects be
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import types
 from collections.abc import Callable
@@ -22,28 +23,16 @@ from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
 from thunder.frontend import calls, containers
-from thunder.frontend.native import CONTAINERS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
+from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 
-__all__ = ["Capture", "TensorMethod"]
+__all__ = ["Capture"]
 
 _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
-
-
-class TensorMethod:
-    """`x.view`: a method of a proxy that the program has not called yet."""
-
-    __slots__ = ("proxy", "name")
-
-    def __init__(self, proxy: TensorProxy, name: str):
-        self.proxy, self.name = proxy, name
-
-    def __call__(self, *args, **kwargs):
-        return getattr(self.proxy, self.name)(*args, **kwargs)
 
 
 class Capture(Host):
@@ -56,7 +45,7 @@ class Capture(Host):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
-        self.counters = counters  # (id(object), attribute) of numbers that earlier readings saw both read and written
+        self.counters = counters  # paths that earlier readings saw written, in words: the numbers there stay symbolic
         self.parameters = parameter_names(fn)
         self.replacements = options.replacements
         names = Names()
@@ -94,6 +83,8 @@ class Capture(Host):
         self.read_items: dict[int, dict] = {}
         self.overlay: dict[tuple, Any] = {}
         self.effects: dict[tuple, tuple] = {}
+        self.written: set[Source] = set()
+        self.attribute_dicts: dict[int, tuple] = {}  # id(copy of an object's __dict__) -> (copy, object, what the program has seen)
         self.fresh: set[int] = set()
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
@@ -169,6 +160,18 @@ class Capture(Host):
         if isinstance(value, IMMUTABLE):
             self.guards.setdefault((source, "value", None), value)
             return value
+        if isinstance(value, BUFFERS):
+            self.guards.setdefault((source, "value", None), copy.copy(value))
+            return value
+        if t is types.MappingProxyType:
+            self.guard(source, "type", t)
+            self.guard(source, "keys", tuple(value))
+            return types.MappingProxyType({k: self.read(x, source.item(k)) for k, x in value.items()})
+        if t in DICT_VIEWS:
+            self.refuse(f"{source.describe(self.parameters)} is a {t.__name__}, a view of a dict from outside", "pass the dict, or list(...) of the view")
+        if isinstance(value, frozenset):
+            self.guard(source, "is", value)
+            return t(self.elements(value))
         if t is numpy.ndarray:
             self.guards.setdefault((source, "array", None), value.copy())
             return value
@@ -176,6 +179,8 @@ class Capture(Host):
             if hasattr(t, "__next__") and t.__module__ == "builtins":
                 self.outside_iterators[id(value)] = value
             self.guard(source, "is", value)
+            if t is torch.Generator:
+                self._known(value, source)
             if t is types.FunctionType:
                 self.function_sources.setdefault(id(value), source)
             if t is functools.partial or (t is types.FunctionType and source.root.key in ("args", "kwargs")):
@@ -185,8 +190,14 @@ class Capture(Host):
         self.guard(source, "type", t)
         return value
 
+    def elements(self, value) -> list:
+        """The elements of a set from outside: objects among them are pinned, and their attributes guarded."""
+        return [x if type(x) in PRIMITIVE or isinstance(x, tuple) else self.read(x, self.const(x)) for x in value]
+
     def _primitive(self, value, t: type, source: Source):
         if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:
+            return self.number(value, source)
+        if self.counters and (t is int or t is float) and source.describe(self.parameters) in self.counters:
             return self.number(value, source)
         self.guards.setdefault((source, "value", None), value)
         return value
@@ -354,7 +365,7 @@ class Capture(Host):
         except AttributeError:
             d = ()
         if n in d:
-            return d[n] if source is None else self._own_attribute(o, d[n], n, source)
+            return d[n] if source is None else self.read(d[n], source.attr(n))
         if source is not None and kind is not None and d != ():
             self.guards.setdefault((source, "nodict", None), {})[n] = None
         if kind == "func":
@@ -381,11 +392,6 @@ class Capture(Host):
             return value
         return containers.attribute_dict(self, o, value, source) if n == "__dict__" else self.read(value, source.attr(n))
 
-    def _own_attribute(self, o, value, n: str, source: Source):
-        if self.counters and type(value) in (int, float) and (id(o), n) in self.counters:
-            return self.number(value, source.attr(n))
-        return self.read(value, source.attr(n))
-
     def _missing_attribute(self, o, t: type, n: str, source: Source | None):
         custom = self.slot(t, "__getattr__")
         if custom is torch.nn.Module.__getattr__:
@@ -402,10 +408,13 @@ class Capture(Host):
             return self._overlaid(m, n)
         for where in ("_parameters", "_buffers", "_modules"):
             d = m.__dict__.get(where)
-            if d is not None and n in d:
+            written = self.snapshots.get(id(d))
+            if written is not None and n in written:
+                return written[n]
+            if d is not None and n in d and (written is None or id(written) in self.lazy):
                 return d[n] if source is None else self.read(d[n], source.attr(where).item(n))
         if source is not None:
-            self.guard(source.attr(n), "noattr", None)
+            self.guard(source.attr(n), "nomember", None)
         raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
 
     def class_name(self, t: type, n: str, a) -> None:
@@ -452,7 +461,7 @@ class Capture(Host):
                 if n in space:
                     self.namespace(space, label, n, value)
             return value
-        if native_module(space.get("__name__")):
+        if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
             return value
         return self.read(value, self.const(space, "global").item(n))
 
@@ -485,13 +494,15 @@ class Capture(Host):
         if custom is not None and custom is not torch.nn.Module.__setattr__:
             return self.call(custom, [o, n, v], {})
         kind, a, _ = self.resolve(t, n)
-        if kind == "property" and a.fset:
-            return self.call(a.fset, [o, v], {})
+        if kind == "property":
+            return self.call(a.fset, [o, v], {}) if a.fset else setattr(o, n, v)
+        if kind == "data" and (setter := self.slot(type(a), "__set__")) is not None:
+            return self.call(setter, [a, o, v], {})
         self.raw_store(o, n, v)
 
     def raw_store(self, o, n, v) -> None:
         """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
-        if id(o) not in self.sources and not (isinstance(o, (type, types.ModuleType)) and id(o) not in self.fresh):
+        if id(o) not in self.sources and not (isinstance(o, (type, types.ModuleType, types.FunctionType)) and id(o) not in self.fresh):
             if isinstance(o, torch.nn.Module) and type(v) is TensorProxy:
                 o.__dict__[n] = v
             elif isinstance(o, (torch.nn.Module, type, types.FunctionType)):
@@ -503,24 +514,37 @@ class Capture(Host):
             self._known(o, self.const(o))
         self.overlay[id(o), n] = v
         self.effects[id(o), n] = ("attr", o, n)
+        self.written.add(self.sources[id(o)].attr(n))
 
     def delete_attr(self, o, n):
         if id(o) not in self.sources:
             return delattr(o, n)
+        custom = self.slot(type(o), "__delattr__")
+        if custom is not None and custom is not torch.nn.Module.__delattr__:
+            return self.call(custom, [o, n], {})
+        self.raw_delete(o, n)
+
+    def raw_delete(self, o, n) -> None:
         self.load_attr(o, n)
         self.overlay[id(o), n] = DELETED
-        self.effects[id(o), n] = ("delattr", o, n)
+        if hasattr(o, n):
+            self.effects[id(o), n] = ("delattr", o, n)
+        else:  # the program made it
+            del self.effects[id(o), n]
 
     def store_global(self, f, n, v):
         space = f.__globals__
-        self.const(space, "global")
+        self.written.add(self.const(space, "global").item(n))
         self.overlay[id(space), n] = v
         self.effects[id(space), n] = ("global", space, n)
 
     def delete_global(self, f, n):
         self.load_global(f, n)
         self.store_global(f, n, DELETED)
-        self.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
+        if n in f.__globals__:
+            self.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
+        else:  # the program made it
+            del self.effects[id(f.__globals__), n]
 
     # ------------------------------------------------------------------------------------------------ cells and defaults
 
@@ -537,9 +561,13 @@ class Capture(Host):
         return self.read(value, source)
 
     def store_cell(self, f, cell, v):
-        if id(f) in self.fresh or name_of_cell(f, cell) is None:
+        index = name_of_cell(f, cell)
+        if id(f) in self.fresh or index is None:
             cell.cell_contents = v
             return
+        source = self.const(f).child("cell", index, f.__code__.co_freevars[index])
+        source.label = f.__code__.co_freevars[index]
+        self.written.add(source)
         self.keep[id(cell)] = cell
         self.overlay[id(cell), None] = v
         self.effects[id(cell), None] = ("cell", cell, None)
@@ -576,12 +604,13 @@ class Capture(Host):
         containers.setitem(self, o, k, v)
 
     def delitem(self, o, k):
-        self.touch(o)
         custom = self.slot(type(o), "__delitem__")
         if custom is not None:
             self.call(custom, [o, k], {})
-        else:
-            del o[k]
+            return
+        self.touch(o)
+        del o[k]
+        containers.written_attributes(self, o)
 
     def contains(self, o, v):
         return containers.contains(self, o, v)

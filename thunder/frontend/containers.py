@@ -11,7 +11,7 @@ import collections
 from thunder.core.proxies import TensorProxy
 from thunder.frontend.native import CONTAINERS, container_base, native_module
 
-__all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "changed"]
+__all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "written_attributes", "changed"]
 
 
 def snapshot(c, value, source):
@@ -54,8 +54,9 @@ def observe(c, s) -> None:
             base.__setitem__(s, k, x)
     elif isinstance(value, set):
         c.guard(source, "set", frozenset(value))
-        c.pristine[id(s)] = (value, source, set(value))
-        set.update(s, value)
+        elements = c.elements(value)
+        c.pristine[id(s)] = (value, source, set(elements))
+        set.update(s, elements)
     else:
         base = container_base(type(value))
         c.guard(source, "len", base.__len__(value))
@@ -111,8 +112,8 @@ def _hashable(k) -> bool:
 def getitem(c, o, k):
     t = type(o)
     custom = c.slot(t, "__getitem__") if t not in CONTAINERS else None
-    if custom is not None and not native_module(custom.__globals__.get("__name__")):
-        return c.call(custom, [o, k], {})
+    if custom is not None and (id(o) in c.sources or not native_module(custom.__globals__.get("__name__"))):
+        return c.enter(custom, [o, k], {})
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
@@ -133,6 +134,7 @@ def setitem(c, o, k, v) -> None:
     if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
         observe(c, o)
     o[k] = v
+    written_attributes(c, o)
 
 
 def contains(c, o, v) -> bool:
@@ -182,7 +184,26 @@ def _by_index(c, item, o):
 def attribute_dict(c, o, value: dict, source):
     """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute."""
     c.guard(source.attr("__dict__"), "keys", tuple(value))
-    return {k: c.overlay.get((id(o), k), None) if (id(o), k) in c.overlay else c.read(x, source.attr(k)) for k, x in value.items()}
+    names = [*value, *(n for i, n in c.overlay if i == id(o) and n not in value)]
+    copy = {k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k], source.attr(k)) for k in names}
+    copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
+    c.attribute_dicts[id(copy)] = (copy, o, dict(copy))
+    return copy
+
+
+def written_attributes(c, d) -> None:
+    """What the program did to `o.__dict__` it did to o."""
+    known = c.attribute_dicts.get(id(d))
+    if known is None:
+        return
+    copy, o, was = known
+    for k in [k for k in was if k not in copy]:
+        del was[k]
+        c.raw_delete(o, k)
+    for k, v in copy.items():
+        if k not in was or was[k] is not v:
+            was[k] = v
+            c.raw_store(o, k, v)
 
 
 def changed(c) -> list[tuple]:
@@ -192,20 +213,25 @@ def changed(c) -> list[tuple]:
         s = c.keep[sid]
         mine = c.read_items.get(sid, {})
         if isinstance(s, dict):
-            found += [("item", original, source, k, v) for k, v in s.items() if k not in mine or mine[k] is not v]
+            found += [("item", original, source, k, v) for k, v in container_base(type(s)).items(s) if k not in mine or mine[k] is not v]
             found += [("delitem", original, source, k, None) for k in mine if k not in s]
         elif s:
             found.append(("extend", original, source, None, list(s)))
     for sid, (original, source, was) in c.pristine.items():
         s = c.keep[sid]
         if isinstance(s, dict):
-            found += _changed_dict(s, was, original, source)
+            found += _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
         elif isinstance(s, set):
             if s != was:
-                found.append(("set", original, source, None, s))
+                found.append(("set", original, source, None, set(s)))
         elif len(s) != len(was) or any(a is not b for a, b in zip(s, was, strict=True)):
             grown = len(s) > len(was) and all(a is b for a, b in zip(s, was, strict=False))
             found.append(("extend", original, source, None, list(s)[len(was) :]) if grown else ("replace", original, source, None, list(s)))
+    for kind, original, source, k, _ in found:
+        if kind == "item":
+            c.written.add(source.item(k))
+        elif kind == "replace":
+            c.written.update(source.item(i) for i in range(len(original)))
     return found
 
 

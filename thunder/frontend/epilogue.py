@@ -18,10 +18,11 @@ from thunder.core.trace import Trace
 from thunder.frontend import containers
 from thunder.frontend.calls import SymbolicSize
 from thunder.frontend.guards import check_symbol, written
-from thunder.frontend.native import ENUM
+from thunder.frontend.native import CONTAINERS, ENUM, container_base
 
 __all__ = ["EpilogueWriter", "is_plain"]
 
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
 _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
 
 
@@ -71,6 +72,8 @@ class EpilogueWriter:
         b = self.path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
+        if source.step == "call":
+            return f"{b}.{source.key[0]}({', '.join(map(self.literal, source.key[1:]))})"
         if source.step == "cell":
             return f"{b}.__closure__[{source.key}].cell_contents"
         return f"{b}[{self.literal(source.key)}]"
@@ -101,6 +104,8 @@ class EpilogueWriter:
             return self._container(value, t)
         if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(value).__name__ in ("map", "filter", "zip", "enumerate"):
             c.refuse(f"a {type(value).__name__} leaves the compiled function", "return a list or a tuple: list(...) of it")
+        if t is types.FunctionType:
+            return self._function(value) if id(value) in c.fresh else self.pin(value)
         if self._is_fixed(value, t):
             return self.pin(value)
         return self._object(value, t)
@@ -122,10 +127,6 @@ class EpilogueWriter:
     def _is_fixed(self, value, t: type) -> bool:
         if isinstance(value, (type, ENUM, types.ModuleType, types.BuiltinFunctionType, torch.Generator, torch.nn.Module, range, slice, torch.Size)) or t in _LITERAL:
             return True
-        if t is types.FunctionType:
-            if any(type(x) is TensorProxy for x in (cell.cell_contents for cell in value.__closure__ or () if _filled(cell))):
-                self.c.refuse(f"the function {value.__qualname__} that leaves the compiled function holds a tensor of it", "return the tensor itself")
-            return True
         return not hasattr(value, "__dict__") and not getattr(t, "__slots__", ())
 
     def _variable(self, value, expression: str) -> str:
@@ -145,7 +146,7 @@ class EpilogueWriter:
 
     def _container(self, value, t: type) -> str:
         if t is frozenset:
-            return f"{self.pin(frozenset)}(({', '.join(self.build(x) + ',' for x in value)}))"
+            return f"{self.pin(frozenset)}([{', '.join(self.build(x) for x in value)}])"
         if t is collections.defaultdict:
             name = self._variable(value, f"{self.pin(t)}({self.build(value.default_factory)})")
         elif t in (list, dict, set):
@@ -168,9 +169,33 @@ class EpilogueWriter:
             self._attributes(value, name)
         return name
 
-    def _object(self, value, t: type) -> str:
-        name = self._variable(value, f"{self.pin(object.__new__)}({self.pin(t)})")
+    def _function(self, value: types.FunctionType) -> str:
+        """A function that the program made: made again, with cells that hold this call's values."""
+        cells, filled = [], []
+        for cell in value.__closure__ or ():
+            if id(cell) not in self.built:
+                self._variable(cell, f"{self.pin(types.CellType)}()")
+                filled.append(cell)
+            cells.append(self.built[id(cell)])
+        closure = f"({', '.join(cells)},)" if cells else "None"
+        defaults = self.build(value.__defaults__)
+        name = self._variable(value, f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, {value.__name__!r}, {defaults}, {closure})")
+        for cell in filled:
+            if _filled(cell):
+                contents = self.c.overlay.get((id(cell), None), cell.cell_contents)
+                self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
+        for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
+            if (v := getattr(value, attribute)) is not None:
+                self.lines.append(f"{name}.{attribute} = {self.build(v)}")
         self._attributes(value, name)
+        return name
+
+    def _object(self, value, t: type) -> str:
+        builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)  # the user's own __new__ and __init__ ran while the program was captured
+        name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)})")
+        self._attributes(value, name)
+        if isinstance(value, BaseException):
+            self.lines.append(f"{name}.args = {self.build(value.args)}")
         return name
 
     def _attributes(self, value, name: str) -> None:
@@ -189,30 +214,42 @@ class EpilogueWriter:
         writes = []
         for key, (kind, o, n) in list(c.effects.items()):
             writes.append(self._write(kind, o, n, c.overlay[key]))
-        for kind, _, source, k, v in containers.changed(c):
-            writes.append(self._write_container(kind, self.path(source), k, v))
+        for kind, original, source, k, v in containers.changed(c):
+            writes.append(self._write_container(kind, original, self.path(source), k, v))
         self.lines += [w for w in writes if w]
 
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
-            return f"setattr({target}, {n!r}, {self.build(v)})"
+            return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
         if kind == "delattr":
-            return f"delattr({self.path(self.c.sources[id(o)])}, {n!r})"
+            delete = "delattr" if isinstance(o, torch.nn.Module) else self.pin(object.__delattr__) if type(type(o).__delattr__) is types.FunctionType else "delattr"
+            return f"{delete}({self.path(self.c.sources[id(o)])}, {n!r})"
         if kind == "global":
             return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
         if kind == "delglobal":
             return f"del {self.pin(o)}[{n!r}]"
         return f"{self.pin(o)}.cell_contents = {self.build(v)}"
 
-    def _write_container(self, kind: str, x: str, k, v) -> str:
+    def _setter(self, o) -> str:
+        """How an attribute is written back: the user's own `__setattr__` ran while the program was captured, and does not run again."""
+        if type(type(o).__setattr__) is not types.FunctionType or isinstance(o, type):
+            return "setattr"
+        return self.pin(torch.nn.Module.__setattr__ if isinstance(o, torch.nn.Module) else object.__setattr__)
+
+    def _write_container(self, kind: str, original, x: str, k, v) -> str:
+        t = type(original)
+        base = None if t in CONTAINERS else container_base(t)  # a subclass's own methods ran while the program was captured
         if kind == "item":
-            return f"{x}[{self.build(k)}] = {self.build(v)}"
+            return f"{x}[{self.build(k)}] = {self.build(v)}" if base is None else f"{self.pin(base.__setitem__)}({x}, {self.build(k)}, {self.build(v)})"
         if kind == "delitem":
-            return f"del {x}[{self.build(k)}]"
-        value = self.build(v)
-        renewed = f"{x}.clear(); {x}.update({value})"
-        return {"extend": f"{x}.extend({value})", "replace": f"{x}[:] = {value}", "set": renewed, "replacedict": renewed}[kind]
+            return f"del {x}[{self.build(k)}]" if base is None else f"{self.pin(base.__delitem__)}({x}, {self.build(k)})"
+        method = "update" if kind in ("set", "replacedict") else "extend"
+        if t is collections.Counter:
+            base = dict  # whose update sets, and does not add
+        add = f"{x}.{method}(" if base is None else f"{self.pin(getattr(base, method))}({x}, "
+        clear = "" if kind == "extend" else f"{x}.clear(); " if base is None else f"{self.pin(base.clear)}({x}); "
+        return f"{clear}{add}{self.build(v)})"
 
     # --- the whole
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
@@ -244,6 +281,7 @@ def _latest(c, value):
 
 def _filled(cell) -> bool:
     try:
-        return cell.cell_contents is not None
+        cell.cell_contents  # noqa: B018 - asks whether there is any
     except ValueError:
         return False
+    return True

@@ -5,6 +5,7 @@ It returns the computation's inputs as a tuple, or a str that says in words why 
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import re
@@ -19,10 +20,13 @@ from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
-from thunder.frontend.native import CONTAINERS, container_base
+from thunder.frontend.native import CONTAINERS, PRIMITIVE, container_base
 from thunder.frontend.sources import Source
 
 __all__ = ["PrologueWriter"]
+
+
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class _Missing:
@@ -110,6 +114,7 @@ class PrologueWriter:
         self.names.taken |= {"fn", "args", "kwargs"}
         self.pins: dict[int, str] = {}
         self.weak: list[weakref.ref] = []  # what must be alive for the program to fit any call
+        self.outside = {source: capture.keep.get(i) for i, source in capture.sources.items()}
         self.held = {id(v) for v in capture.constants.values()}
 
     # --- text
@@ -163,10 +168,13 @@ class PrologueWriter:
 
     def read(self, source: Source) -> str:
         base, key = source.base, source.key
-        if source.step == "item" and base.step == "attr" and base.key in ("_parameters", "_buffers", "_modules"):
-            owner = self.capture.pinned.get(base.base)
-            if owner is not None:
-                return f"{self.pin(owner.__dict__[base.key], 'D')}.get({key!r})"
+        table = self.table(source)
+        if table is not None:
+            return f"{self.pin(table, 'D')}.get({key!r}, MISSING)"
+        if self.in_dict(source):
+            return f"{self.variable(base.attr('__dict__'))}.get({key!r}, MISSING)"
+        if source.step == "item" and base.step == "attr" and base.key in _MODULE_TABLES:
+            return f"{self.variable(base)}.get({key!r}, MISSING)"
             return f"{self.variable(base)}.get({key!r}, MISSING)"
         if source.step == "attr" and key == "__dict__":
             return f"{self.variable(base)}.__dict__"
@@ -175,6 +183,8 @@ class PrologueWriter:
             return f"getattr({b}, {key!r}, MISSING)"
         if source.step == "cell":
             return f"{self.pin(cell_reader(key), 'cell')}({b})"
+        if source.step == "call":
+            return f"{self.pin(called, 'called')}({b}, {self.pin(key)})"
         if source.step == "size":
             return f"{b}.shape[{key}]"
         base_type = self.base_type(base)
@@ -195,7 +205,7 @@ class PrologueWriter:
         self._call_shape()
         self._namespaces()
         self._hooks()
-        for (source, kind, _), want in list(capture.guards.items()):
+        for (source, kind, _), want in self._module_entries():
             self._guard(source, kind, want)
         self._functions()
         self._tensors()
@@ -235,6 +245,79 @@ class PrologueWriter:
                 "check_names", "try:", f"  if {get}({where}) != {want}: return changed({where}, {self.pin(keys, 'names')}, {want}, {label!r})",
                 f"except gone as error: return f'{label}{{error}} is gone'",
             )  # fmt: skip
+
+    def table(self, source: Source) -> dict | None:
+        """The dict of a pinned module that holds what is at a source: its attributes, parameters, buffers or children."""
+        base, pinned = source.base, self.capture.pinned
+        if source.step == "item" and base.step == "attr" and base.key in _MODULE_TABLES and base.base in pinned:
+            return pinned[base.base].__dict__[base.key]
+        if source.step == "attr" and base in pinned and source.key in pinned[base].__dict__:
+            return pinned[base].__dict__
+        return None
+
+    def in_dict(self, source: Source) -> bool:
+        """Whether an attribute was read from its object's own `__dict__`: it is checked there, without the class's `__getattribute__`."""
+        owner = self.outside.get(source.base)
+        if owner is None or source.step != "attr" or source.key == "__dict__":
+            return False
+        return source.key in getattr(owner, "__dict__", ()) and self.capture.resolve(type(owner), source.key)[0] not in ("data", "property")
+
+    def _module_entries(self) -> list[tuple]:
+        """What was read in the compiled module, in two checks for all of it: entries of the modules' dicts, by identity first, and names that are not there.
+
+        Returns the other guards.
+        """
+        entries, absent, rest = [], [], []
+        groups: dict[Source, list] = {}
+        for (source, kind, other), want in self.capture.guards.items():
+            found = self.table(source) if kind in ("is", "value") and not self._is_weak(want) else None
+            if found is not None and source.key in found:
+                entries.append((found, source.key, want, source))
+            elif kind == "value" and self.in_dict(source):
+                group = groups.get(source.base)
+                if group is None:
+                    group = groups[source.base] = []
+                    rest.append(((source.base, "entries", None), group))
+                group.append((None, source.key, want, source))
+            elif kind == "nodict" and source in self.capture.pinned:
+                absent += [(self.capture.pinned[source].__dict__, n, None, source.attr(n)) for n in want]
+            else:
+                rest.append(((source, kind, other), want))
+        for kind, rows in (("check_module_entries", entries), ("check_absent", absent)):
+            if rows:
+                self._in_one_check(kind, rows)
+        modules = tuple(self.capture.pinned.values())
+        if modules:
+            m, t = self.pin(modules, "modules"), self.pin(tuple(map(type, modules)), "types")
+            self.objects.update(all=all, map=map, is_=operator.is_, type=type)
+            self.miss("check_type", f"not all(map(is_, map(type, {m}), {t}))", "'a module is of another class than before'")
+        return rest
+
+    def _guard_entries(self, source: Source, path: str, want: list) -> None:
+        self.objects["repeat"] = itertools.repeat
+        self._in_one_check("check_entries", want, f"repeat({self.variable(source.attr('__dict__'))})")
+
+    def _in_one_check(self, kind: str, rows: list[tuple], table: str = "") -> None:
+        """One line that checks entries of dicts: each row says its dict, or `table` is an expression for those of all."""
+        tables, keys, values, sources = zip(*rows, strict=True)
+        t, k = table or self.pin(tables, "tables"), self.pin(keys, "keys")
+        owners: dict[str, list] = {}
+        for s in sources:
+            owner, _, name = self.describe(s).rpartition(".")
+            owners.setdefault(owner, []).append(name)
+        comments = [f"# {owner}: {', '.join(dict.fromkeys(names))}" for owner, names in owners.items()]
+        paths = self.pin(tuple(map(self.describe, sources)), "paths")
+        self.objects.update(all=all, map=map, is_=operator.is_, getitem=operator.getitem, contains=operator.contains, changed_entry=changed_entry, gone=KeyError)
+        if kind == "check_absent":
+            condition = f"if True in map(contains, {t}, {k}): return next(p for d, n, p in zip({t}, {k}, {paths}) if n in d) + ' exists now'"
+            self.objects.update(zip=zip, next=next)
+            self.emit(kind, *comments, condition)
+            return
+        v = self.pin(values, "values")
+        self.emit(
+            kind, *comments, "try:", f"  if not all(map(is_, map(getitem, {t}, {k}), {v})) and (reason := changed_entry({t}, {k}, {v}, {paths})): return reason",
+            f"except gone: return changed_entry({t}, {k}, {v}, {paths})",
+        )  # fmt: skip
 
     def _functions(self) -> None:
         """Functions that were interpreted still have their code, and those whose defaults were used their defaults."""
@@ -321,7 +404,19 @@ class PrologueWriter:
         self.miss("check_absent", condition, f"{f'one of {list(want)} was set on {path}'!r}")
 
     def _guard_noattr(self, source: Source, path: str, want) -> None:
-        self.miss("check_absent", f"hasattr({self.variable(source.base)}, {source.key!r})", f"{path + ' exists now'!r}")
+        v, n, owner = self.variable(source.base), source.key, self.outside.get(source.base)
+        self.objects.update(hasattr=hasattr, type=type)
+        if hasattr(owner, "__dict__") and not isinstance(owner, type):  # a class's own __getattribute__ is left out, as the capture interpreted it
+            condition = f"{n!r} in {self.variable(source.base.attr('__dict__'))} or hasattr(type({v}), {n!r})"
+        else:
+            condition = f"hasattr({v}, {n!r})"
+        self.miss("check_absent", condition, f"{path + ' exists now'!r}")
+
+    def _guard_nomember(self, source: Source, path: str, want) -> None:
+        v, n = self.variable(source.base), source.key
+        tables = " or ".join(f"{n!r} in {v}.{table}" for table in ("__dict__", "_parameters", "_buffers", "_modules"))
+        self.objects["hasattr"] = hasattr
+        self.miss("check_absent", f"{tables} or hasattr(type({v}), {n!r})", f"{path + ' exists now'!r}")
 
     def _guard_absent(self, source: Source, path: str, want) -> None:
         self.miss("check_absent", f"{self.literal(source.key)} in {self.variable(source.base)}", f"{path + ' exists now'!r}")
@@ -379,6 +474,19 @@ def changed_name(space, names, want, label: str) -> str:
     return f"a name in {label} changed"
 
 
+def changed_entry(tables: tuple, keys: tuple, values: tuple, paths: tuple) -> str | None:
+    """The first entry that is another one. Another object of the same type and value is none, for what has a value."""
+    for key, want, path, table in zip(keys, values, paths, tables, strict=False):  # one table may be repeated for ever
+        now = table.get(key, MISSING)
+        if now is want:
+            continue
+        if type(want) not in PRIMITIVE:
+            return f"{path} is another object than before"
+        if not same_types(now, want) or repr(now) != repr(want):  # the repr tells 0.0 from -0.0, and nan is itself
+            return was_is(path, say(want), now)
+    return None
+
+
 def changed_function(get: Callable, functions: tuple, want: tuple, what: str) -> str:
     found = [f.__qualname__ for f, w in zip(functions, want, strict=True) if get(f) is not w]
     return f"{what} of {found[0]} changed"
@@ -400,6 +508,15 @@ def same_types(a, b) -> bool:
     if isinstance(a, slice):
         return all(map(same_types, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
     return True
+
+
+def called(owner, how: tuple):
+    """What a method of an object that stands for changing state (a context variable, a weak reference) says now."""
+    name, *args = how
+    try:
+        return getattr(owner, name)(*args)
+    except LookupError:
+        return MISSING
 
 
 def takes_keywords(fn) -> bool:

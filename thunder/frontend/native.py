@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import datetime
@@ -19,7 +20,10 @@ import numpy
 import torch
 import torch.utils.checkpoint
 
-__all__ = ["PRIMITIVE", "IDENTITY", "IMMUTABLE", "CONTAINERS", "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "impure", "ENUM"]
+__all__ = [
+    "PRIMITIVE", "IDENTITY", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
+    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "impure", "ENUM",
+]  # fmt: skip
 
 # values that are compared by value and never tracked
 PRIMITIVE = {
@@ -62,7 +66,8 @@ def native_module(name: str | None) -> bool:
     return name.split(".")[0] in _NATIVE and not name.startswith(_INTERPRETED)
 
 
-tracked_anyway = (type(os.environ), threading.local, types.SimpleNamespace, torch.nn.Module)  # outside state that lives in a library object
+# outside state that lives in a library object
+tracked_anyway = (type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap, torch.nn.Module)
 ITERATING = {list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed, functools.reduce, collections.deque, dict.fromkeys}
 ITERATING |= {str.join, "".join}
 CALLABLE_FIRST = {map, filter, functools.reduce}
@@ -71,7 +76,10 @@ HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed, repr, types.MethodType, functools.partial,
     object.__new__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
+BUFFERS = (bytearray, array.array)  # compared by value with a copy
+DICT_VIEWS = {type({}.keys()), type({}.values()), type({}.items())}
 _IMPURE = {"random", "time", "secrets", "uuid"}
+_IMPURE_FUNCTIONS = {("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom")}
 _EFFECTS = {print: "print() runs while the program is captured and not again", input: "input() is asked once", open: "open() runs while the program is captured"}
 
 
@@ -82,8 +90,9 @@ def impure(f) -> str | None:
             return _EFFECTS[f]
     except TypeError:
         return None
-    module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
-    if module in _IMPURE and getattr(f, "__qualname__", "") not in ("struct_time",):
+    owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
+    module = getattr(f, "__module__", None) or (owner if isinstance(owner, type) else type(owner)).__module__
+    if (module in _IMPURE and name != "struct_time") or module.startswith("numpy.random") or (module, name) in _IMPURE_FUNCTIONS:
         return f"{getattr(f, '__qualname__', f)}() gives another value at each call"
     return None
 

@@ -64,6 +64,8 @@ class Source:
                 text = f"{text}.{s.key}" if text else str(s.key)
             elif s.step == "item" and text == "global":
                 text = f"global {s.key}"
+            elif s.step == "call":
+                text = f"{text}.{s.key[0]}()" if s.key[0] != "__call__" else f"{text}()"
             elif s.step == "size":
                 text = f"{text}.shape[{s.key}]"
             elif s.step == "cell":

@@ -255,7 +255,7 @@ def joint_trace(trace: Trace, executors: Sequence, cotangents_of_ones: bool = Fa
             if isinstance(step, Derivative):
                 _backward(step, grads, recorder)
         wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
-        gradients = tuple(_cast(grads.current.get(a), a) if w else None for a, w in zip(trace.args, wanted, strict=True))
+        gradients = tuple(grads.current.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     lines = [*forward, *recorder.bound_symbols]
     joint = trace.replace(bound_symbols=lines, args=[*trace.args, *cotangents], output=(trace.output, gradients), name="joint")
     return JointTrace(joint, trace.output, outputs, cotangents, gradients, len(forward))
@@ -282,4 +282,4 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
         recorder.bound_symbols.append(b.swap(table))
     for argument, gradient in step.puts:
         if argument.requires_grad:
-            grads.add(argument, table.get(gradient, gradient))
+            grads.add(argument, _cast(table.get(gradient, gradient), argument))
