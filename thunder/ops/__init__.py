@@ -19,6 +19,7 @@ FAMILIES = (
     "reductions",
     "random",
     "sorting",
+    "special",
     "shape",
     "rearrange",
     "joining",

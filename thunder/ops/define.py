@@ -16,7 +16,7 @@ from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
-__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of"]
+__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "register_inplace"]
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
@@ -76,7 +76,7 @@ def register(symbol: Symbol, *torch_functions: Callable, method: str | None = No
         name = getattr(function, "__name__", "")
         if getattr(torch.Tensor, name, None) == function:
             METHODS[name] = symbol
-            _register_inplace(symbol, name)
+            register_inplace(symbol, name)
     if method is not None:
         METHODS[method] = symbol
     for name in properties:
@@ -87,8 +87,9 @@ def register(symbol: Symbol, *torch_functions: Callable, method: str | None = No
     return symbol
 
 
-def _register_inplace(symbol: Symbol, name: str) -> None:
-    for space in (torch.Tensor, torch, torch.nn.functional):
+def register_inplace(symbol: Symbol, name: str) -> None:
+    """Makes every callable of PyTorch's called `name_` the in-place form of `symbol`."""
+    for space in (torch.Tensor, torch, torch.nn.functional, torch._C._nn):  # pyright: ignore[reportAttributeAccessIssue]
         function = getattr(space, f"{name}_", None)
         if function is not None and not name.startswith("__"):
             _INPLACE[function] = symbol

@@ -282,6 +282,11 @@ def frexp(a):
     return frexp_prim(a)
 
 
+@frexp.samples
+def _(make):
+    yield make(4, 3)
+
+
 def _logit_meta(a, eps=None):
     return like(a, dtype=to_float(a.dtype))
 
@@ -352,6 +357,7 @@ def binary(
     left: Callable | None = None,
     right: Callable | None = None,
     numbers: str = "both",
+    detached: bool = False,
 ) -> Symbol:
     """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"` for `__add__`) it implements.
 
@@ -390,7 +396,7 @@ def binary(
         a, b = (broadcast_to(convert(x, compute), shape) if type(x) is TensorProxy else x for x in (a, b))
         return primitive(a, b)
 
-    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast)(decomposition)
+    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ())(decomposition)
     if operator is not None:
         operator_methods(symbol, operator)
     low, high = domain
@@ -530,6 +536,14 @@ def rsub(a, b, *, alpha=1):
     return sub(b, a if alpha == 1 else a * alpha)
 
 
+for _symbol in (subtract, rsub):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3), make(3)
+        yield (make(4, 3), 2), {"alpha": 2}
+
+
 def _div_meta(a, b, *, rounding_mode=None):
     if rounding_mode is None:
         return true_divide.meta(a, b)
@@ -569,13 +583,15 @@ for _symbol in (div, divide):
 operator_methods(div, "truediv")
 
 
-@div.samples
-def _(make):
-    yield make(4, 3), make(4, 3, low=0.5)
-    yield make(4, 3), 2
-    yield make(4, dtype=torch.int64, low=1, high=9), make(4, dtype=torch.int64, low=1, high=4)
-    yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "floor"}
-    yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "trunc"}
+for _symbol in (div, divide):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3), make(4, 3, low=0.5)
+        yield make(4, 3), 2
+        yield make(4, dtype=torch.int64, low=1, high=9), make(4, dtype=torch.int64, low=1, high=4)
+        yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "floor"}
+        yield (make(4, 3), make(4, 3, low=0.5)), {"rounding_mode": "trunc"}
 
 
 @prim(torch.polygamma)
@@ -694,11 +710,13 @@ def _clamp(name: str) -> Symbol:
 clamp, clip = _clamp("clamp"), _clamp("clip")
 
 
-@clamp.samples
-def _(make):
-    yield make(4, 3), -0.5, 0.5
-    yield (make(4, 3),), {"min": 0}
-    yield make(4, 3), make(3), make(4, 1, low=3, high=4)
+for _symbol in (clamp, clip):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3), -0.5, 0.5
+        yield (make(4, 3),), {"min": 0}
+        yield make(4, 3), make(3), make(4, 1, low=3, high=4)
 
 
 @composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min, name="clamp_min"))
@@ -709,6 +727,14 @@ def clamp_min(a, min):
 @composite(torch.clamp_max, torch.Tensor.clamp_max, meta=lambda a, max: _clamp_meta(a, None, max, name="clamp_max"))
 def clamp_max(a, max):
     return clamp(a, None, max)
+
+
+for _symbol in (clamp_min, clamp_max):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3), 0.5
+        yield make(4, 3), make(3)
 
 
 @composite(torch.addcmul, torch.Tensor.addcmul, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest")

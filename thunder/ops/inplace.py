@@ -10,7 +10,7 @@ import torch
 from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
-from thunder.ops.define import LTORCH, alias
+from thunder.ops.define import LTORCH, alias, register_inplace
 
 __all__ = ["write", "overwrite", "setitem", "overwriting", "refuse_unknown"]
 
@@ -87,6 +87,7 @@ def overwriting(symbol: Symbol) -> None:
 
     call.__name__ = symbol.name
     alias(*symbol.torch_functions)(call)
+    register_inplace(symbol, symbol.name)
 
 
 def refuse_out(function, out) -> None:

@@ -39,7 +39,9 @@ def _combine(higher: dtype | None, lower: dtype | None) -> dtype | None:
     """`higher` decides unless `lower` is of a higher category."""
     if higher is None or lower is None:
         return higher or lower
-    if higher.category == COMPLEX or (higher.category == FLOAT and lower.category < COMPLEX):
+    if higher.category == FLOAT and lower.category == COMPLEX:
+        return dtypes.complex_of(higher)
+    if higher.category >= FLOAT:
         return higher
     if higher.category == dtypes.BOOL or lower.category >= FLOAT:
         return dtypes.promote(higher, lower)

@@ -152,6 +152,20 @@ for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
 dropout = LTORCH["dropout"]
 
 
-@alias(torch.dropout)
-def torch_dropout(input, p, train):
-    return dropout(input, p, True) if train else input
+def _native_dropout(name: str) -> None:
+    """`torch.dropout(x, p, train)` and `torch.dropout_`: members of the family under their native names."""
+    symbol = LTORCH.get(name) or torch_prim(name=name, fn=getattr(torch, name), tags=_TAGS)(lambda a, p, train: _dropout_meta(a, p, train))
+
+    def call(input, p, train):
+        _dropout_meta(input, p)
+        return symbol(input, p, True) if train else input
+
+    def overwriting_call(input, p, train):
+        return overwrite(input, call(input, p, train), name)
+
+    alias(getattr(torch, name))(call)
+    alias(getattr(torch, f"{name}_"))(overwriting_call)
+
+
+for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"):
+    _native_dropout(_name)
