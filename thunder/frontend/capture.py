@@ -632,6 +632,8 @@ class Capture(Host):
                 return bool(self.call(f, [o], {}))
             if kind:
                 break
+            if not native_module(type(o).__module__):  # without either an object is true: that must stay so
+                self.guard(self.const(type(o)).attr(n), "noattr", None)
         return bool(o)
 
     def same(self, a, b):
