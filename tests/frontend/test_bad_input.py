@@ -248,7 +248,7 @@ def test_refused(name):
         if wanted:
             assert error.location is not None and error.location[:2] == (__file__, wanted[0]), (error.location, wanted)
             assert lines[wanted[0]].strip() in text and f"{__file__}:{wanted[0]}" in text
-        assert error.location is None or error.location[0] == __file__
+        assert error.location[0] == __file__ and __file__ in text
     assert (torch.is_grad_enabled(), torch.get_default_dtype(), current_recorder()) == (grad, dtype, None)
     assert torch._C._len_torch_function_stack() == 0
 

@@ -121,6 +121,7 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counte
             if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
                 raise CaptureError(
                     "the program leaves another grad mode, default dtype, default device or autocast state behind",
+                    location=c.user_location(),
                     remedy="use the context managers (with torch.no_grad(): ...)",
                 )
             with torch._C.DisableTorchFunction():  # modes outside see the program's operations only

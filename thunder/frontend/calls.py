@@ -259,6 +259,9 @@ def compare(c, symbol, a, b):
         found, result = _python_operator(c, _COMPARE[symbol], a, b)
         if found:
             return result
+        for x, n in zip((a, b), _COMPARE[symbol]):  # object's own comparison: it must stay that
+            if not native_module(type(x).__module__):
+                c.class_name(type(x), n, getattr(type(x), n))
     if type(a) is TensorProxy or type(b) is TensorProxy:
         c.synchronize()
         return COMPARISONS[symbol](_materialize(c, a), _materialize(c, b))

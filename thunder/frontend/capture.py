@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import linecache
 import types
 from collections.abc import Callable
 from typing import Any
@@ -631,6 +632,8 @@ class Capture(Host):
                 return bool(self.call(f, [o], {}))
             if kind:
                 break
+            if not native_module(type(o).__module__):  # without either an object is true: that must stay so
+                self.guard(self.const(type(o)).attr(n), "noattr", None)
         return bool(o)
 
     def same(self, a, b):
@@ -699,8 +702,10 @@ class Capture(Host):
                     break
             else:
                 location = self.location()
-        if location is None:
-            return None
+        if location is None:  # the program has returned: where it is defined
+            target = self.fn.forward if isinstance(self.fn, torch.nn.Module) else self.fn
+            code = getattr(getattr(target, "__func__", target), "__code__", None)
+            return None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname, linecache.getline(code.co_filename, code.co_firstlineno))
         filename, line, _, source, function = format_location(location)
         return filename, line, function, source or ""
 

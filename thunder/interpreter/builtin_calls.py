@@ -34,7 +34,7 @@ def frame_locals(frame):
 def _super(host, function, args, kwargs):
     """`super()`: the class cell and the first argument of the calling frame."""
     if args or not host.stack_of_frames:
-        return host.call_native(function, args, kwargs)
+        return function(*args, **kwargs)  # it looks at the type of its second argument, never inside
     frame = host.stack_of_frames[-1]
     code, variables = frame.fn.__code__, frame.locals
     if not code.co_argcount:
