@@ -14,6 +14,7 @@ from thunder.ops.define import LTORCH, PRIMS, inplace_of, lookup
 FAMILIES = (
     "data",
     "elementwise",
+    "ternary",
     "creation",
     "activations",
     "reductions",

@@ -13,9 +13,9 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite
-from thunder.ops.elementwise import clamp, where
 from thunder.ops.inplace import overwriting
 from thunder.ops.promotion import to_float
+from thunder.ops.ternary import clamp, where
 
 __all__ = ["activation"]
 

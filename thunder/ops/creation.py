@@ -14,8 +14,8 @@ from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
-from thunder.ops.elementwise import where
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
+from thunder.ops.ternary import where
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["full_prim", "full", "zeros", "ones", "arange"]

@@ -21,7 +21,6 @@ from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
-from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["unary", "binary", "broadcast_to"]
 
@@ -216,35 +215,6 @@ def _(make):
     yield (make(4, 3),), {"decimals": 2}
 
 
-def _nan_to_num_meta(a, nan=0.0, posinf=None, neginf=None):
-    return like(a)
-
-
-@composite(torch.nan_to_num, torch.Tensor.nan_to_num, meta=_nan_to_num_meta)
-def nan_to_num(a, nan=0.0, posinf=None, neginf=None):
-    if a.dtype.category < dtypes.FLOAT:
-        return LTORCH["clone"](a)
-    low, high = finite_range(a.dtype)
-    out = where(isnan(a), 0.0 if nan is None else nan, a)
-    out = where(LTORCH["isposinf"](a), high if posinf is None else posinf, out)
-    return where(LTORCH["isneginf"](a), low if neginf is None else neginf, out)
-
-
-@nan_to_num.samples
-def _(make):
-    yield make(4, 3)
-    yield make(4, 3), 0.0, 1.0, -1.0
-
-
-def finite_range(d: dtypes.dtype) -> tuple[float, float]:
-    """The least and the greatest finite value of a float type."""
-    info = torch.finfo(to_torch_dtype(dtypes.real_of(d)))  # type: ignore[arg-type]
-    return info.min, info.max
-
-
-isnan = LTORCH["isnan"]
-
-
 @prim(torch.real, tags=(OpTags.VIEW,))
 def real_prim(a):
     return like(a, dtype=dtypes.real_of(a.dtype))
@@ -285,24 +255,6 @@ def frexp(a):
 @frexp.samples
 def _(make):
     yield make(4, 3)
-
-
-def _logit_meta(a, eps=None):
-    return like(a, dtype=to_float(a.dtype))
-
-
-@composite(torch.logit, torch.Tensor.logit, torch.special.logit, meta=_logit_meta)
-def logit(a, eps=None):
-    x = convert(a, to_float(a.dtype))
-    if eps is not None:
-        x = clamp(x, eps, 1.0 - eps)
-    return LTORCH["log"](x / (1.0 - x))
-
-
-@logit.samples
-def _(make):
-    yield make(4, 3, low=0.1, high=0.9)
-    yield make(4, 3, low=0.1, high=0.9), 0.2
 
 
 # ---------------------------------------------------------------------------------------------------------------- binary
@@ -430,24 +382,24 @@ def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) 
 
 def _where_less(g, a, b):
     """Half of the cotangent where two operands tie, all of it where `a` wins, none where it loses."""
-    return masked_fill(where(LTORCH["eq"](a, b), g / 2, g), LTORCH["lt"](a, b), 0)
+    return op("masked_fill")(op("where")(LTORCH["eq"](a, b), g / 2, g), LTORCH["lt"](a, b), 0)
 
 
 def _where_greater(g, a, b):
-    return masked_fill(where(LTORCH["eq"](a, b), g / 2, g), LTORCH["gt"](a, b), 0)
+    return op("masked_fill")(op("where")(LTORCH["eq"](a, b), g / 2, g), LTORCH["gt"](a, b), 0)
 
 
 def _pow_left(g, y, a, b):
     if type(b) is not TensorProxy:
         return op("zeros_like")(a) if b == 0 else g * (b * op("pow")(a, b - 1))
-    return where(LTORCH["eq"](b, 0.0), 0.0, g * (b * op("pow")(a, b - 1)))
+    return op("where")(LTORCH["eq"](b, 0.0), 0.0, g * (b * op("pow")(a, b - 1)))
 
 
 def _pow_right(g, y, a, b):
     log = op("log")(a) if type(a) is TensorProxy else math.log(a) if a > 0 else 0.0
     slope = g * (y * log)
     if type(a) is TensorProxy:
-        return where(LTORCH["logical_and"](LTORCH["eq"](a, 0), LTORCH["ge"](b, 0)), 0.0, slope)
+        return op("where")(LTORCH["logical_and"](LTORCH["eq"](a, 0), LTORCH["ge"](b, 0)), 0.0, slope)
     return slope
 
 
@@ -602,173 +554,3 @@ def polygamma_prim(n, a):
 @composite(torch.polygamma, torch.special.polygamma, meta=lambda n, a: like(a, dtype=to_float(a.dtype)))
 def polygamma(n, a):
     return polygamma_prim(n, a)
-
-
-# ---------------------------------------------------------------------------------------------------------------- three operands
-
-
-def _elementwise_meta(*operands) -> TensorProxy:
-    """The type of an elementwise result of tensors and numbers."""
-    tensors = [x for x in operands if type(x) is TensorProxy]
-    return like(tensors[0], broadcast_shapes(*(t.shape for t in tensors)), result_type(*operands), same_device(*tensors))
-
-
-@prim(torch.where, name="where")
-def where_prim(condition, a, b):
-    t = a if type(a) is TensorProxy else b if type(b) is TensorProxy else condition
-    return like(t, condition.shape, result_type(a, b), condition.device)
-
-
-def _where_meta(condition, input=None, other=None):
-    if input is None or other is None:
-        raise RuntimeError("torch.where with a condition only has a result whose shape depends on data")
-    if condition.dtype is not dtypes.bool8 and condition.dtype is not dtypes.uint8:
-        raise RuntimeError(f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}")
-    tensors = [x for x in (condition, input, other) if type(x) is TensorProxy]
-    return like(condition, broadcast_shapes(*(t.shape for t in tensors)), result_type(input, other), same_device(*tensors))
-
-
-@composite(torch.where, meta=_where_meta)
-def where(condition, input=None, other=None):
-    shape = broadcast_shapes(*(t.shape for t in (condition, input, other) if type(t) is TensorProxy))
-    kind = result_type(input, other)
-    a, b = (broadcast_to(convert(x, kind), shape) if type(x) is TensorProxy else x for x in (input, other))
-    return where_prim(broadcast_to(convert(condition, dtypes.bool8), shape), a, b)
-
-
-@where.vjp
-def _(condition, input=None, other=None):
-    g = yield where(condition, input, other)
-    given = tuple(x if type(x) is TensorProxy else None for x in (input, other))
-    left = sum_to(where(condition, g, 0.0), given[0].shape) if given[0] is not None else None
-    return None, left, sum_to(where(condition, 0.0, g), given[1].shape) if given[1] is not None else None
-
-
-@where.samples
-def _(make):
-    yield make(4, 3, dtype=torch.bool), make(4, 3), make(4, 3)
-    yield make(4, 1, dtype=torch.bool), make(3), 0.0
-    yield make(4, 3, dtype=torch.bool), 1.0, 2.0
-
-
-@alias(torch.Tensor.where)
-def where_method(a, condition, other):
-    return where(condition, a, other)
-
-
-def _masked_fill_meta(a, mask, value):
-    if mask.dtype is not dtypes.bool8:
-        raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype " + mask.dtype.name)
-    kind = result_type(a, value) if a.dtype.category < dtypes.COMPLEX else a.dtype
-    if type(value) is TensorProxy and value.shape:
-        raise RuntimeError(f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {len(value.shape)} dimension(s).")
-    if kind.category == dtypes.COMPLEX and a.dtype.category < dtypes.COMPLEX:
-        raise RuntimeError(f"value cannot be converted to type {a.dtype.name} without overflow")
-    return like(a, broadcast_shapes(a.shape, mask.shape))
-
-
-@composite(torch.masked_fill, torch.Tensor.masked_fill, meta=_masked_fill_meta)
-def masked_fill(a, mask, value):
-    filled = convert(value, a.dtype) if type(value) is TensorProxy else value
-    return convert(where(mask, filled, a), a.dtype)
-
-
-@masked_fill.vjp
-def _(a, mask, value):
-    g = yield masked_fill(a, mask, value)
-    filled = sum_to(where(mask, g, 0.0), value.shape) if type(value) is TensorProxy else None
-    return sum_to(masked_fill(g, mask, 0), a.shape), None, filled
-
-
-@masked_fill.samples
-def _(make):
-    yield make(4, 3), make(4, 3, dtype=torch.bool), 0.5
-    yield make(4, 3), make(3, dtype=torch.bool), -1
-    yield make(4, 3), make(4, 1, dtype=torch.bool), make()
-
-
-def _clamp_meta(a, min=None, max=None, *, name="clamp"):
-    if type(a) is not TensorProxy:
-        raise TypeError(f"{name}(): argument 'input' (position 1) must be Tensor, not {type(a).__name__}")
-    if min is None and max is None:
-        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-    return _elementwise_meta(a, *(x for x in (min, max) if x is not None))
-
-
-def _clamp(name: str) -> Symbol:
-    def decomposition(a, min=None, max=None):
-        out, kind = a, _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
-        for bound, compare in ((min, LTORCH["lt"]), (max, LTORCH["gt"])):
-            if bound is not None:
-                bound = convert(bound, kind) if type(bound) is TensorProxy else bound
-                out = where(compare(out, bound), bound, out)
-        return convert(out, kind)
-
-    return composite(*_pair(name), name=name, meta=_clamp_meta)(decomposition)
-
-
-clamp, clip = _clamp("clamp"), _clamp("clip")
-
-
-for _symbol in (clamp, clip):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), -0.5, 0.5
-        yield (make(4, 3),), {"min": 0}
-        yield make(4, 3), make(3), make(4, 1, low=3, high=4)
-
-
-@composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min, name="clamp_min"))
-def clamp_min(a, min):
-    return clamp(a, min, None)
-
-
-@composite(torch.clamp_max, torch.Tensor.clamp_max, meta=lambda a, max: _clamp_meta(a, None, max, name="clamp_max"))
-def clamp_max(a, max):
-    return clamp(a, None, max)
-
-
-for _symbol in (clamp_min, clamp_max):
-
-    @_symbol.samples
-    def _(make):
-        yield make(4, 3), 0.5
-        yield make(4, 3), make(3)
-
-
-@composite(torch.addcmul, torch.Tensor.addcmul, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest")
-def addcmul(a, b, c, *, value=1):
-    return a + (b * c if value == 1 else b * c * value)
-
-
-@addcmul.samples
-def _(make):
-    yield make(4, 3), make(4, 3), make(3)
-    yield (make(4, 3), make(4, 1), make(3)), {"value": 2}
-
-
-@composite(
-    torch.addcdiv, torch.Tensor.addcdiv, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest",
-)  # fmt: skip
-def addcdiv(a, b, c, *, value=1):
-    return a + (b / c if value == 1 else b / c * value)
-
-
-@addcdiv.samples
-def _(make):
-    yield make(4, 3), make(4, 3), make(3, low=0.5)
-    yield (make(4, 3), make(4, 1), make(3, low=0.5)), {"value": 2}
-
-
-@composite(torch.lerp, torch.Tensor.lerp, meta=lambda start, end, weight: _elementwise_meta(start, end, *(w for w in (weight,) if type(w) is TensorProxy)))
-def lerp(start, end, weight):
-    if type(weight) is not TensorProxy:
-        return start + (end - start) * weight if weight < 0.5 else end - (end - start) * (1 - weight)
-    return where(LTORCH["abs"](weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
-
-
-@lerp.samples
-def _(make):
-    yield make(4, 3), make(4, 3), 0.3
-    yield make(4, 3), make(4, 3), make(3)

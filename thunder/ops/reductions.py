@@ -14,9 +14,9 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
-from thunder.ops.elementwise import where
 from thunder.ops.promotion import broadcast_shapes, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
+from thunder.ops.ternary import where
 from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["canonical_dims", "reduced_shape", "ValuesIndices"]
@@ -29,6 +29,8 @@ MinMax = namedtuple("MinMax", ("min", "max"))
 def canonical_dims(a: TensorProxy, dim) -> tuple[int, ...]:
     """Dimensions as non-negative ints; None and () mean all. Raises IndexError as PyTorch does."""
     rank = len(a.shape)
+    if type(dim) is int and -rank <= dim < rank:
+        return (dim % rank,)
     if dim is None or dim == ():
         return tuple(range(rank))
     dims = dim if isinstance(dim, (tuple, list)) else (dim,)
@@ -44,7 +46,9 @@ def canonical_dims(a: TensorProxy, dim) -> tuple[int, ...]:
 
 
 def reduced_shape(a: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> tuple:
-    return tuple(1 if i in dims else n for i, n in enumerate(a.shape) if keepdim or i not in dims)
+    if keepdim:
+        return tuple([1 if i in dims else n for i, n in enumerate(a.shape)])
+    return tuple([n for i, n in enumerate(a.shape) if i not in dims])
 
 
 def _with_kept(a: TensorProxy, out: TensorProxy, dims: tuple[int, ...], keepdim: bool) -> TensorProxy:
