@@ -63,7 +63,6 @@ class CompileStats:
         self.calls = self.cache_hits = self.cache_misses = 0
         self.interpreter_cache: list[CacheEntry] = []
         self.last_entry: CacheEntry | None = None
-        self.last_compiled: CacheEntry | None = None
         self.last_compile_reasons: list[str] = []
         self.interpreted_instructions = self.bound_symbols_created = 0
         self.times: dict[str, tuple[int, int]] = {}

@@ -103,7 +103,7 @@ def _last_captured(fn: Any):
     compiled = _compiled(fn)
     if not compiled.stats.interpreter_cache and compiled.stats.last_entry is None:
         raise TypeError(f"{compiled!r} was not called yet, so there is nothing to show")
-    entry = compiled.stats.last_compiled or compiled.stats.last_entry
+    entry = compiled.stats.last_entry
     assert entry is not None, "a call leaves an entry"
     return entry.captured
 

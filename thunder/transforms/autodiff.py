@@ -178,7 +178,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
         for sub in _typed(line):
             _derivatives(sub, executors, out)
         for old, new in line.aliases.items():
-            out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), LTORCH["detach"].grad_rule or _identity, True))
+            out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), _identity, True))
     else:
         raise MissingImplementationError(
             f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
