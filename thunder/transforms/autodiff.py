@@ -21,12 +21,13 @@ from typing import Any
 
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, recording
-from thunder.core.trace import Trace
+from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
+from thunder.core.trace import Trace, timed_pass
 from thunder.errors import MissingImplementationError
+from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 
-__all__ = ["JointTrace", "joint_trace", "get_grad", "put_grad", "put_grads"]
+__all__ = ["joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- get_grad, put_grads
@@ -71,10 +72,10 @@ class Derivative:
     gets: (output, placeholder) pairs. puts: (argument, gradient) pairs.
     """
 
-    __slots__ = ("forward", "backward", "gets", "puts")
+    __slots__ = ("line", "forward", "backward", "gets", "puts")
 
-    def __init__(self, forward: list[BoundSymbol], backward: list[BoundSymbol], gets: list, puts: list):
-        self.forward, self.backward, self.gets, self.puts = forward, backward, gets, puts
+    def __init__(self, line: BoundSymbol, forward: list[BoundSymbol], backward: list[BoundSymbol], gets: list, puts: list):
+        self.line, self.forward, self.backward, self.gets, self.puts = line, forward, backward, gets, puts
 
 
 def _run_generator(rule: Callable, line: BoundSymbol):
@@ -136,7 +137,7 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
             forward.append(b)
         else:
             backward.append(b)
-    return Derivative(forward[::-1], backward[::-1], gets, puts)
+    return Derivative(line, forward[::-1], backward[::-1], gets, puts)
 
 
 def _reads(b: BoundSymbol, gets: list) -> bool:
@@ -206,59 +207,54 @@ def _typed(line: BoundSymbol) -> tuple[BoundSymbol, ...]:
 # ---------------------------------------------------------------------------------------------------------------- the joint trace
 
 
-class JointTrace:
-    """A program and its backward in one list of lines.
-
-    trace: returns (outputs, gradients). outputs: the program's tensors that cotangents come for. cotangents: their proxies. gradients: for each
-    argument of the program its gradient or None. backward_start: index of the first backward line.
-    """
-
-    __slots__ = ("trace", "forward_output", "outputs", "cotangents", "gradients", "backward_start")
-
-    def __init__(self, trace: Trace, forward_output, outputs: list, cotangents: list, gradients: tuple, backward_start: int):
-        self.trace, self.forward_output, self.outputs, self.cotangents = trace, forward_output, outputs, cotangents
-        self.gradients, self.backward_start = gradients, backward_start
-
-
 class _Gradients:
     """The cotangents accumulated so far, by value."""
 
     def __init__(self):
         self.current: dict[Proxy, Any] = {}
+        self.read: set[Proxy] = set()
 
-    def add(self, value: Proxy, gradient) -> None:
+    def add(self, value: Proxy, gradient, line: BoundSymbol) -> None:
+        if value in self.read:
+            raise MissingImplementationError(
+                f"the derivative of {line.sym.qualified_name} puts a gradient to {value.name}, whose gradient was read before: put gradients to arguments of the operation only"
+            )
         known = self.current.get(value)
         self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
 
 
-def joint_trace(trace: Trace, executors: Sequence, cotangents_of_ones: bool = False) -> JointTrace:
-    """Differentiates a trace with respect to its arguments that require grad. Its cotangents are arguments, or ones made in the trace."""
+def joint_trace(trace: Trace, executors: Sequence, cotangent: Callable = get_grad_symbol) -> Trace:
+    """A program and its backward in one trace, differentiated with respect to the arguments that require grad.
+
+    The lines of the forward come first, then `get_grad` for each output that cotangents come for, then the backward. It returns a dict: "output", for each
+    argument its gradient or None; "flat_args", the arguments; "fw_flat_out", what the program returns. `cotangent` maps an output to its cotangent where it is
+    known already: it is called in the place of get_grad.
+
+    Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see `differentiate`.
+    """
     steps: list = []
     for line in trace.bound_symbols:
         _derivatives(line, executors, steps)
     forward = [b for s in steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)]
-    outputs = list(dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args)))
+    outputs = dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args))
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
-    recorder = Recorder(context.replace(autocast=None, grad_enabled=False) if context else None)
+    recorder = Recorder(context.replace(autocast=None, grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
     grads = _Gradients()
-    cotangents = []
     with recording(recorder):
         for o in outputs:
-            if cotangents_of_ones:
-                c = LTORCH["full"](o.shape, 1.0, device=o.device, dtype=o.dtype)
-            else:
-                c = like(o)
-                c.name = trace.names.make()
-                cotangents.append(c)
-            grads.current[o] = c
+            grads.current[o] = cotangent(o)
         for step in reversed(steps):
             if isinstance(step, Derivative):
                 _backward(step, grads, recorder)
         wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
         gradients = tuple(grads.current.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
-    lines = [*forward, *recorder.bound_symbols]
-    joint = trace.replace(bound_symbols=lines, args=[*trace.args, *cotangents], output=(trace.output, gradients), name="joint")
-    return JointTrace(joint, trace.output, outputs, cotangents, gradients, len(forward))
+    output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
+    return trace.replace(bound_symbols=[*forward, *recorder.bound_symbols], output=output, name="joint")
+
+
+def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
+    """`joint_trace` with the default executors, under the name and with the header line that users of Lightning Thunder know."""
+    return timed_pass("Grad transform pass", trace, lambda t: joint_trace(t, kwargs.get("executors") or resolve_executors(None)))
 
 
 def _cast(gradient, value: TensorProxy):
@@ -270,6 +266,7 @@ def _cast(gradient, value: TensorProxy):
 
 def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
     """Writes the backward lines of one derivative, where any of its cotangents is there."""
+    grads.read.update(o for o, _ in step.gets)
     if not any(o in grads.current for o, _ in step.gets):
         return
     table: dict = {}
@@ -282,4 +279,11 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
         recorder.bound_symbols.append(b.swap(table))
     for argument, gradient in step.puts:
         if argument.requires_grad:
-            grads.add(argument, _cast(table.get(gradient, gradient), argument))
+            grads.add(argument, _cast(table.get(gradient, gradient), argument), step.line)
+
+
+def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
+    """The lines of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
+    border = next((i for i, b in enumerate(joint.bound_symbols) if b.sym is get_grad_symbol), len(joint.bound_symbols))
+    rest = joint.bound_symbols[border:]
+    return list(joint.bound_symbols[:border]), [b for b in rest if b.sym is get_grad_symbol], [b for b in rest if b.sym is not get_grad_symbol]
