@@ -13,6 +13,7 @@ from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
+from thunder.transforms.memory_budget import plan
 from thunder.transforms.partition import ForwardBackward, partition
 from thunder.transforms.recompute import recompute
 
@@ -65,7 +66,9 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
-        cut.append(partition(recompute(joint_trace(trace, executors))))
+        joint = joint_trace(trace, executors)
+        budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
+        cut.append(partition(recompute(joint, plan(joint, budget).recomputed if budget < 1.0 else ())))
         return cut[0].forward
 
     execution = [("Transform for execution", lambda trace: dispatch(trace, executors)), ("Delete Last Used", del_last_used)]

@@ -347,6 +347,7 @@ class BoundSymbol:
 
     def _decompose(self) -> tuple[BoundSymbol, ...]:
         with detached(self.context.replace(autocast=None) if self.context else None) as inner:
+            inner.location = lambda: self.location
             result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
         lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(lines)

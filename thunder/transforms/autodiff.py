@@ -104,7 +104,7 @@ def _put(line: BoundSymbol, argument, gradient) -> None:
 
 def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative:
     """Runs the rule of a line. Raises MissingImplementationError where it returns another number of values than the operation has."""
-    with recording(Recorder(line.context)) as recorder:
+    with recording(Recorder(line.context, lambda: line.location)) as recorder:
         result = _run_generator(rule, line) if is_generator else rule(*line.args, **line.kwargs)
     marks = (get_grad_symbol, put_grad_symbol)
     lines = [b for b in recorder.bound_symbols if b.sym not in marks]
