@@ -72,10 +72,10 @@ class Derivative:
     gets: (output, placeholder) pairs. puts: (argument, gradient) pairs.
     """
 
-    __slots__ = ("line", "forward", "backward", "gets", "puts")
+    __slots__ = ("forward", "backward", "gets", "puts")
 
-    def __init__(self, line: BoundSymbol, forward: list[BoundSymbol], backward: list[BoundSymbol], gets: list, puts: list):
-        self.line, self.forward, self.backward, self.gets, self.puts = line, forward, backward, gets, puts
+    def __init__(self, forward: list[BoundSymbol], backward: list[BoundSymbol], gets: list, puts: list):
+        self.forward, self.backward, self.gets, self.puts = forward, backward, gets, puts
 
 
 def _run_generator(rule: Callable, line: BoundSymbol):
@@ -120,11 +120,24 @@ def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Deri
     renamed = dict(zip((o for b in lines for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True))
     renamed |= {new: old for new, old in zip(proxies_in(result, []), proxies_in(line.output, []), strict=True) if new not in renamed and new is not old}
     gets = [(renamed.get(o, o), g) for o, g in gets]
-    puts = [(a, renamed.get(g, g)) for a, g in puts]
+    puts = [(a if any(a is i for i in line.inputs) else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
     for old, new in aliases.items():  # a result that is an argument: an edge of its own
         adopted.append(LTORCH["detach"].bind(new, output=old, context=line.context))
-        puts += [(new, g) for o, g in gets if o is old and isinstance(new, TensorProxy)]
+        if isinstance(new, TensorProxy) and not any(o is old for o, _ in gets):  # what the rule does not ask for passes through
+            gets.append((old, like(old)))
+            puts.append((new, gets[-1][1]))
+    _check_puts(line, puts, gets)
     return _sorted(line, adopted, gets, puts)
+
+
+def _check_puts(line: BoundSymbol, puts: list, gets: list) -> None:
+    """Gradients are put to arguments: to anything else they would be lost."""
+    for value, _ in puts:
+        if not any(value is i for i in line.inputs):
+            read = "whose gradient was read before" if any(value is o for o, _ in gets) else "which is no argument of it"
+            raise MissingImplementationError(
+                f"the derivative of {line.sym.qualified_name} puts a gradient to {value.name}, {read}: put gradients to the arguments of the operation"
+            )
 
 
 def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list) -> Derivative:
@@ -137,7 +150,7 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
             forward.append(b)
         else:
             backward.append(b)
-    return Derivative(line, forward[::-1], backward[::-1], gets, puts)
+    return Derivative(forward[::-1], backward[::-1], gets, puts)
 
 
 def _reads(b: BoundSymbol, gets: list) -> bool:
@@ -212,13 +225,8 @@ class _Gradients:
 
     def __init__(self):
         self.current: dict[Proxy, Any] = {}
-        self.read: set[Proxy] = set()
 
-    def add(self, value: Proxy, gradient, line: BoundSymbol) -> None:
-        if value in self.read:
-            raise MissingImplementationError(
-                f"the derivative of {line.sym.qualified_name} puts a gradient to {value.name}, whose gradient was read before: put gradients to arguments of the operation only"
-            )
+    def add(self, value: Proxy, gradient) -> None:
         known = self.current.get(value)
         self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
 
@@ -266,7 +274,6 @@ def _cast(gradient, value: TensorProxy):
 
 def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
     """Writes the backward lines of one derivative, where any of its cotangents is there."""
-    grads.read.update(o for o, _ in step.gets)
     if not any(o in grads.current for o, _ in step.gets):
         return
     table: dict = {}
@@ -279,7 +286,7 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
         recorder.bound_symbols.append(b.swap(table))
     for argument, gradient in step.puts:
         if argument.requires_grad:
-            grads.add(argument, _cast(table.get(gradient, gradient), argument), step.line)
+            grads.add(argument, _cast(table.get(gradient, gradient), argument))
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
@@ -287,3 +294,12 @@ def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[Boun
     border = next((i for i, b in enumerate(joint.bound_symbols) if b.sym is get_grad_symbol), len(joint.bound_symbols))
     rest = joint.bound_symbols[border:]
     return list(joint.bound_symbols[:border]), [b for b in rest if b.sym is get_grad_symbol], [b for b in rest if b.sym is not get_grad_symbol]
+
+
+def __getattr__(name: str):
+    """The steps after this one, under the path where Lightning Thunder's users find them; they import this module."""
+    if name in ("split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"):
+        from thunder.transforms import partition
+
+        return getattr(partition, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
