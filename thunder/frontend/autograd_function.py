@@ -90,7 +90,7 @@ def _separate(c) -> Iterator[Recorder]:
     """Lines are recorded apart, without grad."""
     outer, enabled = c.recorder, torch.is_grad_enabled()
     inner = Recorder(outer.context.replace(grad_enabled=False), outer.location, outer.where)
-    inner.versions = outer.versions
+    inner.memory = outer.memory
     c.recorder = inner
     torch._C._set_grad_enabled(False)
     try:

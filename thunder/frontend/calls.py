@@ -95,7 +95,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return getattr(p, n)
     if n == "__class__":
         return kind_of(c, p)
-    real, source = c.real.get(p, (None, None))
+    real, source = c.real.get(c.recorder.memory.holder(p), (None, None))
     if real is not None:
         with torch._C.DisableTorchFunction():
             if n == "grad":

@@ -76,6 +76,16 @@ native_layer_norm_backward = kernel(
         like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
     ),
 )  # fmt: skip
+native_batch_norm = kernel(
+    "_native_batch_norm_legit_functional", "default",
+    lambda a, weight, bias, mean, var, training, momentum, eps: (like(a), like(a, a.shape[1:2]), like(a, a.shape[1:2]), like(mean), like(var)),
+)  # fmt: skip
+native_batch_norm_backward = kernel(
+    "native_batch_norm_backward", "default",
+    lambda g, a, weight, mean, var, save_mean, save_scale, training, eps, mask: (
+        like(a) if mask[0] else None, like(a, a.shape[1:2]) if mask[1] else None, like(a, a.shape[1:2]) if mask[2] else None
+    ),
+)  # fmt: skip
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
 

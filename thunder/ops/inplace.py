@@ -1,18 +1,16 @@
-"""In-place operations on temporaries: the functional operation, and from then on the overwritten proxy stands for its result.
-
-Allowed where nobody else can see the mutation: on a value that the program made itself and that nothing else views. Everything else is a CaptureError.
-"""
+"""In-place operations: the functional operation is recorded, and from then on what was written to stands for its result (`thunder.ops.memory`)."""
 
 from __future__ import annotations
 
 import torch
 
 from thunder.core.proxies import METHODS, TensorProxy
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH, alias, register_inplace
+from thunder.ops.memory import Memory
 
-__all__ = ["write", "overwrite", "setitem", "overwriting", "refuse_unknown"]
+__all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "refuse_unknown"]
 
 _REMEDY = "use the out-of-place form (x = x.add(y) for x.add_(y), torch.where or torch.scatter for an indexed assignment) or mutate a clone"
 
@@ -21,21 +19,21 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
     target = args[0]
     if OpTags.SHAPE_OP in symbol.tags:
-        recorder = current_recorder()
-        assert recorder is not None, "in-place operations are recorded"
-        _refuse(recorder, f"{symbol.name}_ changes the shape of a tensor in place")
+        _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
 
 
 def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
-    """Makes `target` stand for `value`, in target's own dtype.
+    """Makes `target`, and everything that shares memory with it, hold `value`, in target's own dtype.
 
-    Raises CaptureError where somebody else could see it, RuntimeError where the shapes do not fit.
+    Raises RuntimeError where the shapes or types do not fit, as PyTorch does, CaptureError where what is written to can not be known.
     """
     recorder = current_recorder()
     assert recorder is not None, "in-place operations are recorded"
-    current = recorder.latest(target)
-    _check_private(recorder, current, name)
+    memory = recorder.memory
+    if memory is None:
+        memory = recorder.memory = Memory(recorder.bound_symbols, _own(recorder))
+    current = memory.latest(target)
     if value.shape != current.shape:
         raise RuntimeError(f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
     if value.dtype is not current.dtype:
@@ -43,37 +41,29 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
             raise RuntimeError(f"result type {_spoken(value)} can't be cast to the desired output type {_spoken(current)}")
         value = LTORCH["to"](value, dtype=current.dtype)
     if value is not current:
-        recorder.versions[current.name] = value
+        memory.write(target, value)
     return target
+
+
+def _own(recorder: Recorder):
+    """Where nothing is written back, only what the lines of the recorder made may be written to."""
+
+    def check(base: TensorProxy, is_view: bool) -> None:
+        if not any(o is base for line in recorder.bound_symbols for o in line.outputs):
+            _refuse("an in-place operation writes to a tensor that was passed in")
+
+    return check
+
+
+write_back = Symbol("copy_", lambda target, value: None, module="ltorch", id="write_back", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.Tensor.copy_)
 
 
 def _spoken(t: TensorProxy) -> str:
     return {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "bool8": "Bool"}.get(t.dtype.name, t.dtype.name)
 
 
-def _check_private(recorder: Recorder, value: TensorProxy, name: str) -> None:
-    producer: BoundSymbol | None = None
-    for line in recorder.bound_symbols:
-        if any(o is value for o in line.outputs):
-            producer = line
-        elif line.inputs and line.inputs[0] is value and _may_view(line):
-            _refuse(recorder, f"{name}_ writes to a tensor that another tensor views")
-    if producer is None:
-        _refuse(recorder, f"{name}_ writes to a tensor that came from outside of the program (an input, a parameter, a buffer or a constant)")
-    elif _may_view(producer) or OpTags.OPAQUE in producer.sym.tags:
-        _refuse(recorder, f"{name}_ writes to a tensor that may be a view of another one")
-
-
-def _may_view(line: BoundSymbol) -> bool:
-    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]` decides by the arguments."""
-    if OpTags.VIEW not in line.sym.tags:
-        return False
-    decide = line.sym.info.get("views")
-    return decide is None or decide(*line.args, **line.kwargs)
-
-
-def _refuse(recorder: Recorder, reason: str):
-    raise CaptureError(f"{reason}; mutation that others can see is not supported yet", location=user_location(), remedy=_REMEDY)
+def _refuse(reason: str):
+    raise CaptureError(reason, location=user_location(), remedy=_REMEDY)
 
 
 def overwriting(symbol: Symbol) -> None:
@@ -93,9 +83,7 @@ def overwriting(symbol: Symbol) -> None:
 def refuse_out(function, out) -> None:
     """`torch.add(a, b, out=c)` writes to c. Raises CaptureError unless `out` is None."""
     if out is not None:
-        recorder = current_recorder()
-        assert recorder is not None, "operations are recorded"
-        _refuse(recorder, f"{getattr(function, '__name__', 'an operation')}(out=...) writes to its argument")
+        _refuse(f"{getattr(function, '__name__', 'an operation')}(out=...) writes to its argument")
 
 
 def refuse_unknown(function, kwargs: dict) -> None:
@@ -108,9 +96,7 @@ def refuse_unknown(function, kwargs: dict) -> None:
         reason = "an attribute or item of a tensor is assigned"
     else:
         return
-    recorder = current_recorder()
-    assert recorder is not None, "operations are recorded"
-    _refuse(recorder, reason)
+    _refuse(reason)
 
 
 def _operator(name: str):

@@ -266,16 +266,28 @@ def batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
     return like(a), like(running_mean), like(running_var)
 
 
+batch_norm_update.info["differentiable"] = 1
+
+
+@batch_norm_update.vjp
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, mean, scale, new_mean, new_var = backward.native_batch_norm(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    g, _, _ = yield out, new_mean, new_var
+    wanted = [x is not None and x.requires_grad for x in (a, weight, bias)]
+    ga, gw, gb = backward.native_batch_norm_backward(g, a, weight, None, None, mean, scale, True, eps, wanted)
+    return ga, None, None, gw, gb
+
+
 @alias(F.batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """In training mode the running statistics are written to: on what comes from outside a CaptureError, until mutation can be seen outside."""
+    """In training mode the running statistics are written to."""
     if not training or running_mean is None:
         return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
     if momentum == 0.0:
         return batch_norm(a, None, None, weight, bias, True, momentum, eps)
     out, mean, var = batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
-    inplace.overwrite(running_mean, mean, "batch_norm in training mode updates running_mean: it")
-    inplace.overwrite(running_var, var, "batch_norm in training mode updates running_var: it")
+    inplace.overwrite(running_mean, mean, "running_mean")
+    inplace.overwrite(running_var, var, "running_var")
     return out
 
 
