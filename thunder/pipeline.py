@@ -16,6 +16,7 @@ from thunder.transforms.dispatch import dispatch
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.partition import ForwardBackward, partition
 from thunder.transforms.recompute import recompute
+from thunder.transforms.reinplace import reinplace
 
 __all__ = ["lower", "lower_gradient", "lower_with_derivatives"]
 
@@ -24,7 +25,7 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
     """All traces of a computation in the order they were made, the one that runs last."""
     passes = [
         ("Dead Code Elimination", dce),
-        ("Transform for execution", lambda trace: dispatch(trace, executors)),
+        ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         *((f"Transform {type(t).__name__}", t.transform_trace_post_optimization) for t in options.transforms if hasattr(t, "transform_trace_post_optimization")),
         ("Delete Last Used", del_last_used),
     ]
@@ -71,7 +72,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(recompute(joint, plan(joint, budget).recomputed if budget < 1.0 else ())))
         return cut[0].forward
 
-    execution = [("Transform for execution", lambda trace: dispatch(trace, executors)), ("Delete Last Used", del_last_used)]
+    execution = [("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))), ("Delete Last Used", del_last_used)]
     forward = _run(traces, [("Grad transform pass", differentiated), *execution], options)
     backward = _run([cut[0].backward], execution, options)
     return forward, backward, cut[0]

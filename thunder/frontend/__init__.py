@@ -62,7 +62,8 @@ class Captured:
         c.input_sources = [c.real[p][1] for p in tensors] + [c.number_sources[n.name] for n in numbers]
         self.any_input_requires_grad = any(p.requires_grad for p in tensors)
         self.output_requires_grad = any(type(p) is TensorProxy and p.requires_grad and p not in c.real for p in proxies_in(output, []))
-        self.computation = Trace("computation", inputs, lines, output, c.recorder.context.names)
+        written = {v.name: None for v in c.recorder.memory.owner}
+        self.computation = Trace("computation", inputs, lines, output, c.recorder.context.names, tables={"written": written} if written else None)
 
     def where(self, location) -> tuple:
         """(filename, line, function, source line) of a line's location."""

@@ -84,18 +84,17 @@ def _shape(p: TensorProxy):
     return torch.Size(p.shape) if all(type(n) is int for n in p.shape) else SymbolicSize(p.shape)
 
 
+_STATED = {
+    "shape": lambda c, p: _shape(p), "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
+}  # fmt: skip
+
+
 def tensor_attribute(c, p: TensorProxy, n: str):
     """What user code sees of a tensor."""
-    p = c.recorder.latest(p)
-    if n == "shape":
-        return _shape(p)
-    if n in _CONVERTED:
-        return _CONVERTED[n](p)
-    if n in ("requires_grad", "ndim"):
-        return getattr(p, n)
-    if n == "__class__":
-        return kind_of(c, p)
-    real, source = c.real.get(c.recorder.memory.holder(p), (None, None))
+    if n in _STATED:
+        return _STATED[n](c, c.recorder.latest(p))
+    real, source = c.real.get(p, (None, None))
     if real is not None:
         with torch._C.DisableTorchFunction():
             if n == "grad":

@@ -16,11 +16,12 @@ from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
-__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "register_inplace"]
+__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace"]
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
 _BY_TORCH: dict[Callable, Callable] = {}
+_FORMS: dict = {}  # id of an operation -> torch's in-place callable
 _INPLACE: dict[Callable, Symbol] = {}  # torch's in-place callable -> the operation whose result it writes back
 
 
@@ -38,6 +39,11 @@ def inplace_of(function) -> Symbol | None:
         return _INPLACE.get(function)
     except TypeError:
         return None
+
+
+def inplace_form(symbol: Symbol) -> Callable | None:
+    """The callable of torch that does in place, with the same arguments, what `symbol` does: a Tensor method where there is one."""
+    return _FORMS.get(symbol.id)
 
 
 _NAMESPACES = [
@@ -93,6 +99,7 @@ def register_inplace(symbol: Symbol, name: str) -> None:
         function = getattr(space, f"{name}_", None)
         if function is not None and not name.startswith("__"):
             _INPLACE[function] = symbol
+            _FORMS.setdefault(symbol.id, function)
 
 
 def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:

@@ -351,6 +351,14 @@ def setitem(a, key, value):
 define._INPLACE[torch.Tensor.__setitem__] = setitem
 
 
+def setitem_(a, key, value):
+    a[key] = value
+    return a
+
+
+setitem.info["inplace"] = setitem_, {0: 0}
+
+
 @setitem.samples
 def _(make):
     rows = make(2, dtype=torch.int64, low=0, high=3)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, recording, user_location
 from thunder.errors import CaptureError
@@ -33,6 +35,7 @@ class Memory:
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.stale: set[Proxy] = set()  # views to make again before they are read
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
+        self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
         self._deriving = False
         for line in lines:
             self.add(line)
@@ -67,6 +70,7 @@ class Memory:
         """What a proxy stands for after the writes recorded so far. Raises CaptureError where that is not known."""
         if type(x) is not TensorProxy:
             return x
+        x = self.holder(x)
         if x in self.lost:
             raise CaptureError(self.lost[x], location=user_location(), remedy=_REMEDY)
         if x in self.stale:
@@ -96,6 +100,7 @@ class Memory:
         """`target` holds `value` from now on, and whatever shares memory with it the corresponding part."""
         target = self.holder(target)
         self._check(target)
+        self._lose_shared(target)
         self._hold(target, value)
         while target in self.view_of:
             line, shown = self.view_of[target]
@@ -124,15 +129,34 @@ class Memory:
                 self.current.pop(view, None)
                 self._outdate(view, None)
 
+    def _lose_shared(self, target: TensorProxy) -> None:
+        """Everything that may show the memory of `target` through a result of an operation that nothing is known of."""
+        if not self.shared:
+            return
+        base = self.base(target)
+        for x in (base, *self._below(base)):
+            for other in self.shared.get(x, ()):
+                root = self.base(other)
+                if root is base:
+                    continue
+                if self.outside is not None:
+                    self.outside(root, True)
+                for lost in (root, *self._below(root)):
+                    self.lost[lost] = "an operation that thunder does not know gave a view of a tensor; one of the two was written to, and the other is read again"
+
+    def _below(self, x: Proxy) -> list[Proxy]:
+        return [v for view in self.views.get(x, ()) for v in (view, *self._below(view))]
+
     def _lose(self, target: TensorProxy, line: BoundSymbol) -> None:
         """`target` may be a view or a copy of what it was made of, which nobody may read from here on."""
         why = f"{line.sym.name}() gave a view or a copy, which of the two is not known here; its result was written to, and the tensor it was made of is read again"
-        pending: list[Proxy] = [self.base(target)]
-        while pending:
-            x = pending.pop()
-            if x is not target:
-                self.lost[x] = why
-                pending += self.views.get(x, ())
+        base, kept = self.base(target), {target, *self._below(target)}
+        self.lost |= {x: why for x in (base, *self._below(base)) if x not in kept}
+
+    def share(self, a: TensorProxy, b: TensorProxy) -> None:
+        """Two values share memory in a way that is not known: when one is written to, the other is lost."""
+        for x, y in ((a, b), (b, a)):
+            self.shared.setdefault(self.holder(x), []).append(self.holder(y))
 
     def same(self, x: TensorProxy, base: TensorProxy) -> None:
         """`x` came from outside as another name of `base`: both are one memory in one layout."""
@@ -150,9 +174,10 @@ class Memory:
 
     def settle(self) -> None:
         """Views that were written to directly are made again from what they show when they are read next, so that results share memory as the program's do."""
-        for view, (line, shown) in self.view_of.items():
+        for view, (line, shown) in list(self.view_of.items()):
             if shown not in self.lost and self.current.pop(view, None) is not None:
                 self.stale.add(view)
+                self._outdate(view, None)
             if line.context is None:  # another name from outside: it is what it names
                 self.stale.discard(view)
 
@@ -193,7 +218,12 @@ def through(line: BoundSymbol, view: TensorProxy, whole: TensorProxy, part: Tens
 
 def _again(line: BoundSymbol, view, whole, part):
     """Views that undo themselves."""
-    return LTORCH[line.sym.name](part, *line.args[1:])
+    return _dense(LTORCH[line.sym.name](part, *line.args[1:]))
+
+
+def _dense(a: TensorProxy) -> TensorProxy:
+    """The whole stays as it was laid out, for the views that are made of it later."""
+    return LTORCH["contiguous"](a, memory_format=torch.contiguous_format)
 
 
 def _reshaped(line: BoundSymbol, view, whole, part):
@@ -203,11 +233,11 @@ def _reshaped(line: BoundSymbol, view, whole, part):
 def _permuted(line: BoundSymbol, view, whole, part):
     rank = len(whole.shape)
     order = [d % rank for d in line.args[1]]
-    return LTORCH["permute"](part, tuple(order.index(d) for d in range(rank)))
+    return _dense(LTORCH["permute"](part, tuple(order.index(d) for d in range(rank))))
 
 
 def _moved(line: BoundSymbol, view, whole, part):
-    return LTORCH["movedim"](part, line.args[2], line.args[1])
+    return _dense(LTORCH["movedim"](part, line.args[2], line.args[1]))
 
 
 def _assigned(key: Callable):
@@ -255,7 +285,7 @@ def _expanded(line: BoundSymbol, view, whole, part):
 
 
 _THROUGH: dict[str, Callable] = {
-    "t": _again, "transpose": _again, "conj": _again, "permute": _permuted, "movedim": _moved, "detach": _detached,
+    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part), "permute": _permuted, "movedim": _moved, "detach": _detached,
     **dict.fromkeys(("view", "unflatten", "unsqueeze", "squeeze"), _reshaped),
     **dict.fromkeys(("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"), _assigned(_split_key)),
     "expand": _expanded,

@@ -266,7 +266,11 @@ def batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
     return like(a), like(running_mean), like(running_var)
 
 
-batch_norm_update.info["differentiable"] = 1
+def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
+    return F.batch_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
+
+
+batch_norm_update.info |= {"differentiable": 1, "statistics": (1, 2), "inplace": (batch_norm_, {1: 1, 2: 2})}
 
 
 @batch_norm_update.vjp

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Symbol, detached, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast
 from thunder.ops.define import torch_path
@@ -93,16 +93,25 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
         ) from error
 
+    memory = getattr(current_recorder(), "memory", None)
+
     def typed(x):
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) in known:
             return known[id(x)]
-        return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        made = TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        if memory is not None:
+            storage = x.untyped_storage()._cdata
+            for given in torch.utils._pytree.tree_leaves(keep):
+                if isinstance(given, torch.Tensor) and id(given) in known and given.untyped_storage()._cdata == storage:
+                    memory.share(made, known[id(given)])
+        return made
 
-    del keep
     with torch._C.DisableTorchFunction():
-        return map_structure(typed, out)
+        typed_out = map_structure(typed, out)
+    del keep
+    return typed_out
 
 
 # ---------------------------------------------------------------------------------------------------------------- PyTorch's own derivative
