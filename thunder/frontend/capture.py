@@ -298,7 +298,8 @@ class Capture(Host):
             self.recorder.memory.same(other, base)
             return
         self.refuse(
-            f"{base.name} is written to, and {other.name} shares memory with it", "pass a clone of one of the two, or pass one tensor and make the other from it inside the function"
+            f"{base.name} is written to, and {other.name} shares memory with it",
+            "pass a clone of one of the two, or pass one tensor and make the other from it inside the function",
         )
 
     def write_back(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, OpTags, recording, user_location
+from thunder.core.symbol import BoundSymbol, OpTags, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
 

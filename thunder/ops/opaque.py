@@ -68,12 +68,14 @@ def _identifier(function) -> str:
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     mode = FakeTensorMode()
     known: dict[int, TensorProxy] = {}
+    given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
         if isinstance(x, TensorProxy):
             shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
             out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
             known[id(out)] = x
+            given.append(out)
             return out
         if isinstance(x, AnyProxy):
             return x.example
@@ -84,7 +86,6 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     try:
         with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
-            keep = (fake_args, fake_kwargs)  # ids in `known` stay valid while these live
             out = function(*fake_args, **fake_kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
@@ -103,15 +104,13 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
         made = TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
         if memory is not None:
             storage = x.untyped_storage()._cdata
-            for given in torch.utils._pytree.tree_leaves(keep):
-                if isinstance(given, torch.Tensor) and id(given) in known and given.untyped_storage()._cdata == storage:
-                    memory.share(made, known[id(given)])
+            for argument in given:
+                if argument.untyped_storage()._cdata == storage:
+                    memory.share(made, known[id(argument)])
         return made
 
     with torch._C.DisableTorchFunction():
-        typed_out = map_structure(typed, out)
-    del keep
-    return typed_out
+        return map_structure(typed, out)
 
 
 # ---------------------------------------------------------------------------------------------------------------- PyTorch's own derivative
