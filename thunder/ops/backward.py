@@ -60,6 +60,7 @@ hardtanh_backward = kernel("hardtanh_backward", "default", _like_first)
 softplus_backward = kernel("softplus_backward", "default", _like_first)
 mish_backward = kernel("mish_backward", "default", _like_first)
 softmax_backward = kernel("_softmax_backward_data", "default", _like_first)
+safe_softmax = kernel("_safe_softmax", "default", _like_first)
 log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_first)
 embedding_backward = kernel("embedding_dense_backward", "default", lambda g, indices, count, padding_idx, scale: like(g, (count, g.shape[-1])))
 
