@@ -8,6 +8,7 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.transforms.autodiff import JointTrace
 from thunder.transforms.dce import dce
+from thunder.transforms.reread import reread
 
 __all__ = ["partition", "ForwardBackward"]
 
@@ -36,6 +37,8 @@ def partition(joint: JointTrace) -> ForwardBackward:
     tensors = [p for p in read if isinstance(p, TensorProxy)]
     others = [p for p in read if not isinstance(p, TensorProxy)]
     arguments = set(a for a in program_args if isinstance(a, Proxy))
+    tensors, again = reread(trace.bound_symbols[: joint.backward_start], tensors, arguments)
+    backward_lines = [*again, *backward_lines]
     outputs = [o for o in dict.fromkeys(proxies_in(joint.forward_output, [])) if isinstance(o, TensorProxy) and o not in arguments]
     forward = trace.replace(
         name="augmented_forward_fn", args=program_args, bound_symbols=trace.bound_symbols[: joint.backward_start],
