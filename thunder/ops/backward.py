@@ -39,8 +39,8 @@ def _is_one(n) -> bool:
 
 
 def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = ()) -> Symbol:
-    """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by `meta`. Printed by its bare name."""
-    return Symbol(name.lstrip("_"), meta, id=f"aten.{name}.{overload}", is_prim=True, tags=tags, fn=getattr(getattr(aten, name), overload))
+    """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by `meta`."""
+    return Symbol(overload, meta, id=f"aten.{name}.{overload}", module=f"torch.ops.aten.{name}", is_prim=True, tags=tags, fn=getattr(getattr(aten, name), overload))
 
 
 def _like_first(g, *args, **kwargs):
