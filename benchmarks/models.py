@@ -21,34 +21,16 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from model_zoo import MODELS
+from model_zoo import MODELS, named_tensors
 from training import TrainingRow, measure_training
 
 from thunder.tests.measuring import compile_with, interleaved, median, parse_systems
 
 TOLERANCE = 1e-5
-
-
-def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors in an output, with where they stand in it: containers, dataclasses and the caches of transformers are looked into."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from named_tensors(item, f"{path}.{key}")
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from named_tensors(item, f"{path}[{i}]")
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from named_tensors(getattr(value, field.name), f"{path}.{field.name}")
-    elif type(value).__module__.startswith("transformers."):
-        yield from named_tensors(vars(value), path)
 
 
 def deviation(ours: Any, reference: Any) -> tuple[float, float]:
