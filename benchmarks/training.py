@@ -1,7 +1,8 @@
 """One training step of a model, beside eager's: are the gradients right, what is saved for the backward, how many ATen calls and how long does it take?
 
 Used by `benchmarks/models.py --train`. The modules are in train mode, dropout included: before each step the generator gets the same seed, so both draw the same
-masks. The loss is the sum of every floating output times fixed random numbers, so that each output gets a cotangent of its own.
+masks. The loss is the sum of every floating output times fixed random numbers, so that each output gets a cotangent of its own; gradients and calls are compared
+for a loss of the first output alone as well (a language model's caches, an encoder's pooled output play no part in it).
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ class TrainingRow:
 
 
 class Step:
-    """One training step of a module on fixed inputs: a loss from all its floating outputs, and their gradients."""
+    """One training step of a module on fixed inputs: a loss from its floating outputs, all or the first `outputs` of them, and their gradients."""
 
-    def __init__(self, call: Callable, module: torch.nn.Module, args: tuple, kwargs: dict, tensors_of: Callable[[Any], Iterator[tuple[str, torch.Tensor]]]):
-        self.call, self.args, self.kwargs, self.tensors_of = call, args, kwargs, tensors_of
+    def __init__(self, call: Callable, module: torch.nn.Module, args: tuple, kwargs: dict, tensors_of: Callable[[Any], Iterator[tuple[str, torch.Tensor]]], outputs=None):
+        self.call, self.args, self.kwargs, self.tensors_of, self.outputs = call, args, kwargs, tensors_of, outputs
         inputs = dict(tensors_of((args, kwargs)))
         self.leaves = dict(module.named_parameters()) | {f"input {path}": t for path, t in inputs.items() if t.requires_grad}
         self.held = {t.untyped_storage().data_ptr() for t in (*self.leaves.values(), *module.buffers(), *inputs.values())}
@@ -77,7 +78,7 @@ class Step:
 
     def forward(self) -> list[torch.Tensor]:
         torch.manual_seed(1)
-        return [t for _, t in self.tensors_of(self.call(*self.args, **self.kwargs)) if t.requires_grad]
+        return [t for _, t in self.tensors_of(self.call(*self.args, **self.kwargs)) if t.requires_grad][: self.outputs]
 
     def loss(self, outputs: list[torch.Tensor]) -> torch.Tensor:
         if not self.weights:
@@ -143,6 +144,14 @@ def compare_gradients(ours: dict, reference: dict) -> tuple[int, float, str, lis
     return equal, worst, worst_name, problems
 
 
+def problems_of_first_output(compiled: Callable, module: torch.nn.Module, args: tuple, kwargs: dict, tensors_of: Callable) -> list[str]:
+    """What is wrong with a step whose loss is made of the first output alone."""
+    ours, eager = (Step(call, module, args, kwargs, tensors_of, 1) for call in (compiled, module))
+    problems = compare_gradients(ours.gradients(), eager.gradients())[3]
+    calls, bound = ours.calls().total(), eager.calls().total()
+    return problems + ([f"makes {calls} ATen calls, eager {bound}"] if calls > bound else [])
+
+
 def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: int) -> TrainingRow:
     """Builds the model and compares its training step with eager's."""
     import thunder
@@ -162,6 +171,7 @@ def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: i
     equal, worst, worst_name, problems = compare_gradients(gradients["thunder"], gradients["eager"])
     again = compare_gradients(steps["thunder"].gradients(), gradients["eager"])
     problems += [f"in the second call: {problem}" for problem in again[3]]
+    problems += [f"from the first output alone: {problem}" for problem in problems_of_first_output(compiled, module, args, kwargs, tensors_of)]
     saved = steps["thunder"].saved_bytes(), steps["eager"].saved_bytes()
     calls = steps["thunder"].calls(), steps["eager"].calls()
     totals = calls[0].total(), calls[1].total()

@@ -37,7 +37,7 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_gradient, lower_with_derivatives
+from thunder.pipeline import lower, lower_backward_without, lower_gradient, lower_with_derivatives
 
 __all__ = ["jit", "Compiled", "CacheEntry", "CompileStats"]
 
@@ -252,10 +252,12 @@ class Compiled:
         return traces, _without_grad(self._in_modes(traces[-1].python_callable(), modes))
 
     def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
-        """The backward is compiled before the forward runs: the threads it will run in see nothing of this context."""
-        forward, backward, cut = lower_with_derivatives(captured.computation, self.options, self.options.executors)
+        """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""
+        options = self.options
+        forward, backward, cut = lower_with_derivatives(captured.computation, options, options.executors)
         run = connected(
-            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(), _result_of(captured.computation, cut.outputs),
+            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(),
+            lambda missing: lower_backward_without(cut, missing, options, options.executors)[-1].python_callable(), _result_of(captured.computation, cut.outputs),
             [o.requires_grad for o in cut.outputs],
         )  # fmt: skip
         return forward, backward, run

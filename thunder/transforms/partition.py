@@ -20,13 +20,13 @@ __all__ = ["partition", "ForwardBackward", "split_into_forward_and_backward", "f
 class ForwardBackward:
     """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors that the forward makes and the program returns, in order.
+    outputs: the distinct tensors that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that require grad.
     """
 
-    __slots__ = ("forward", "backward", "outputs", "saved_tensors", "saved_others", "returned")
+    __slots__ = ("forward", "backward", "outputs", "cotangents", "saved_tensors", "saved_others", "returned")
 
-    def __init__(self, forward: Trace, backward: Trace, outputs: list, saved_tensors: list, saved_others: list, returned):
-        self.forward, self.backward, self.outputs = forward, backward, outputs
+    def __init__(self, forward: Trace, backward: Trace, outputs: list, cotangents: list, saved_tensors: list, saved_others: list, returned):
+        self.forward, self.backward, self.outputs, self.cotangents = forward, backward, outputs, cotangents
         self.saved_tensors, self.saved_others, self.returned = saved_tensors, saved_others, returned
 
 
@@ -47,7 +47,7 @@ def partition(joint: Trace) -> ForwardBackward:
     outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, TensorProxy) and o not in arguments]
     forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
     backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
-    return ForwardBackward(dce(forward), backward, outputs, tensors, others, returned)
+    return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
 
 
 def _numbers(lines: Sequence[BoundSymbol], arguments: Sequence) -> list[NumberProxy]:
