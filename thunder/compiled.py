@@ -33,6 +33,7 @@ from thunder.options import (
     JitOptions,
     check_interpretation,
     check_langctx,
+    check_memory_budget,
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
@@ -370,6 +371,7 @@ def jit(
     executors: executors or their names, in the order they are asked; None means the default ones. sharp_edges: "allow", "warn" or "error".
     cache: "constant values", "symbolic values", "same input" or "no caching". disable_torch_autograd: results never require grad. transforms: applied in
     order. debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
+    memory_budget (a compile option): the share of the bytes saved for the backward that may be saved; the rest is computed again in the least time.
     compile_options: free-form options that executors and passes may ask for; `thunder.last_compile_options` says which were used.
 
     Returns a callable for a function, a `thunder.ThunderModule` for a module. Used without a function it is a decorator that takes options.
@@ -389,6 +391,7 @@ def jit(
         raise TypeError(f"thunder.jit compiles functions and modules, not {type(fn).__name__}")
     check_interpretation(interpretation)
     check_langctx(langctx)
+    check_memory_budget(compile_options.get("memory_budget", 1.0))
     debug = debug_options or DebugOptions()
     if record_history:
         debug = DebugOptions(**(debug._values | {"record_interpreter_history": True}))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from thunder.core.proxies import TensorProxy, type_string
 from thunder.errors import ThunderError
 from thunder.frontend.calls import NOT_OPERATIONS
+from thunder.inspection import last_entry
 from thunder.ops import inplace_of, lookup
+from thunder.transforms.memory_budget import nbytes, storages
 
-__all__ = ["examine", "torch_calls"]
+__all__ = ["examine", "torch_calls", "saved_for_backward", "SavedValue", "SavedValues"]
 
 
 class _Calls(TorchFunctionMode):
@@ -63,3 +67,61 @@ def examine(fn: Callable, *args, **kwargs) -> None:
     print(f"The program was compiled and run: {len(traces[0].bound_symbols)} operations captured, see thunder.last_traces")
     for edge in thunder.last_sharp_edges(compiled):
         print(f"  sharp edge: {edge}")
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """One value that the forward saves for the backward.
+
+    kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted before, None for a piece of PyTorch's autograd
+    graph, which does not say. operation: what made it, "argument" for what is passed in. location: (file, line, function, source line) of the user's code.
+    """
+
+    name: str
+    kind: str
+    nbytes: int | None
+    operation: str
+    location: tuple | None
+
+
+class SavedValues(tuple):
+    """What the last call of a compiled function saved for its backward, the largest first. Printed as a table."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of distinct storages, without those of arguments, and without what PyTorch's own derivatives keep."""
+        return sum(v.nbytes or 0 for v in self)
+
+    def __str__(self) -> str:
+        rows = [(v.name, v.kind, "?" if v.nbytes is None else f"{v.nbytes:,}", v.operation, _where(v.location)) for v in self]
+        rows = [("value", "type", "bytes", "made by", "at"), *rows]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d:{widths[3]}}  {e}".rstrip() for a, b, c, d, e in rows]
+        graphs = sum(v.nbytes is None for v in self)
+        more = f", and {graphs} pieces of PyTorch's autograd graph" if graphs else ""
+        return "\n".join([*lines, f"{self.nbytes:,} bytes saved for the backward, without arguments{more}"])
+
+
+def _where(location: tuple | None) -> str:
+    return f"{location[0]}:{location[1]}: {location[3].strip()}" if location is not None else ""
+
+
+def saved_for_backward(compiled: Callable) -> SavedValues:
+    """What the last call of a compiled function or module saved for its backward: name, type, bytes, the operation that made it and the user's line.
+
+    Raises TypeError where `compiled` was not compiled or not called yet. Empty where nothing required grad.
+    """
+    entry = last_entry(compiled)
+    if not entry.backward_traces:
+        return SavedValues()
+    trace = entry.computation_traces[-1]
+    tensors, others = trace.output[1]
+    maker = {o: line for line in trace.bound_symbols for o in line.outputs}
+    roots, counted, found = storages(trace), {a for a in trace.args if isinstance(a, TensorProxy)}, []
+    for value in sorted((*tensors, *others), key=lambda v: v in roots):  # before views of it, the value that owns the memory
+        line, root = maker.get(value), roots.get(value, value)
+        size = None if not isinstance(value, TensorProxy) else 0 if root in counted else nbytes(root)
+        counted.add(root)
+        location = entry.captured.where(line.location) if line is not None and line.location else None
+        found.append(SavedValue(value.name, type_string(value), size, line.sym.qualified_name if line is not None else "argument", location))
+    return SavedValues(sorted(found, key=lambda v: -(v.nbytes or 0)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder.compiled import Compiled, CompileStats
+from thunder.compiled import CacheEntry, Compiled, CompileStats
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace
 from thunder.options import CACHE_OPTIONS
@@ -99,13 +99,15 @@ def last_recompile_reasons(fn: Any) -> list[str]:
     return list(_compiled(fn).stats.last_compile_reasons)
 
 
-def _last_captured(fn: Any):
-    compiled = _compiled(fn)
-    if not compiled.stats.interpreter_cache and compiled.stats.last_entry is None:
-        raise TypeError(f"{compiled!r} was not called yet, so there is nothing to show")
-    entry = compiled.stats.last_entry
+def last_entry(fn: Any) -> CacheEntry:
+    """What the last call ran."""
+    entry = _called(fn).stats.last_entry
     assert entry is not None, "a call leaves an entry"
-    return entry.captured
+    return entry
+
+
+def _last_captured(fn: Any):
+    return last_entry(fn).captured
 
 
 def last_interpreted_instructions(fn: Any) -> list:

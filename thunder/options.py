@@ -69,6 +69,13 @@ def check_langctx(given: Any) -> None:
         raise OptionError(f"langctx={given!r} is not an option; valid: None, 'torch'")
 
 
+def check_memory_budget(given: Any) -> float:
+    """The option `memory_budget`. Raises OptionError for anything but a number above 0 and at most 1."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given <= 1:
+        raise OptionError(f"memory_budget={given!r} is not an option; valid: a number above 0, at most 1 (the share of the bytes that are saved for the backward without it)")
+    return float(given)
+
+
 class DebugOptions:
     """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError; `register_option` adds one.
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thunder.core.check import check
+from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, timed_pass
+from thunder.ops import LTORCH
 from thunder.options import JitOptions
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
+from thunder.transforms.memory_budget import plan
 from thunder.transforms.partition import ForwardBackward, partition
+from thunder.transforms.recompute import recompute
 
 __all__ = ["lower", "lower_gradient", "lower_with_derivatives"]
 
@@ -39,9 +43,9 @@ def lower_gradient(acquired: Trace, options: JitOptions, executors: Sequence) ->
     """All traces of the gradients of a computation, with ones as cotangents; for "value_and_grad" the value beside them."""
 
     def gradients(trace: Trace) -> Trace:
-        joint = joint_trace(trace, executors, cotangents_of_ones=True)
-        found = [g for g in joint.gradients if g is not None]
-        return joint.trace.replace(name=trace.name, args=trace.args, output=(trace.output, found) if options.derivative == "value_and_grad" else found)
+        joint = joint_trace(trace, executors, cotangent=_ones)
+        found = [g for g in joint.output["output"] if g is not None]
+        return joint.replace(name=trace.name, output=(trace.output, found) if options.derivative == "value_and_grad" else found)
 
     passes = [
         ("Dead Code Elimination", dce),
@@ -52,13 +56,19 @@ def lower_gradient(acquired: Trace, options: JitOptions, executors: Sequence) ->
     return _run([acquired], passes, options)
 
 
+def _ones(output: TensorProxy) -> TensorProxy:
+    return LTORCH["full"](output.shape, 1.0, device=output.device, dtype=output.dtype)
+
+
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
     traces = _run([acquired], [("Dead Code Elimination", dce)], options)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
-        cut.append(partition(joint_trace(trace, executors)))
+        joint = joint_trace(trace, executors)
+        budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
+        cut.append(partition(recompute(joint, plan(joint, budget).recomputed if budget < 1.0 else ())))
         return cut[0].forward
 
     execution = [("Transform for execution", lambda trace: dispatch(trace, executors)), ("Delete Last Used", del_last_used)]

@@ -151,7 +151,7 @@ class Printer:
         if not self._comment:
             root = sym.module.split(".")[0]
             self.imports.add(IMPORTS.get(sym.module) or IMPORTS.get(root) or f"import {sym.module}")
-            if "." in sym.module:
+            if "." in sym.module and not sym.module.startswith("torch.ops"):  # torch.ops makes its attributes when they are asked for
                 self.imports.add(f"import {sym.module}")
         return f"{sym.module}.{sym.name}"
 

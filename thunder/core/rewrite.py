@@ -41,7 +41,7 @@ class Rewriter:
 
     def trace(self, function: Callable, line: BoundSymbol) -> None:
         """Writes the lines of `function(*line.args, **line.kwargs)` in the place of `line`."""
-        with recording(Recorder(line.context)) as recorder:
+        with recording(Recorder(line.context, lambda: line.location)) as recorder:
             result = function(*line.args, **line.kwargs)
         lines, aliases = adopt(recorder.bound_symbols, result, line.output)
         self.lines += lines

@@ -63,16 +63,19 @@ class Names:
 
 
 class Context:
-    """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of lines; never mutated."""
+    """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of lines; never mutated.
 
-    __slots__ = ("names", "grad_enabled", "autocast", "default_dtype", "default_device")
+    checkpoint: the activation checkpoints that the line stands in, the outermost first.
+    """
 
-    def __init__(self, names: Names, *, grad_enabled: bool = True, autocast=None, default_dtype=None, default_device=None):
+    __slots__ = ("names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint")
+
+    def __init__(self, names: Names, *, grad_enabled: bool = True, autocast=None, default_dtype=None, default_device=None, checkpoint: tuple = ()):
         self.names, self.grad_enabled, self.autocast = names, grad_enabled, autocast
-        self.default_dtype, self.default_device = default_dtype, default_device
+        self.default_dtype, self.default_device, self.checkpoint = default_dtype, default_device, checkpoint
 
     def replace(self, **changes) -> Context:
-        fields = {k: getattr(self, k) for k in ("grad_enabled", "autocast", "default_dtype", "default_device")} | changes
+        fields = {k: getattr(self, k) for k in ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint")} | changes
         return Context(changes.get("names", self.names), **{k: v for k, v in fields.items() if k != "names"})
 
 
@@ -344,6 +347,7 @@ class BoundSymbol:
 
     def _decompose(self) -> tuple[BoundSymbol, ...]:
         with detached(self.context.replace(autocast=None) if self.context else None) as inner:
+            inner.location = lambda: self.location
             result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
         lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(lines)

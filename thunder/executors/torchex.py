@@ -32,7 +32,10 @@ class TorchExecutor(Executor):
 
 def _execution_symbol(symbol: Symbol) -> Symbol:
     """The symbol that prints and calls the PyTorch function of an operation."""
-    path = torch_path(symbol.fn) if symbol.module != "prims" or symbol.fn.__name__ != "<lambda>" else None
+    if symbol.module is not None and symbol.module.startswith("torch.ops"):
+        path = symbol.module, symbol.name
+    else:
+        path = torch_path(symbol.fn) if symbol.module != "prims" or symbol.fn.__name__ != "<lambda>" else None
     module, name = path or (None, symbol.name if symbol.module is None else f"{symbol.name}_impl")
     made = Symbol(name, id=f"torch.{symbol.id}", module=module, tags=tuple(symbol.tags), fn=symbol.fn, executor=torch_ex, is_prim=True)
     return made

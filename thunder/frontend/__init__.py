@@ -63,6 +63,10 @@ class Captured:
         self.output_requires_grad = any(type(p) is TensorProxy and p.requires_grad and p not in c.real for p in proxies_in(output, []))
         self.computation = Trace("computation", inputs, lines, output, c.recorder.context.names)
 
+    def where(self, location) -> tuple:
+        """(filename, line, function, source line) of a line's location."""
+        return self._host.where(location)
+
     def user_location(self, trace: Trace, traceback) -> tuple | None:
         """The user's line that the failing line of a generated program came from."""
         function = trace._callable
@@ -71,7 +75,7 @@ class Captured:
                 from thunder.core.codegen import line_owners
 
                 owner = line_owners(trace).get(traceback.tb_lineno)
-                return self._host.where(owner.location) if owner is not None and owner.location else None
+                return self.where(owner.location) if owner is not None and owner.location else None
             traceback = traceback.tb_next
         return None
 

@@ -66,7 +66,7 @@ def apply(c, f, args, kwargs):
     line = symbol.bind(*inputs, output=outputs, context=c.recorder.context)
     lines, line.aliases = adopt(forward.bound_symbols, result, outputs)
     line._subsymbols = tuple(lines)
-    line.location = c.location()
+    line.location = c.own_location()
     c.recorder.bound_symbols.append(line)
     return outputs
 

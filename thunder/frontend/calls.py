@@ -627,10 +627,16 @@ def _guard_hooks(c, m) -> None:
 
 
 def _checkpoint(c, f, args, kwargs):
+    """What is computed inside is marked: the backward computes it again instead of finding it saved."""
     options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {"preserve_rng_state"}
     if kwargs.get("use_reentrant"):
         c.refuse("torch.utils.checkpoint with use_reentrant=True", "pass use_reentrant=False")
-    return c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
+    recorder, outer = c.recorder, c.recorder.context.checkpoint
+    recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
+    try:
+        return c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
+    finally:
+        recorder.context = recorder.context.replace(checkpoint=outer)
 
 
 def _torch_compile(c, f, args, kwargs):

@@ -36,6 +36,11 @@ __all__ = ["Capture"]
 _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
 
 
+@functools.cache
+def _is_library(module: str | None) -> bool:
+    return bool(module) and (native_module(module) or module.startswith("torch."))
+
+
 class Capture(Host):
     """One reading of a program. Everything named by an id here is kept alive by `keep` until the reading is over."""
 
@@ -53,7 +58,7 @@ class Capture(Host):
         names.taken |= _RESERVED
         for executor in options.executors:
             names.taken.update(executor.opmap)
-        self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.location, where=self.user_location)
+        self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
         # where values come from
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
@@ -693,15 +698,16 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ trouble
 
-    def user_location(self, location=None) -> tuple | None:
+    def own_location(self) -> tuple | None:
+        """`location` of the innermost frame that is not library code; of the innermost one where all are."""
+        for frame in reversed(self.stack_of_frames):
+            if not _is_library(frame.fn.__globals__.get("__name__", "")):
+                return frame.fn.__code__, frame.ip
+        return self.location()
+
+    def user_location(self) -> tuple | None:
         """(filename, line, function, source line) of the innermost frame that is not library code."""
-        if location is None:
-            for frame in reversed(self.stack_of_frames):
-                if not native_module(frame.fn.__globals__.get("__name__")) and not frame.fn.__globals__.get("__name__", "").startswith("torch."):
-                    location = (frame.fn.__code__, frame.ip)
-                    break
-            else:
-                location = self.location()
+        location = self.own_location()
         if location is None:  # the program has returned: where it is defined
             target = self.fn.forward if isinstance(self.fn, torch.nn.Module) else self.fn
             code = getattr(getattr(target, "__func__", target), "__code__", None)

@@ -168,7 +168,8 @@ def _make_derivative(symbol: Symbol):
         return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
 
     name = symbol.name
-    forward = Symbol(f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, fn=run_forward)
+    random = tuple(symbol.tags & {OpTags.RANDOM_OP})
+    forward = Symbol(f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward)
 
     def rule(*args, **kwargs):
         flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]

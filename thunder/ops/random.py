@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core import dtypes
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of, default_device
-from thunder.ops.define import LTORCH, alias, torch_prim
+from thunder.ops.define import LTORCH, alias, prim, torch_prim
 from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import broadcast_shapes, default_dtype
+from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["dropout", "rand", "randn"]
 
@@ -169,3 +170,26 @@ def _native_dropout(name: str) -> None:
 
 for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"):
     _native_dropout(_name)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the state of a generator
+
+
+def _generator(device, generator):
+    if generator is not None:
+        return generator
+    device = to_torch_device(device)
+    if device.type == "cpu":
+        return torch.default_generator
+    module = torch.get_device_module(device)
+    return module.default_generators[device.index if device.index is not None else module.current_device()]
+
+
+@prim(lambda device, generator=None: _generator(device, generator).get_state(), tags=(OpTags.DONT_DCE,))
+def get_rng_state(device, generator=None):
+    return AnyProxy("")
+
+
+@prim(lambda state, device, generator=None: _generator(device, generator).set_state(state) and None, tags=(OpTags.DONT_DCE,))
+def set_rng_state(state, device, generator=None):
+    return None

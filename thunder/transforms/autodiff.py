@@ -21,12 +21,13 @@ from typing import Any
 
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, current_recorder, recording
-from thunder.core.trace import Trace
+from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
+from thunder.core.trace import Trace, timed_pass
 from thunder.errors import MissingImplementationError
+from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 
-__all__ = ["JointTrace", "joint_trace", "get_grad", "put_grad", "put_grads"]
+__all__ = ["joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- get_grad, put_grads
@@ -103,7 +104,7 @@ def _put(line: BoundSymbol, argument, gradient) -> None:
 
 def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative:
     """Runs the rule of a line. Raises MissingImplementationError where it returns another number of values than the operation has."""
-    with recording(Recorder(line.context)) as recorder:
+    with recording(Recorder(line.context, lambda: line.location)) as recorder:
         result = _run_generator(rule, line) if is_generator else rule(*line.args, **line.kwargs)
     marks = (get_grad_symbol, put_grad_symbol)
     lines = [b for b in recorder.bound_symbols if b.sym not in marks]
@@ -119,11 +120,24 @@ def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Deri
     renamed = dict(zip((o for b in lines for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True))
     renamed |= {new: old for new, old in zip(proxies_in(result, []), proxies_in(line.output, []), strict=True) if new not in renamed and new is not old}
     gets = [(renamed.get(o, o), g) for o, g in gets]
-    puts = [(a, renamed.get(g, g)) for a, g in puts]
+    puts = [(a if any(a is i for i in line.inputs) else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
     for old, new in aliases.items():  # a result that is an argument: an edge of its own
         adopted.append(LTORCH["detach"].bind(new, output=old, context=line.context))
-        puts += [(new, g) for o, g in gets if o is old and isinstance(new, TensorProxy)]
+        if isinstance(new, TensorProxy) and not any(o is old for o, _ in gets):  # what the rule does not ask for passes through
+            gets.append((old, like(old)))
+            puts.append((new, gets[-1][1]))
+    _check_puts(line, puts, gets)
     return _sorted(line, adopted, gets, puts)
+
+
+def _check_puts(line: BoundSymbol, puts: list, gets: list) -> None:
+    """Gradients are put to arguments: to anything else they would be lost."""
+    for value, _ in puts:
+        if not any(value is i for i in line.inputs):
+            read = "whose gradient was read before" if any(value is o for o, _ in gets) else "which is no argument of it"
+            raise MissingImplementationError(
+                f"the derivative of {line.sym.qualified_name} puts a gradient to {value.name}, {read}: put gradients to the arguments of the operation"
+            )
 
 
 def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list) -> Derivative:
@@ -206,20 +220,6 @@ def _typed(line: BoundSymbol) -> tuple[BoundSymbol, ...]:
 # ---------------------------------------------------------------------------------------------------------------- the joint trace
 
 
-class JointTrace:
-    """A program and its backward in one list of lines.
-
-    trace: returns (outputs, gradients). outputs: the program's tensors that cotangents come for. cotangents: their proxies. gradients: for each
-    argument of the program its gradient or None. backward_start: index of the first backward line.
-    """
-
-    __slots__ = ("trace", "forward_output", "outputs", "cotangents", "gradients", "backward_start")
-
-    def __init__(self, trace: Trace, forward_output, outputs: list, cotangents: list, gradients: tuple, backward_start: int):
-        self.trace, self.forward_output, self.outputs, self.cotangents = trace, forward_output, outputs, cotangents
-        self.gradients, self.backward_start = gradients, backward_start
-
-
 class _Gradients:
     """The cotangents accumulated so far, by value."""
 
@@ -231,34 +231,38 @@ class _Gradients:
         self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
 
 
-def joint_trace(trace: Trace, executors: Sequence, cotangents_of_ones: bool = False) -> JointTrace:
-    """Differentiates a trace with respect to its arguments that require grad. Its cotangents are arguments, or ones made in the trace."""
+def joint_trace(trace: Trace, executors: Sequence, cotangent: Callable = get_grad_symbol) -> Trace:
+    """A program and its backward in one trace, differentiated with respect to the arguments that require grad.
+
+    The lines of the forward come first, then `get_grad` for each output that cotangents come for, then the backward. It returns a dict: "output", for each
+    argument its gradient or None; "flat_args", the arguments; "fw_flat_out", what the program returns. `cotangent` maps an output to its cotangent where it is
+    known already: it is called in the place of get_grad.
+
+    Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see `differentiate`.
+    """
     steps: list = []
     for line in trace.bound_symbols:
         _derivatives(line, executors, steps)
     forward = [b for s in steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)]
-    outputs = list(dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args)))
+    outputs = dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args))
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
-    recorder = Recorder(context.replace(autocast=None, grad_enabled=False) if context else None)
+    recorder = Recorder(context.replace(autocast=None, grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
     grads = _Gradients()
-    cotangents = []
     with recording(recorder):
         for o in outputs:
-            if cotangents_of_ones:
-                c = LTORCH["full"](o.shape, 1.0, device=o.device, dtype=o.dtype)
-            else:
-                c = like(o)
-                c.name = trace.names.make()
-                cotangents.append(c)
-            grads.current[o] = c
+            grads.current[o] = cotangent(o)
         for step in reversed(steps):
             if isinstance(step, Derivative):
                 _backward(step, grads, recorder)
         wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
         gradients = tuple(grads.current.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
-    lines = [*forward, *recorder.bound_symbols]
-    joint = trace.replace(bound_symbols=lines, args=[*trace.args, *cotangents], output=(trace.output, gradients), name="joint")
-    return JointTrace(joint, trace.output, outputs, cotangents, gradients, len(forward))
+    output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
+    return trace.replace(bound_symbols=[*forward, *recorder.bound_symbols], output=output, name="joint")
+
+
+def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
+    """`joint_trace` with the default executors, under the name and with the header line that users of Lightning Thunder know."""
+    return timed_pass("Grad transform pass", trace, lambda t: joint_trace(t, kwargs.get("executors") or resolve_executors(None)))
 
 
 def _cast(gradient, value: TensorProxy):
@@ -283,3 +287,19 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
     for argument, gradient in step.puts:
         if argument.requires_grad:
             grads.add(argument, _cast(table.get(gradient, gradient), argument))
+
+
+def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
+    """The lines of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
+    border = next((i for i, b in enumerate(joint.bound_symbols) if b.sym is get_grad_symbol), len(joint.bound_symbols))
+    rest = joint.bound_symbols[border:]
+    return list(joint.bound_symbols[:border]), [b for b in rest if b.sym is get_grad_symbol], [b for b in rest if b.sym is not get_grad_symbol]
+
+
+def __getattr__(name: str):
+    """The steps after this one, under the path where Lightning Thunder's users find them; they import this module."""
+    if name in ("split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"):
+        from thunder.transforms import partition
+
+        return getattr(partition, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -47,7 +47,7 @@ def _implement(line: BoundSymbol, executor: Executor, found: Implementation, exe
     if found.execution_transform is None:
         assert found.symbol is not None, "an implementation has a symbol or an execution transform"
         return out.write(line.replace(sym=found.symbol, subsymbols=(line,)))
-    with recording(Recorder(line.context)) as recorder:
+    with recording(Recorder(line.context, lambda: line.location)) as recorder:
         result = found.execution_transform(*line.args, **line.kwargs)
     try:
         lines, aliases = adopt(recorder.bound_symbols, result, line.output)

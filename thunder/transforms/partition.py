@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from thunder.core.codegen import Printer
 from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, proxies_in
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace, TraceTag
-from thunder.transforms.autodiff import JointTrace
+from thunder.transforms.autodiff import grad_transform_on_trace, sides
 from thunder.transforms.dce import dce
+from thunder.transforms.recompute import recompute
 
-__all__ = ["partition", "ForwardBackward"]
+__all__ = ["partition", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"]
 
 
 class ForwardBackward:
@@ -25,30 +29,45 @@ class ForwardBackward:
         self.saved_tensors, self.saved_others, self.returned = saved_tensors, saved_others, returned
 
 
-def partition(joint: JointTrace) -> ForwardBackward:
-    """Cuts a joint trace where the forward's results are complete."""
-    trace = joint.trace
-    program_args = trace.args[: len(trace.args) - len(joint.cotangents)]
-    backward_lines = _needed(trace.bound_symbols[joint.backward_start :], [g for g in joint.gradients if g is not None])
-    made = {o for b in backward_lines for o in b.outputs} | set(joint.cotangents)
+def partition(joint: Trace) -> ForwardBackward:
+    """Cuts a joint trace at its `get_grad` lines: what the backward reads of the forward is saved."""
+    forward_lines, starts, backward_lines = sides(joint)
+    gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
+    cotangents = [b.output for b in starts]
+    backward_lines = needed_lines(backward_lines, [g for g in gradients if g is not None])
+    made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
     read = dict.fromkeys(i for b in backward_lines for i in b.inputs if i not in made)
-    read |= dict.fromkeys(g for g in joint.gradients if isinstance(g, Proxy) and g not in made)
+    read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
     others = [p for p in read if not isinstance(p, TensorProxy)]
-    arguments = set(a for a in program_args if isinstance(a, Proxy))
-    outputs = [o for o in dict.fromkeys(proxies_in(joint.forward_output, [])) if isinstance(o, TensorProxy) and o not in arguments]
-    forward = trace.replace(
-        name="augmented_forward_fn", args=program_args, bound_symbols=trace.bound_symbols[: joint.backward_start],
-        output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD},
-    )  # fmt: skip
-    backward = _backward_trace(trace, backward_lines, tensors, others, joint)
-    return ForwardBackward(dce(forward), backward, outputs, tensors, others, joint.forward_output)
+    arguments = set(a for a in joint.args if isinstance(a, Proxy))
+    outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, TensorProxy) and o not in arguments]
+    forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
+    backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
+    return ForwardBackward(dce(forward), backward, outputs, tensors, others, returned)
 
 
-def _needed(lines, results) -> list[BoundSymbol]:
+def split_into_forward_and_backward(joint: Trace) -> tuple[Trace, Trace | None]:
+    """The forward and the backward of a joint trace; None in the place of a backward where there is nothing to differentiate."""
+    cut = partition(joint)
+    return cut.forward, cut.backward if any(g is not None for g in joint.output["output"]) else None
+
+
+class ForwardBackwardTraces(NamedTuple):
+    forward_trace: Trace
+    backward_trace: Trace | None
+
+
+def forward_and_backward_from_trace(trace: Trace, torch_autograd: bool = False) -> ForwardBackwardTraces:
+    """The forward and backward traces of a computation trace. `torch_autograd` is accepted as in 2024: both are made in the one way there is."""
+    return ForwardBackwardTraces(*split_into_forward_and_backward(recompute(grad_transform_on_trace(trace))))
+
+
+def needed_lines(lines: Sequence[BoundSymbol], results: Sequence[Proxy]) -> list[BoundSymbol]:
+    """The lines that `results` are made by, and those that only have an effect."""
     needed, kept = set(results), []
     for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs):
+        if not needed.isdisjoint(b.outputs) or not b.outputs:
             needed.update(b.inputs)
             kept.append(b)
     return kept[::-1]
@@ -82,11 +101,11 @@ def _unpack(values, source: CollectionProxy) -> list[BoundSymbol]:
     ]
 
 
-def _backward_trace(trace: Trace, lines: list[BoundSymbol], tensors: list, others: list, joint: JointTrace) -> Trace:
-    saved, cotangents = CollectionProxy((), "saved_for_backward"), CollectionProxy((), "cotangents")
+def _backward_trace(trace: Trace, lines: list[BoundSymbol], tensors: list, others: list, cotangents: list, gradients: tuple) -> Trace:
+    saved, given = CollectionProxy((), "saved_for_backward"), CollectionProxy((), "cotangents")
     c0, c1 = CollectionProxy((), "C0"), CollectionProxy((), "C1")
     head = _unpack((c0 if tensors else None, c1 if others else None), saved)
-    head += _unpack(joint.cotangents, cotangents)
+    head += _unpack(cotangents, given)
     head += _unpack(tensors, c0) if tensors else []
     head += _unpack(others, c1) if others else []
-    return trace.replace(name="backward_fn", args=(saved, cotangents), bound_symbols=[*head, *lines], output=joint.gradients, tags={TraceTag.BACKWARD})
+    return trace.replace(name="backward_fn", args=(saved, given), bound_symbols=[*head, *lines], output=gradients, tags={TraceTag.BACKWARD})

@@ -1,0 +1,150 @@
+"""Recomputation: the backward computes values again that the forward does not save for it.
+
+What stands in a checkpoint (`torch.utils.checkpoint`) is computed again for the backward of the lines in the same checkpoint. In a checkpoint inside another one
+that happens twice: once while the outer one is computed again, and again for the inner one's own backward, as in PyTorch. Values outside of every
+checkpoint are computed again where a plan says so (see `memory_budget`).
+
+Each copy stands right before its first use, so that only what the next lines need is alive. Random operations are given the state of the generator that
+the forward gave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from thunder.core.proxies import Proxy, TensorProxy, map_structure
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.trace import Trace
+from thunder.ops import PRIMS
+from thunder.transforms.autodiff import sides
+from thunder.transforms.dce import dce
+
+__all__ = ["recompute"]
+
+
+def recompute(joint: Trace, chosen: Iterable[Proxy] = ()) -> Trace:
+    """A joint trace whose backward computes again what checkpoints contain, and the values of `chosen`.
+
+    Before: `t0 = sin(x)` in a checkpoint, `t1 = exp(t0)` after it; `t2 = get_grad(t1)`, `t3 = mul(t2, t1)`, `t4 = cos(x)`, `t5 = mul(t3, t0)`.
+    After: the same, with `bw_t0 = sin(x)` right before the last line, which reads `bw_t0`.
+    """
+    chosen = frozenset(chosen)
+    if not chosen and not any(b.context is not None and b.context.checkpoint for b in joint.bound_symbols):
+        return joint
+    forward, starts, backward = sides(dce(joint))
+    copies = _Copies(forward, chosen, joint.names)
+    lines = [new for b in backward for new in copies.before(b)]
+    gradients = map_structure(lambda x: copies.last(x) if isinstance(x, Proxy) else x, joint.output["output"])
+    lines += copies.pending
+    output = joint.output | {"output": gradients}
+    return joint.replace(bound_symbols=[*copies.forward_with_states(), *starts, *lines], output=output)
+
+
+def _chain(line: BoundSymbol) -> tuple:
+    """The checkpoints that a line stands in, the outermost first."""
+    return line.context.checkpoint if line.context is not None else ()
+
+
+def _common(a: tuple, b: tuple) -> int:
+    """How many checkpoints two lines share."""
+    n = 0
+    while n < len(a) and n < len(b) and a[n] is b[n]:
+        n += 1
+    return n
+
+
+class _Copies:
+    """The copies of forward lines in the backward.
+
+    A copy of level k of a line belongs to the recomputation of its k-th checkpoint: it reads copies of level k of what stands in the same k checkpoints, and copies
+    of a lower level of the rest. Level 0 is the value itself: saved, or, for what was chosen, computed again.
+    """
+
+    def __init__(self, forward: Sequence[BoundSymbol], chosen: frozenset, names):
+        self.forward, self.chosen, self.names = forward, chosen, names
+        self.maker = {o: line for line in forward for o in line.outputs}
+        self.made: dict[tuple[Proxy, int], Proxy] = {}
+        self.states: dict[BoundSymbol, Proxy] = {}  # random lines that are computed again: the state of the generator before them
+        self.pending: list[BoundSymbol] = []
+
+    def before(self, line: BoundSymbol) -> list[BoundSymbol]:
+        """`line` of the backward reading copies, with the copies it is the first to read before it."""
+        return [*self.lines_for(line.inputs, _chain(line)), line.swap(self.table(line.inputs, _chain(line)))]
+
+    def last(self, value: Proxy) -> Proxy:
+        """What a result of the backward that is a value of the forward is read as."""
+        self.pending += self.lines_for((value,), ())
+        return self.table((value,), ()).get(value, value)
+
+    def level(self, value: Proxy, chain: tuple) -> int | None:
+        """The level of the copy of a value that a line in these checkpoints reads; None for the value itself."""
+        line = self.maker.get(value)
+        if line is None:
+            return None
+        shared = _common(_chain(line), chain)
+        return shared if shared or value in self.chosen else None
+
+    def table(self, values: Iterable[Proxy], chain: tuple) -> dict[Proxy, Proxy]:
+        return {v: self.made[v, level] for v in values if (level := self.level(v, chain)) is not None}
+
+    def lines_for(self, values: Iterable[Proxy], chain: tuple) -> list[BoundSymbol]:
+        """New lines that make the copies of `values`, with everything they need that is not there yet, in an order that can run."""
+        lines: list[BoundSymbol] = []
+        stack = [(v, level, False) for v in values if (level := self.level(v, chain)) is not None]
+        while stack:
+            value, level, inputs_are_there = stack.pop()
+            if (value, level) in self.made:
+                continue
+            line = self.maker[value]
+            inside = _chain(line)[:level]
+            if inputs_are_there:
+                lines += self.copy(line, level, self.table(line.inputs, inside))
+                continue
+            stack.append((value, level, True))
+            stack += [(v, below, False) for v in line.inputs if (below := self.level(v, inside)) is not None]
+        return lines
+
+    def copy(self, line: BoundSymbol, level: int, table: dict) -> list[BoundSymbol]:
+        for o in line.outputs:
+            self.made[o, level] = table[o] = _renamed(o, self.names.claim(f"bw_{o.name}"))
+        self.rename_inside(line, table)
+        new = line.swap(table)
+        return self.replayed(line, new) if OpTags.RANDOM_OP in line.sym.tags else [new]
+
+    def rename_inside(self, line: BoundSymbol, table: dict) -> None:
+        """The values inside a decomposition that was made already get names of their own, too."""
+        for sub in line._subsymbols or ():
+            for o in sub.outputs:
+                if o not in table:
+                    table[o] = _renamed(o, self.names.claim(f"bw_{o.name}"))
+            self.rename_inside(sub, table)
+
+    def replayed(self, line: BoundSymbol, new: BoundSymbol) -> list[BoundSymbol]:
+        """A random line between those that set the generator to what it was in the forward, and back."""
+        state = self.states.get(line)
+        if state is None:
+            state = self.states[line] = _renamed(PRIMS["get_rng_state"].meta(None), self.names.make("rng"))  # type: ignore[misc]
+        now = _renamed(state, self.names.make("rng"))
+        where = _generator_of(line)
+        get, put = PRIMS["get_rng_state"], PRIMS["set_rng_state"]
+        return [get.bind(*where, output=now), put.bind(state, *where, output=None), new, put.bind(now, *where, output=None)]
+
+    def forward_with_states(self) -> list[BoundSymbol]:
+        lines = []
+        for line in self.forward:
+            if line in self.states:
+                lines.append(PRIMS["get_rng_state"].bind(*_generator_of(line), output=self.states[line]))
+            lines.append(line)
+        return lines
+
+
+def _renamed(value: Proxy, name: str) -> Proxy:
+    new = value.replace() if isinstance(value, TensorProxy) else type(value)("")
+    new.name = name
+    return new
+
+
+def _generator_of(line: BoundSymbol) -> tuple:
+    """(device, generator) that a random line draws from."""
+    device = next(o.device for o in line.outputs if isinstance(o, TensorProxy))
+    return device, line.kwargs.get("generator")
