@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.codegen import Printer
-from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, proxies_in
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.transforms.autodiff import grad_transform_on_trace, sides
@@ -39,7 +39,7 @@ def partition(joint: Trace) -> ForwardBackward:
     read = dict.fromkeys(i for b in backward_lines for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
-    others = [p for p in read if not isinstance(p, TensorProxy)]
+    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
     outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, TensorProxy) and o not in arguments]
     forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
@@ -73,9 +73,18 @@ def needed_lines(lines: Sequence[BoundSymbol], results: Sequence[Proxy]) -> list
     return kept[::-1]
 
 
+def _numbers(joint: Trace, lines: list[BoundSymbol]) -> list[NumberProxy]:
+    """The symbolic numbers that the prologue passes in and that sizes in `lines` are made of."""
+    numbers = [a for a in joint.args if isinstance(a, NumberProxy)]
+    if not numbers:
+        return []
+    symbols = set().union(*(n.expression.symbols() for n in numbers_in([(b.args, b.kwargs) for b in lines], [])))
+    return [n for n in numbers if n.name in symbols]
+
+
 def _print_unpack(line: BoundSymbol, printer: Printer) -> list[str]:
     values, source = line.args
-    names = [v.name if isinstance(v, Proxy) else "_" for v in values]
+    names = [v.name if isinstance(v, (Proxy, NumberProxy)) else "_" for v in values]
     return [*(f"{n}, \\" for n in names), f"= {source.name}"] if names else [f"() = {source.name}"]
 
 
