@@ -235,8 +235,8 @@ class Compiled:
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
             failure = error
         self.fn(*args, **kwargs)
-        location, ours = user_line(failure)
-        if not ours:  # the user's own code raised it: a backward of theirs, read while the forward is captured
+        location, theirs = user_line(failure)
+        if theirs:  # the user's own code raised it: a backward of theirs, read while the forward is captured
             raise failure
         raise CaptureError(
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
