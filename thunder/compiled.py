@@ -16,7 +16,7 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import Proxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
@@ -235,8 +235,8 @@ class Compiled:
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
             failure = error
         self.fn(*args, **kwargs)
-        location, ours = user_line(failure)
-        if not ours:  # the user's own code raised it: a backward of theirs, read while the forward is captured
+        location, theirs = user_line(failure)
+        if theirs:  # the user's own code raised it: a backward of theirs, read while the forward is captured
             raise failure
         raise CaptureError(
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
@@ -336,7 +336,8 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     places = {p: f"inputs[{i}]" for i, p in enumerate(computation.args) if isinstance(p, Proxy)} | {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
     printer = Printer(print_depth=1)
     expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
-    return compile_source(f"import torch\ndef result(inputs, outputs):\n  return {expression}", "result", printer.context)
+    numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(computation.args) if isinstance(a, NumberProxy))
+    return compile_source(f"import torch\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
 
 
 def _without_grad(function: Callable) -> Callable:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.codegen import Printer
-from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.transforms.autodiff import grad_transform_on_trace, sides
@@ -40,23 +40,14 @@ def partition(joint: Trace) -> ForwardBackward:
     read = dict.fromkeys(i for b in backward_lines for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
-    others = [*(p for p in read if not isinstance(p, TensorProxy)), *_numbers(backward_lines, joint.args)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
     tensors, again = reread(forward_lines, tensors, arguments)
     backward_lines = [*again, *backward_lines]
+    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
     outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, TensorProxy) and o not in arguments]
     forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
     backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
-
-
-def _numbers(lines: Sequence[BoundSymbol], arguments: Sequence) -> list[NumberProxy]:
-    """The symbolic numbers among the arguments that lines compute with, in sizes for instance."""
-    given = [a for a in arguments if isinstance(a, NumberProxy)]
-    used: set[str] = set()
-    if given:
-        map_structure(lambda x: used.update(x.expression.symbols()) if isinstance(x, NumberProxy) else None, [(b.args, b.kwargs) for b in lines])
-    return [a for a in given if a.name in used]
 
 
 def split_into_forward_and_backward(joint: Trace) -> tuple[Trace, Trace | None]:
@@ -83,6 +74,15 @@ def needed_lines(lines: Sequence[BoundSymbol], results: Sequence[Proxy]) -> list
             needed.update(b.inputs)
             kept.append(b)
     return kept[::-1]
+
+
+def _numbers(joint: Trace, lines: list[BoundSymbol]) -> list[NumberProxy]:
+    """The symbolic numbers that the prologue passes in and that sizes in `lines` are made of."""
+    numbers = [a for a in joint.args if isinstance(a, NumberProxy)]
+    if not numbers:
+        return []
+    symbols = set().union(*(n.expression.symbols() for n in numbers_in([(b.args, b.kwargs) for b in lines], [])))
+    return [n for n in numbers if n.name in symbols]
 
 
 def _print_unpack(line: BoundSymbol, printer: Printer) -> list[str]:
