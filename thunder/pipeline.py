@@ -10,6 +10,7 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.ops import LTORCH
 from thunder.options import JitOptions
 from thunder.transforms.autodiff import joint_trace
+from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
@@ -25,10 +26,19 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
     passes = [
         ("Dead Code Elimination", dce),
         ("Transform for execution", lambda trace: dispatch(trace, executors)),
-        *((f"Transform {type(t).__name__}", t.transform_trace_post_optimization) for t in options.transforms if hasattr(t, "transform_trace_post_optimization")),
         ("Delete Last Used", del_last_used),
+        *_afterwards(options, executors),
     ]
     return _run([acquired], passes, options)
+
+
+def _afterwards(options: JitOptions, executors: Sequence) -> list[tuple]:
+    """What users' transforms do to a finished program."""
+    return [
+        (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
+        for t in options.transforms
+        if asked(t, "transform_trace_post_optimization")
+    ]
 
 
 def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
@@ -52,6 +62,7 @@ def lower_gradient(acquired: Trace, options: JitOptions, executors: Sequence) ->
         ("Grad transform pass", lambda trace: dce(gradients(trace))),
         ("Transform for execution", lambda trace: dce(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
+        *_afterwards(options, executors),
     ]
     return _run([acquired], passes, options)
 
@@ -71,7 +82,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(recompute(joint, plan(joint, budget).recomputed if budget < 1.0 else ())))
         return cut[0].forward
 
-    execution = [("Transform for execution", lambda trace: dispatch(trace, executors)), ("Delete Last Used", del_last_used)]
+    execution = [("Transform for execution", lambda trace: dispatch(trace, executors)), ("Delete Last Used", del_last_used), *_afterwards(options, executors)]
     forward = _run(traces, [("Grad transform pass", differentiated), *execution], options)
     backward = _run([cut[0].backward], execution, options)
     return forward, backward, cut[0]
