@@ -164,12 +164,6 @@ def dict_view_as_an_argument(v):
     return sum(v)
 
 
-@refused("writes to its argument")
-def out_argument(x):
-    torch.add(x, 1, out=x)  # here
-    return x
-
-
 @refused("layout", torch.eye(3).to_sparse())
 def sparse_input(x):
     return x * 2
