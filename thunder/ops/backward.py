@@ -28,6 +28,8 @@ def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
     """A gradient summed back to the shape its operand had before broadcasting."""
     if g.shape == shape:
         return g
+    if not shape:
+        return op("sum")(g)
     lead = len(g.shape) - len(shape)
     dims = (*range(lead), *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])))
     out = op("sum")(g, dims, True) if dims else g
@@ -79,6 +81,12 @@ native_layer_norm_backward = kernel(
 )  # fmt: skip
 native_dropout = kernel("native_dropout", "default", lambda a, p, train: (like(a), like(a, dtype=bool8)), tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
 native_dropout_backward = kernel("native_dropout_backward", "default", _like_first)
+logit_backward = kernel("logit_backward", "default", _like_first)
+hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
+softshrink_backward = kernel("softshrink_backward", "default", _like_first)
+glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
+log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
+log_sigmoid_backward = kernel("log_sigmoid_backward", "default", _like_first)
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
 

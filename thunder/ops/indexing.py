@@ -11,9 +11,9 @@ import torch
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
-from thunder.ops import define
+from thunder.ops import define, opaque
 from thunder.ops import shape_prims as prims
-from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward
+from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward, sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import wrap_dim
@@ -459,3 +459,17 @@ def _(a, key):
         else:
             g = select_backward(g, sizes, dim, *rest) if kind == "select" else slice_backward(g, sizes, dim, *rest)
     return (g,)
+
+
+@setitem.vjp
+def _(a, key, value):
+    given = isinstance(value, TensorProxy) and value.requires_grad
+    if given and any(e[0] == "mask" for e in place(a, key).entries):  # how many elements it takes is known when it runs
+        return (yield from opaque.derivative_of(setitem)(a, key, value))
+    g = yield setitem(a, key, value)
+    of_value = None
+    if given:
+        taken = getitem(g, key)
+        extra = len(value.shape) - len(taken.shape)  # PyTorch drops leading dimensions of size 1 here
+        of_value = sum_to(taken, value.shape) if extra <= 0 else LTORCH["reshape"](sum_to(taken, value.shape[extra:]), value.shape)
+    return setitem(g, key, 0) if a.requires_grad else None, None, of_value
