@@ -362,3 +362,7 @@ def _(a, threshold_, value):
 def _(a, dim=-1):
     g = yield glu(a, dim)
     return (backward.glu_backward(g, a, dim),)
+
+# PyTorch composes these of the same operations
+for _symbol in (softsign, tanhshrink):
+    _symbol.info["by_parts"] = True

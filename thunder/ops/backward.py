@@ -45,6 +45,14 @@ def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = 
     return Symbol(overload, meta, id=f"aten.{name}.{overload}", module=f"torch.ops.aten.{name}", is_prim=True, tags=tags, fn=getattr(getattr(aten, name), overload))
 
 
+def memory_format(t: torch.Tensor) -> torch.memory_format:
+    """The layout that PyTorch's kernels keep for an image: channels last where they are."""
+    for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if t.dim() == rank and not t.is_contiguous() and t.is_contiguous(memory_format=layout):
+            return layout
+    return torch.contiguous_format
+
+
 def _like_first(g, *args, **kwargs):
     return like(g)
 

@@ -518,3 +518,7 @@ def _(a, dim, start, length):
     d = dim % len(a.shape)
     start = start % a.shape[d] if isinstance(start, int) and start < 0 else start
     return (backward.slice_backward(g, a.shape, d, start, start + length, 1),)
+
+# PyTorch composes these of the same operations
+for _symbol in (column_stack, LTORCH["hstack"], LTORCH["vstack"], LTORCH["dstack"], LTORCH["hsplit"], LTORCH["vsplit"], LTORCH["dsplit"]):
+    _symbol.info["by_parts"] = True

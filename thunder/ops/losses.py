@@ -524,3 +524,7 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
     out, gradient = _likelihood(logs, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
     g = yield out
     return (backward.log_softmax_backward(gradient(g), logs, d, a.dtype),)
+
+# PyTorch composes these of the same operations
+for _symbol in (l1_loss, poisson_nll_loss, margin_ranking_loss, hinge_embedding_loss, cosine_embedding_loss):
+    _symbol.info["by_parts"] = True

@@ -341,3 +341,7 @@ def _(a, offset=0, dim1=-2, dim2=-1):
 def _(a, diagonal_=0):
     g = yield diag(a, diagonal_)
     return (diagonal(g, diagonal_, 0, 1) if len(a.shape) == 1 else diagonal_backward(g, a.shape, diagonal_, 0, 1),)
+
+# PyTorch composes these of the same operations
+for _symbol in (tile,):
+    _symbol.info["by_parts"] = True

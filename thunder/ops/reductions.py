@@ -12,6 +12,7 @@ from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import opaque
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.promotion import broadcast_shapes, same_device, to_float
@@ -723,3 +724,44 @@ def _scan_pair_rule(symbol: Symbol):
 
 _scan_pair_rule(cummax)
 _scan_pair_rule(cummin)
+
+
+def _norm_gradient(g, y, a, order, dim, keepdim: bool):
+    """PyTorch's subgradients: 0 where the norm is 0; an infinite norm's is shared by the elements that reach it. None for orders below 1 other than 0."""
+    g, y = _unreduced(g, a, dim, keepdim), _unreduced(y, a, dim, keepdim)
+    if order == 0:
+        return LTORCH["zeros_like"](a)
+    if order == 1:
+        return LTORCH["sgn"](a) * g
+    if order == 2:
+        return g * LTORCH["masked_fill"](a / y, LTORCH["eq"](y, 0), 0)
+    if order == math.inf:
+        reached = LTORCH["eq"](LTORCH["abs"](a), y)
+        return LTORCH["sgn"](a) * (reached / sum(reached, canonical_dims(a, dim), True)) * g
+    if order > 2:
+        return a * LTORCH["pow"](LTORCH["abs"](a), order - 2) * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
+    return None
+
+
+def _norm_rule(symbol: Symbol, order_of) -> None:
+    def rule(a, *args, **kwargs):
+        order, dim, keepdim, dtype = order_of(*args, **kwargs)
+        if order is None or dtype is not None or not (order in (0, 1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]:
+            return (yield from opaque.derivative_of(symbol)(a, *args, **kwargs))
+        y = symbol(a, *args, **kwargs)
+        g = yield y
+        return (_norm_gradient(g, y, a, order, dim, keepdim),)
+
+    symbol.vjp(rule)
+
+
+def _norm_arguments(p="fro", dim=None, keepdim=False, dtype=None):
+    return 2 if p in ("fro", None) else None if p == "nuc" else p, dim, keepdim, dtype
+
+
+_norm_rule(vector_norm, lambda ord=2, dim=None, keepdim=False, *, dtype=None: (ord, dim, keepdim, dtype))
+_norm_rule(norm, _norm_arguments)
+
+# PyTorch composes these of the same operations
+for _symbol in (diff, nanmean):
+    _symbol.info["by_parts"] = True
