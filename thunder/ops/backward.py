@@ -95,6 +95,8 @@ softshrink_backward = kernel("softshrink_backward", "default", _like_first)
 glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
 log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
 log_sigmoid_backward = kernel("log_sigmoid_backward", "default", _like_first)
+prelu_kernel = kernel("_prelu_kernel", "default", lambda a, weight: like(a))
+prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a, weight: (like(a), like(a)))
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
 

@@ -448,9 +448,10 @@ def _loses(g, a, b, compare: str):
 
 
 def _xlogy_left(g, y, a, b):
-    log = op("log")(b) if type(b) is TensorProxy else math.log(b) if b > 0 else -math.inf if b == 0 else math.nan
-    nothing = LTORCH["eq"](a, 0.0) if type(b) is not TensorProxy else LTORCH["logical_and"](LTORCH["eq"](a, 0.0), LTORCH["le"](b, 0.0))
-    slope = g * log
+    slope = op("xlogy")(g, b)
+    nothing = LTORCH["eq"](a, 0.0)
+    if type(b) is TensorProxy:
+        nothing = LTORCH["logical_and"](nothing, LTORCH["le"](b, 0.0))
     return slope if type(b) is not TensorProxy and b > 0 else op("masked_fill")(slope, nothing, 0.0)
 
 

@@ -473,3 +473,18 @@ def _(a, key, value):
         extra = len(value.shape) - len(taken.shape)  # PyTorch drops leading dimensions of size 1 here
         of_value = sum_to(taken, value.shape) if extra <= 0 else LTORCH["reshape"](sum_to(taken, value.shape[extra:]), value.shape)
     return setitem(g, key, 0) if a.requires_grad else None, None, of_value
+
+
+def _scatter_rule(symbol, key):
+    """slice_scatter, select_scatter: the place of the source is nothing to `a`, and all there is to the source."""
+
+    def rule(a, src, *args, **kwargs):
+        g = yield symbol(a, src, *args, **kwargs)
+        of_a = symbol(g, LTORCH["zeros_like"](src), *args, **kwargs) if a.requires_grad else None
+        return of_a, getitem(g, key(a, *args, **kwargs)) if src.requires_grad else None
+
+    symbol.vjp(rule)
+
+
+_scatter_rule(slice_scatter, lambda a, dim=0, start=None, end=None, step=1: _along(a, dim, slice(start, end, step)))
+_scatter_rule(select_scatter, lambda a, dim, index: _along(a, dim, index))

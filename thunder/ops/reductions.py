@@ -695,6 +695,23 @@ def _(a, dim, *, correction, keepdim):
     return (_variance_gradient(_deviation_gradient(g, y), a, dim, correction, keepdim),)
 
 
+def _with_mean(symbol: Symbol, spread: Symbol):
+    """var_mean, std_mean: the sum of what the spread and the mean give."""
+
+    def rule(a, dim, *, correction, keepdim):
+        y, centre = symbol(a, dim, correction=correction, keepdim=keepdim)
+        g, h = yield y, centre
+        g = g if spread is var else _deviation_gradient(g, y)
+        of_mean = _restored(h, a, dim, keepdim) / math.prod(a.shape[d] for d in canonical_dims(a, dim))
+        return (_variance_gradient(g, a, dim, correction, keepdim) + of_mean,)
+
+    symbol.vjp(rule)
+
+
+_with_mean(var_mean, var)
+_with_mean(std_mean, std)
+
+
 @logsumexp.vjp
 def _(a, dim, keepdim=False):
     y = logsumexp(a, dim, keepdim)

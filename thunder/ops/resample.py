@@ -170,3 +170,19 @@ def _(a, downscale_factor):
 def _(a, groups):
     g = yield channel_shuffle(a, groups)
     return (channel_shuffle(g, a.shape[1] // groups),)
+
+
+_GRID_BACKWARD = {
+    rank: backward.kernel(f"grid_sampler_{rank}d_backward", "default", lambda g, a, grid, *options: (like(a) if options[-1][0] else None, like(grid)))
+    for rank in (2, 3)
+}  # fmt: skip
+
+
+@grid_sample.vjp
+def _(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
+    rank = len(a.shape) - 2
+    if a.device.type != "cpu":  # cuDNN's sampler has a backward of its own
+        return (yield from opaque.derivative_of(grid_sample)(a, grid, mode, padding_mode, align_corners))
+    g = yield grid_sample(a, grid, mode, padding_mode, align_corners)
+    options = ("bilinear", "nearest", "bicubic").index(mode), ("zeros", "border", "reflection").index(padding_mode), bool(align_corners)
+    return _GRID_BACKWARD[rank](g, a, grid, *options, [a.requires_grad, grid.requires_grad])
