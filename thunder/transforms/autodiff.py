@@ -178,6 +178,12 @@ def _complex(line: BoundSymbol) -> bool:
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
 
+def _by_parts(line: BoundSymbol) -> bool:
+    """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated. Complex numbers take PyTorch's derivative."""
+    wanted = line.sym.info.get("by_parts")
+    return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
+
+
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
     """Appends what differentiating `line` gives: by its rule, by its decomposition, or by PyTorch's own derivative."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
@@ -186,7 +192,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
     rule = _rule_for(line, executors)
     if rule is not None:
         out.append(differentiate(line, *rule))
-    elif line.sym.fn is not None and line.sym.executor is None:
+    elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line):
         out.append(differentiate(line, opaque.derivative_of(line.sym), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         for sub in _typed(line):
