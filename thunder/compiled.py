@@ -17,7 +17,7 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import Proxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
@@ -38,7 +38,7 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_gradient, lower_with_derivatives
+from thunder.pipeline import lower, lower_backward_without, lower_gradient, lower_with_derivatives
 from thunder.transforms.base import asked, check_transforms
 from thunder.transforms.check_results import check_results
 
@@ -250,8 +250,8 @@ class Compiled:
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
             failure = error
         self.fn(*args, **kwargs)
-        location, ours = user_line(failure)
-        if not ours:  # the user's own code raised it: a backward of theirs, read while the forward is captured
+        location, theirs = user_line(failure)
+        if theirs:  # the user's own code raised it: a backward of theirs, read while the forward is captured
             raise failure
         raise CaptureError(
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
@@ -267,10 +267,13 @@ class Compiled:
         return traces, _without_grad(self._in_modes(self._program(traces[-1], captured), modes))
 
     def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
-        """The backward is compiled before the forward runs: the threads it will run in see nothing of this context."""
-        forward, backward, cut = lower_with_derivatives(captured.computation, self.options, self.options.executors)
+        """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""
+        options = self.options
+        forward, backward, cut = lower_with_derivatives(captured.computation, options, options.executors)
         run = connected(
-            self._in_modes(self._program(forward[-1], captured), modes), self._program(backward[-1], captured), _result_of(captured.computation, cut.outputs),
+            self._in_modes(self._program(forward[-1], captured), modes), self._program(backward[-1], captured),
+            lambda missing: self._program(lower_backward_without(cut, missing, options, options.executors)[-1], captured),
+            _result_of(captured.computation, cut.outputs),
             [o.requires_grad for o in cut.outputs],
         )  # fmt: skip
         return forward, backward, run
@@ -353,7 +356,8 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     places = {p: f"inputs[{i}]" for i, p in enumerate(computation.args) if isinstance(p, Proxy)} | {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
     printer = Printer(print_depth=1)
     expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
-    return compile_source(f"import torch\ndef result(inputs, outputs):\n  return {expression}", "result", printer.context)
+    numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(computation.args) if isinstance(a, NumberProxy))
+    return compile_source(f"import torch\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
 
 
 def _without_grad(function: Callable) -> Callable:

@@ -420,8 +420,8 @@ def _(make):
 
 @embedding.vjp
 def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    if sparse or max_norm is not None:
-        return (yield from opaque.derivative_of(embedding)(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse))
+    if sparse:  # PyTorch's derivative makes the sparse gradient
+        return (yield from opaque.derivative_of(embedding)(a, weight, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=True))
     g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
