@@ -226,6 +226,8 @@ class Symbol:
                 o.name = context.names.make()
                 if i < differentiable and type(o) is TensorProxy and o.dtype.category >= 2:
                     o.requires_grad = True
+                elif self.executor is not None and type(o) is TensorProxy:
+                    o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
         line = BoundSymbol(self, args, kwargs, out, context=context, inputs=tuple(inputs), outputs=tuple(outputs))
         if subsymbols is not None:
             line._subsymbols = tuple(subsymbols)

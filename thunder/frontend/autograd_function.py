@@ -92,12 +92,14 @@ def _separate(c) -> Iterator[Recorder]:
     inner = Recorder(outer.context.replace(grad_enabled=False), outer.location, outer.where)
     inner.memory = outer.memory
     c.recorder = inner
+    c.outer_recorders.append(outer)
     torch._C._set_grad_enabled(False)
     try:
         with recording(inner):
             yield inner
     finally:
         c.recorder = outer
+        c.outer_recorders.pop()
         torch._C._set_grad_enabled(enabled)
 
 

@@ -27,6 +27,7 @@ from thunder.frontend.native import (
     impure,
     native_module,
 )  # fmt: skip
+from thunder.frontend.strides import LAYOUT_QUESTIONS, answer
 from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -167,6 +168,8 @@ def record(c, function, args, kwargs):
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
         return function(*args, **kwargs)
+    if function in LAYOUT_QUESTIONS:
+        return answer(c, function, args, kwargs)
     c.synchronize()
     args, kwargs = _materialized(c, args), _materialized(c, kwargs)
     if lookup(function) is not None:

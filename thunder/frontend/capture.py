@@ -64,6 +64,7 @@ class Capture(Host):
             names.taken.update(executor.opmap)
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
         self.recorder.memory = Memory(outside=self.written_to)
+        self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}

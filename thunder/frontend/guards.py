@@ -356,6 +356,14 @@ class PrologueWriter:
             self.objects["shadowed"] = shadowed
             self.miss("check_builtins", f"not {where}.keys().isdisjoint({self.pin(tuple(names), 'names')})", f"shadowed({where}, {self.pin(tuple(names), 'names')})")
 
+    def _guard_stride(self, source: Source, path: str, want) -> None:
+        v = self.variable(source)
+        self.miss("check_stride", f"{v}.stride() != {want}", f"was_is({path + '.stride()'!r}, {str(want)!r}, {v}.stride())")
+
+    def _guard_offset(self, source: Source, path: str, want) -> None:
+        v = self.variable(source)
+        self.miss("check_offset", f"{v}.storage_offset() != {want}", f"was_is({path + '.storage_offset()'!r}, '{want}', {v}.storage_offset())")
+
     def _guard_array(self, source: Source, path: str, want) -> None:
         self.objects["same_array"] = same_array
         self.miss("check_array", f"not same_array({self.variable(source)}, {self.pin(want)})", f"{f'the numpy array {path} changed'!r}")

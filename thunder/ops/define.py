@@ -34,7 +34,7 @@ def lookup(function) -> Callable | None:
     except TypeError:  # unhashable: no function of torch's
         return None
     if found is None and STAND_INS and isinstance(function, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
-        return STAND_INS.get(getattr(function, "_qualified_op_name", None) or function._schema.name)
+        return STAND_INS.get(str(getattr(function, "_qualified_op_name", None) or function._schema.name))
     return found
 
 

@@ -23,7 +23,7 @@ from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import MissingImplementationError
+from thunder.errors import MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 
@@ -247,8 +247,13 @@ def joint_trace(trace: Trace, executors: Sequence, cotangent: Callable = get_gra
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see `differentiate`.
     """
     steps: list = []
-    for line in trace.bound_symbols:
-        _derivatives(line, executors, steps)
+    line = None
+    try:
+        for line in trace.bound_symbols:
+            _derivatives(line, executors, steps)
+    except ThunderError as error:
+        error.bound_symbol = error.bound_symbol or line
+        raise
     forward = [b for s in steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)]
     outputs = dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args))
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
