@@ -218,9 +218,7 @@ class Symbol:
         if not subsymbols and outputs and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
             return out
         context = recorder.context
-        needs_grad = context.grad_enabled and OpTags.DETACHED not in self.tags and any(type(i) is TensorProxy and i.requires_grad for i in inputs)
-        if needs_grad and "detaches" in self.info:
-            needs_grad = not self.info["detaches"](*args, **kwargs)
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs)
         for o in outputs:
             if not o.name:
                 o.name = context.names.make()
@@ -233,6 +231,12 @@ class Symbol:
             line.location = recorder.location()
         recorder.bound_symbols.append(line)
         return out
+
+    def connects(self, args, kwargs, inputs) -> bool:
+        """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
+        if OpTags.DETACHED in self.tags or not any(type(i) is TensorProxy and i.requires_grad for i in inputs):
+            return False
+        return "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
         """A line for this symbol with a given output, recorded nowhere."""

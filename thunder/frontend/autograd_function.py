@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 from thunder.core.proxies import TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import Recorder, Symbol, adopt, current_recorder, recording
+from thunder.core.symbol import Symbol, adopt, current_recorder
+from thunder.frontend.functional import separate
 
 __all__ = ["apply"]
 
@@ -43,7 +41,7 @@ def apply(c, f, args, kwargs):
     needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
     grad = torch.is_grad_enabled() and any(needs)
     ctx = FunctionContext(needs)
-    with _separate(c) as forward:
+    with separate(c, False) as forward:
         result = _forward(c, cls, ctx, inputs, kwargs)
     if ctx._dirty:
         c.refuse(f"{cls.__name__} marks tensors dirty: it writes to its inputs", "return new tensors in its place")
@@ -58,7 +56,7 @@ def apply(c, f, args, kwargs):
     placeholders = [like(o) for o in proxies_in(outputs, [])]
     for p in placeholders:
         p.name = c.recorder.context.names.make()
-    with _separate(c) as backward:
+    with separate(c, False) as backward:
         gradients = c.call(_backward_of(cls), [ctx, *placeholders], {})
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     symbol = Symbol(cls.__name__, id=("autograd_function", id(ctx)))
@@ -83,22 +81,6 @@ def _backward_of(cls):
     """The user's backward, without `once_differentiable` around it: it is captured without grad anyway."""
     found = cls.backward
     return getattr(found, "__wrapped__", found)
-
-
-@contextmanager
-def _separate(c) -> Iterator[Recorder]:
-    """Lines are recorded apart, without grad."""
-    outer, enabled = c.recorder, torch.is_grad_enabled()
-    inner = Recorder(outer.context.replace(grad_enabled=False), outer.location, outer.where)
-    inner.versions = outer.versions
-    c.recorder = inner
-    torch._C._set_grad_enabled(False)
-    try:
-        with recording(inner):
-            yield inner
-    finally:
-        c.recorder = outer
-        torch._C._set_grad_enabled(enabled)
 
 
 def _rule(forward, result, backward, placeholders, gradients):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
@@ -421,7 +421,7 @@ def _(make):
 @embedding.vjp
 def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     if sparse or max_norm is not None:
-        return (yield from opaque.derivative_of(embedding)(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse))
+        return NotImplemented
     g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
