@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import sys
 import threading
@@ -15,10 +16,10 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import Proxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
+from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -36,9 +37,10 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_with_derivatives
+from thunder.pipeline import lower, lower_backward_without, lower_with_derivatives
+from thunder.transforms.base import asked, check_transforms
 
-__all__ = ["jit", "Compiled", "CacheEntry", "CompileStats"]
+__all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
 
 
 class CacheEntry:
@@ -103,6 +105,7 @@ class Compiled:
         self._entries: dict[tuple, list[CacheEntry]] = {}  # by modes; the last one that fitted comes first
         self._lock = threading.RLock()
         self._warned = False
+        self.overrides: tuple[dict[str, torch.Tensor], ...] = ({}, {}) if isinstance(fn, torch.nn.Module) else ()  # of parameters, of buffers
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn, updated=())
 
@@ -211,6 +214,7 @@ class Compiled:
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
         start = clock()
+        captured.transform(options, self.overrides)
         backward: list[Trace] = []
         if captured.output_requires_grad and not options.disable_torch_autograd:
             traces, backward, run = self._lower_with_derivatives(captured, modes)
@@ -220,29 +224,31 @@ class Compiled:
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
                 run = _without_grad(run)
         stats.times["prologue"] = (start, clock())
-        return CacheEntry(captured, traces, run, modes, backward)
+        return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
     def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
         """A program that fails while it is captured has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
         try:
-            return capture(self.fn, args, kwargs, self.options, counters)
+            return capture(self.fn, args, kwargs, self.options, counters, self.overrides)
         except (ThunderError, SharpEdgeWarning):
             raise
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
             failure = error
         self.fn(*args, **kwargs)
-        location, ours = user_line(failure)
-        if not ours:  # the user's own code raised it: a backward of theirs, read while the forward is captured
+        location, theirs = user_line(failure)
+        if theirs:  # the user's own code raised it: a backward of theirs, read while the forward is captured
             raise failure
         raise CaptureError(
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
         ) from failure
 
     def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
-        """The backward is compiled before the forward runs: the threads it will run in see nothing of this context."""
-        forward, backward, cut = lower_with_derivatives(captured.computation, self.options, self.options.executors)
+        """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""
+        options = self.options
+        forward, backward, cut = lower_with_derivatives(captured.computation, options, options.executors)
         run = connected(
-            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(), _result_of(captured.computation, cut.outputs),
+            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(),
+            lambda missing: lower_backward_without(cut, missing, options, options.executors)[-1].python_callable(), _result_of(captured.computation, cut.outputs),
             [o.requires_grad for o in cut.outputs],
         )  # fmt: skip
         return forward, backward, run
@@ -321,7 +327,8 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     places = {p: f"inputs[{i}]" for i, p in enumerate(computation.args) if isinstance(p, Proxy)} | {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
     printer = Printer(print_depth=1)
     expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
-    return compile_source(f"import torch\ndef result(inputs, outputs):\n  return {expression}", "result", printer.context)
+    numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(computation.args) if isinstance(a, NumberProxy))
+    return compile_source(f"import torch\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
 
 
 def _without_grad(function: Callable) -> Callable:
@@ -387,7 +394,7 @@ def jit(
         cache=resolve_cache_option(cache),
         sharp_edges=resolve_sharp_edges(sharp_edges),
         disable_torch_autograd=disable_torch_autograd,
-        transforms=tuple(transforms or ()),
+        transforms=check_transforms(() if transforms is None else transforms),
         debug=debug,
         compile_options=compile_options,
     )
@@ -405,4 +412,24 @@ def jit_with(fn: Callable, options: JitOptions):
     if isinstance(fn, torch.nn.parallel.DistributedDataParallel):
         raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
     compiled = Compiled(fn, options)
-    return ThunderModule(fn, compiled) if isinstance(fn, torch.nn.Module) else compiled
+    if not isinstance(fn, torch.nn.Module):
+        return compiled
+    module = ThunderModule(fn, compiled)
+    for transform in options.transforms:
+        if asked(transform, "transform_module"):
+            transform.transform_module(module)
+    return module
+
+
+def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):
+    """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has; everything else is kept.
+
+    disable_torch_autograd_support: results never require grad. Raises OptionError for what is not compiled, or no transform.
+    """
+    compiled = cfn if isinstance(cfn, Compiled) else getattr(cfn, "_compiled", None)
+    if not isinstance(compiled, Compiled):
+        raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: thunder.jit(..., transforms=[...]) makes one")
+    added = check_transforms(transform if isinstance(transform, (tuple, list)) else [transform])
+    options = compiled.options
+    disabled = options.disable_torch_autograd or disable_torch_autograd_support
+    return jit_with(compiled.fn, dataclasses.replace(options, transforms=(*options.transforms, *added), disable_torch_autograd=disabled, used_compile_options={}))

@@ -109,6 +109,17 @@ for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy", "data_ptr"]:
             alias(getattr(_space, _name))(METHODS[_name])
 
 
+for _name in ("register_hook", "retain_grad"):
+
+    def _refuse(a, *args, name=_name, **kwargs):
+        raise CaptureError(
+            f"{name} on a tensor inside the compiled function: what it does to a gradient is no part of the program",
+            location=user_location(), remedy="write it as a torch.autograd.Function, or return the tensor and call it on the result",
+        )  # fmt: skip
+
+    alias(getattr(torch.Tensor, _name))(_refuse)
+
+
 def _attribute(a: TensorProxy, name: str):
     """An attribute of torch.Tensor that no operation defines."""
     found = getattr(torch.Tensor, name, None)

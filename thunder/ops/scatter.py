@@ -420,7 +420,7 @@ def _(make):
 
 @embedding.vjp
 def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    if sparse or max_norm is not None:
+    if sparse:  # PyTorch's derivative makes the sparse gradient
         return NotImplemented
     g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
