@@ -194,7 +194,7 @@ def _make_derivative(symbol: Symbol):
     name = symbol.name
     random = tuple(symbol.tags & {OpTags.RANDOM_OP})
     forward = Symbol(f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward)
-    forward.info["differentiated_once"] = name
+    forward.info["differentiated_once"] = once = f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run again"
 
     def rule(*args, **kwargs):
         flat, wanted = _wanted(args, kwargs)
@@ -203,7 +203,7 @@ def _make_derivative(symbol: Symbol):
         cotangents = tuple(g) if isinstance(g, (tuple, list)) else (g,)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
-        backward.info["differentiated_once"] = name
+        backward.info["differentiated_once"] = once
         return _as_structure(backward(graph, cotangents), args)
 
     return rule

@@ -193,10 +193,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         out.append(line)
         return
     if "differentiated_once" in line.sym.info:
-        raise MissingImplementationError(
-            f"{line.sym.info['differentiated_once']} draws random numbers, or is part of a backward already: PyTorch's derivative of it is there once, and has no "
-            "derivative of its own. Draw the random numbers outside of what is differentiated twice"
-        )
+        raise MissingImplementationError(f"a second derivative is asked for, but {line.sym.info['differentiated_once']}")
     rule = _rule_for(line, executors)
     if functional and (again := line.sym.info.get("functional_rule")) is not None:
         rule = again, True
