@@ -217,14 +217,12 @@ class Symbol:
         if not subsymbols and outputs and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
             return out
         context = recorder.context
-        needs_grad = context.grad_enabled and OpTags.DETACHED not in self.tags and any(type(i) is TensorProxy and i.requires_grad for i in inputs)
-        if needs_grad and "detaches" in self.info:
-            needs_grad = not self.info["detaches"](*args, **kwargs)
-        differentiable = self.info.get("differentiable", len(outputs)) if needs_grad else 0  # how many of the results, the first ones
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs)
+        apart = self.info.get("not_differentiable", ()) if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
                 o.name = context.names.make()
-                if i < differentiable and type(o) is TensorProxy and o.dtype.category >= 2:
+                if needs_grad and i not in apart and type(o) is TensorProxy and o.dtype.category >= 2:
                     o.requires_grad = True
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
@@ -237,6 +235,12 @@ class Symbol:
         if recorder.memory is not None and OpTags.VIEW in self.tags:
             recorder.memory.add(line)
         return out
+
+    def connects(self, args, kwargs, inputs) -> bool:
+        """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
+        if OpTags.DETACHED in self.tags or not any(type(i) is TensorProxy and i.requires_grad for i in inputs):
+            return False
+        return "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
         """A line for this symbol with a given output, recorded nowhere."""

@@ -20,6 +20,7 @@ from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
 from thunder.frontend.capture import Capture
 from thunder.frontend.epilogue import EpilogueWriter
+from thunder.frontend.functional import Transformed
 from thunder.frontend.guards import PrologueWriter
 from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
@@ -178,6 +179,8 @@ def _run(c: Capture):
     if type(fn) is types.MethodType:
         root.label = "self"
         fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
+    elif isinstance(fn, Transformed):
+        c.sources[id(fn)], c.keep[id(fn)] = root, fn
     elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
         c.read(fn, root)
     arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")

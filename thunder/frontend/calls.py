@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.frontend import autograd_function, containers
+from thunder.frontend import autograd_function, containers, functional
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -369,6 +369,7 @@ def _call_symbol(c, symbol, args, kwargs):
 
 
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
+_BY_TYPE |= functional.KINDS
 
 
 def _call_function(c, f, args, kwargs):
@@ -664,7 +665,7 @@ def _associative_scan(c, f, args, kwargs):
 
 
 # handlers of functions whose modules are imported only by programs that use them
-_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan}
+_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan, **functional.BY_NAME}
 
 
 def _constant(value):
@@ -728,6 +729,7 @@ def _install() -> None:
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks,
         torch._C._log_api_usage_once: _constant(None),
+        **functional.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)

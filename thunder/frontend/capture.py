@@ -24,6 +24,7 @@ from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
 from thunder.frontend import calls, containers
+from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
 from thunder.interpreter import Host, format_location
@@ -69,7 +70,8 @@ class Capture(Host):
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
         self.pinned: dict[Source, Any] = {}  # modules of the compiled root: the entry may hold them
-        root = fn.__self__ if type(fn) is types.MethodType else fn
+        root = original(fn)
+        root = root.__self__ if type(root) is types.MethodType else root
         self.rooted = {id(m) for m in root.modules()} if isinstance(root, torch.nn.Module) else set()
         self.constants: dict[str, Any] = {}
         self.constant_sources: dict[int, Source] = {}
@@ -272,8 +274,7 @@ class Capture(Host):
             value = table[name]
             guarded = tuple(value.shape)
         proxy = TensorProxy(
-            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device),
-            requires_grad=value.requires_grad or (is_argument and self.options.derivative is not None),
+            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
@@ -773,7 +774,8 @@ class Capture(Host):
         """(filename, line, function, source line) of the innermost frame that is not library code."""
         location = self.own_location()
         if location is None:  # the program has returned: where it is defined
-            target = self.fn.forward if isinstance(self.fn, torch.nn.Module) else self.fn
+            fn = original(self.fn)
+            target = fn.forward if isinstance(fn, torch.nn.Module) else fn
             code = getattr(getattr(target, "__func__", target), "__code__", None)
             return None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname, linecache.getline(code.co_filename, code.co_firstlineno))
         filename, line, _, source, function = format_location(location)
@@ -816,6 +818,7 @@ def name_of_cell(f, cell) -> int | None:
 
 def parameter_names(fn) -> tuple[str, ...]:
     """Names of the positional parameters that the user wrote, without self; beyond them `name_0`, `name_1` for `*name`."""
+    fn = original(fn)
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     bound = isinstance(target, types.MethodType)
     target = getattr(target, "__func__", target)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite
 from thunder.ops.elementwise import broadcast_to
@@ -239,7 +239,7 @@ def _attention_rule(symbol):
             return flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
         if _is_mathematical(query, key, value, attn_mask, enable_gqa) and 0.0 <= dropout_p < 1.0:
             return (yield from _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale))
-        return (yield from opaque.derivative_of(symbol)(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        return NotImplemented
 
     symbol.vjp(rule)
 
