@@ -87,24 +87,6 @@ native_layer_norm_backward = kernel(
         like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
     ),
 )  # fmt: skip
-native_batch_norm = kernel(
-    "_native_batch_norm_legit_functional", "default",
-    lambda a, weight, bias, mean, var, training, momentum, eps: (like(a), like(a, a.shape[1:2]), like(a, a.shape[1:2]), like(mean), like(var)),
-)  # fmt: skip
-
-
-def native_batch_norm_(a, weight, bias, running_mean, running_var, training, momentum, eps):
-    out, mean, scale = aten._native_batch_norm_legit(a, weight, bias, running_mean, running_var, training, momentum, eps)
-    return out, mean, scale, running_mean, running_var
-
-
-native_batch_norm.info["inplace"] = native_batch_norm_, {3: 3, 4: 4}
-native_batch_norm_backward = kernel(
-    "native_batch_norm_backward", "default",
-    lambda g, a, weight, mean, var, save_mean, save_scale, training, eps, mask: (
-        like(a) if mask[0] else None, like(a, a.shape[1:2]) if mask[1] else None, like(a, a.shape[1:2]) if mask[2] else None
-    ),
-)  # fmt: skip
 native_dropout = kernel("native_dropout", "default", lambda a, p, train: (like(a), like(a, dtype=bool8)), tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
 native_dropout_backward = kernel("native_dropout_backward", "default", _like_first)
 logit_backward = kernel("logit_backward", "default", _like_first)
