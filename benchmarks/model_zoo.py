@@ -6,8 +6,9 @@ and one set of inputs. What needs an optional package appears when that package 
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,11 +17,28 @@ from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-__all__ = ["MODELS"]
+__all__ = ["MODELS", "named_tensors"]
 
 BATCH, TIME, VOCAB = 2, 16, 128
 Built = tuple[nn.Module, tuple, dict[str, Any]]
 MODELS: dict[str, Callable[[], Built]] = {}
+
+
+def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors in an output, with where they stand in it: containers, dataclasses and the caches of transformers are looked into."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from named_tensors(item, f"{path}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from named_tensors(item, f"{path}[{i}]")
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from named_tensors(getattr(value, field.name), f"{path}.{field.name}")
+    elif type(value).__module__.startswith("transformers."):
+        yield from named_tensors(vars(value), path)
 
 
 def seeded(make: Callable[[], Built]) -> Callable[[], Built]:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.model_zoo import MODELS
+from benchmarks.model_zoo import MODELS, named_tensors
+from benchmarks.training import measure_training
 from thunder.tests import litgpt_model
 from thunder.tests.litgpt_model import GPT, Config, configs
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
@@ -127,3 +128,11 @@ def test_models_are_made_alike_each_time(name):
     assert not one.training and all(parameter.dtype == torch.float32 for parameter in one.parameters())
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     assert all(torch.equal(kwargs[key], again[key]) for key in kwargs) and len(args) + len(kwargs) > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_eagers_and_never_heavier(name):
+    """Gradients, saved bytes and ATen calls of a step, as `benchmarks/models.py --train` judges them; time is not measured here."""
+    row = measure_training(name, MODELS[name], named_tensors, rounds=0)
+    assert row.parameters and row.saved_bytes[1] and row.calls[1]
+    assert not row.problems, row.line()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import sys
 import threading
@@ -19,7 +20,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
+from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -37,9 +38,10 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_gradient, lower_with_derivatives
+from thunder.pipeline import lower, lower_backward_without, lower_gradient, lower_with_derivatives
+from thunder.transforms.base import asked, check_transforms
 
-__all__ = ["jit", "Compiled", "CacheEntry", "CompileStats"]
+__all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
 
 
 class CacheEntry:
@@ -104,6 +106,7 @@ class Compiled:
         self._entries: dict[tuple, list[CacheEntry]] = {}  # by modes; the last one that fitted comes first
         self._lock = threading.RLock()
         self._warned = False
+        self.overrides: tuple[dict[str, torch.Tensor], ...] = ({}, {}) if isinstance(fn, torch.nn.Module) else ()  # of parameters, of buffers
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn, updated=())
 
@@ -213,6 +216,7 @@ class Compiled:
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
         start = clock()
+        captured.transform(options, self.overrides)
         backward: list[Trace] = []
         if options.derivative is not None:
             traces, run = self._lower_gradient(captured, modes)
@@ -224,12 +228,12 @@ class Compiled:
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
                 run = _without_grad(run)
         stats.times["prologue"] = (start, clock())
-        return CacheEntry(captured, traces, run, modes, backward)
+        return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
     def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
         """A program that fails while it is captured has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
         try:
-            return capture(self.fn, args, kwargs, self.options, counters)
+            return capture(self.fn, args, kwargs, self.options, counters, self.overrides)
         except (ThunderError, SharpEdgeWarning):
             raise
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
@@ -252,10 +256,12 @@ class Compiled:
         return traces, _without_grad(self._in_modes(traces[-1].python_callable(), modes))
 
     def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
-        """The backward is compiled before the forward runs: the threads it will run in see nothing of this context."""
-        forward, backward, cut = lower_with_derivatives(captured.computation, self.options, self.options.executors)
+        """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""
+        options = self.options
+        forward, backward, cut = lower_with_derivatives(captured.computation, options, options.executors)
         run = connected(
-            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(), _result_of(captured.computation, cut.outputs),
+            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(),
+            lambda missing: lower_backward_without(cut, missing, options, options.executors)[-1].python_callable(), _result_of(captured.computation, cut.outputs),
             [o.requires_grad for o in cut.outputs],
         )  # fmt: skip
         return forward, backward, run
@@ -401,7 +407,7 @@ def jit(
         cache=resolve_cache_option(cache),
         sharp_edges=resolve_sharp_edges(sharp_edges),
         disable_torch_autograd=disable_torch_autograd,
-        transforms=tuple(transforms or ()),
+        transforms=check_transforms(() if transforms is None else transforms),
         debug=debug,
         compile_options=compile_options,
     )
@@ -419,4 +425,24 @@ def jit_with(fn: Callable, options: JitOptions):
     if isinstance(fn, torch.nn.parallel.DistributedDataParallel):
         raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
     compiled = Compiled(fn, options)
-    return ThunderModule(fn, compiled) if isinstance(fn, torch.nn.Module) else compiled
+    if not isinstance(fn, torch.nn.Module):
+        return compiled
+    module = ThunderModule(fn, compiled)
+    for transform in options.transforms:
+        if asked(transform, "transform_module"):
+            transform.transform_module(module)
+    return module
+
+
+def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):
+    """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has; everything else is kept.
+
+    disable_torch_autograd_support: results never require grad. Raises OptionError for what is not compiled, or no transform.
+    """
+    compiled = cfn if isinstance(cfn, Compiled) else getattr(cfn, "_compiled", None)
+    if not isinstance(compiled, Compiled):
+        raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: thunder.jit(..., transforms=[...]) makes one")
+    added = check_transforms(transform if isinstance(transform, (tuple, list)) else [transform])
+    options = compiled.options
+    disabled = options.disable_torch_autograd or disable_torch_autograd_support
+    return jit_with(compiled.fn, dataclasses.replace(options, transforms=(*options.transforms, *added), disable_torch_autograd=disabled, used_compile_options={}))

@@ -10,25 +10,38 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.ops import LTORCH
 from thunder.options import JitOptions
 from thunder.transforms.autodiff import joint_trace
+from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.partition import ForwardBackward, partition
 from thunder.transforms.recompute import recompute
+from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = ["lower", "lower_gradient", "lower_with_derivatives"]
+__all__ = ["lower", "lower_gradient", "lower_with_derivatives", "lower_backward_without"]
 
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    passes = [
-        ("Dead Code Elimination", dce),
+    return _run([acquired], [("Dead Code Elimination", dce), *_execution(options, executors)], options)
+
+
+def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
+    """The passes that make a program which runs, and what users' transforms do to it then."""
+    return [
         ("Transform for execution", lambda trace: dispatch(trace, executors)),
-        *((f"Transform {type(t).__name__}", t.transform_trace_post_optimization) for t in options.transforms if hasattr(t, "transform_trace_post_optimization")),
         ("Delete Last Used", del_last_used),
+        *_afterwards(options, executors),
     ]
-    return _run([acquired], passes, options)
+
+
+def _afterwards(options: JitOptions, executors: Sequence) -> list[tuple]:
+    return [
+        (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
+        for t in options.transforms
+        if asked(t, "transform_trace_post_optimization")
+    ]
 
 
 def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
@@ -52,6 +65,7 @@ def lower_gradient(acquired: Trace, options: JitOptions, executors: Sequence) ->
         ("Grad transform pass", lambda trace: dce(gradients(trace))),
         ("Transform for execution", lambda trace: dce(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
+        *_afterwards(options, executors),
     ]
     return _run([acquired], passes, options)
 
@@ -71,7 +85,13 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(recompute(joint, plan(joint, budget).recomputed if budget < 1.0 else ())))
         return cut[0].forward
 
-    execution = [("Transform for execution", lambda trace: dispatch(trace, executors)), ("Delete Last Used", del_last_used)]
+    execution = _execution(options, executors)
     forward = _run(traces, [("Grad transform pass", differentiated), *execution], options)
     backward = _run([cut[0].backward], execution, options)
     return forward, backward, cut[0]
+
+
+def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
+    """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
+    gone = {cut.cotangents[i] for i in missing}
+    return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(options, executors)], options)

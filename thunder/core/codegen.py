@@ -49,6 +49,7 @@ class Printer:
         self.print_depth = print_depth
         self.imports: set[str] = {"import torch"}
         self.context: dict[str, Any] = {}
+        self.variables: set[str] = set()  # names of the program's values, which no function may take
         self._names: dict[int, str] = {}
         self._taken: set[str] = set()
         self._comment = False  # what only a comment names is neither imported nor passed in
@@ -91,7 +92,7 @@ class Printer:
 
     def function(self, sym) -> str:
         """A bare name for the function of a symbol, its own where no other function has it."""
-        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn)
+        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in self.variables)
         if not self._comment:
             self.context[name] = sym.fn
         return name
@@ -169,6 +170,7 @@ def _import_key(line: str) -> tuple:
 
 def function_source(trace, printer: Printer, include_decorators: bool = True) -> str:
     """The whole text of a trace: header line, imports, decorators, signature, argument comments, lines, return."""
+    printer.variables = {p.name for p in trace.args} | {o.name for b in trace.bound_symbols for o in b.outputs}
     body = []
     for b in trace.bound_symbols:
         body += ["  " + s for s in printer.line(b)]

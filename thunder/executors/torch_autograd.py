@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -18,6 +19,7 @@ class ThunderFunction(torch.autograd.Function):
     def forward(ctx, program, *inputs):
         outputs, (tensors, others) = program.forward(*inputs)
         ctx.program, ctx.others = program, others
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         if program.not_differentiable:
             ctx.mark_non_differentiable(*(outputs[i] for i in program.not_differentiable))
@@ -33,24 +35,37 @@ class ThunderFunction(torch.autograd.Function):
             ctx.others = ()
         given = [cotangents[i] for i in program.differentiable]
         del cotangents
-        return (None, *program.backward(saved, given))
+        backward = program.backward if all(c is not None for c in given) else program.backward_without([i for i, c in enumerate(given) if c is None])
+        return (None, *backward(saved, given))
 
 
 class _Program:
-    __slots__ = ("forward", "backward", "differentiable", "not_differentiable")
+    __slots__ = ("forward", "backward", "make_without", "without", "lock", "differentiable", "not_differentiable")
 
-    def __init__(self, forward: Callable, backward: Callable, differentiable: list[int], not_differentiable: list[int]):
-        self.forward, self.backward = forward, backward
+    def __init__(self, forward: Callable, backward: Callable, make_without: Callable, differentiable: list[int], not_differentiable: list[int]):
+        self.forward, self.backward, self.make_without = forward, backward, make_without
+        self.without: dict[tuple[int, ...], Callable] = {}
+        self.lock = threading.Lock()
         self.differentiable, self.not_differentiable = differentiable, not_differentiable
 
+    def backward_without(self, missing: list[int]) -> Callable:
+        """The backward for outputs that play no part; compiled when first met, in whichever of autograd's threads."""
+        key = tuple(missing)
+        with self.lock:
+            if key not in self.without:
+                self.without[key] = self.make_without(missing)
+            return self.without[key]
 
-def connected(forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool]) -> Callable:
+
+def connected(forward: Callable, backward: Callable, make_without: Callable, rebuild: Callable, requires_grad: list[bool]) -> Callable:
     """A function of the program's inputs: its result, connected to autograd.
 
-    forward(*inputs) gives (outputs, (saved tensors, saved others)); backward(saved, cotangents) gives a gradient or None for each input; `rebuild(inputs,
-    outputs)` makes the program's result. requires_grad says which outputs cotangents come for.
+    forward(*inputs) gives (outputs, (saved tensors, saved others)); backward(saved, cotangents) gives a gradient or None for each input; make_without(indices)
+    gives the backward that is handed None for these cotangents; `rebuild(inputs, outputs)` makes the program's result. requires_grad says which outputs
+    cotangents come for.
     """
-    program = _Program(forward, backward, [i for i, r in enumerate(requires_grad) if r], [i for i, r in enumerate(requires_grad) if not r])
+    differentiable = [i for i, r in enumerate(requires_grad) if r]
+    program = _Program(forward, backward, make_without, differentiable, [i for i, r in enumerate(requires_grad) if not r])
     apply = ThunderFunction.apply
 
     def run(*inputs):

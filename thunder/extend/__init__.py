@@ -1,24 +1,29 @@
 """Executors: who carries out the operations of a trace. Users extend thunder here.
 
 An `OperatorExecutor` brings operations of its own (`register_operator`) and implementations of existing ones (`register_implementation`). The executors
-given to `thunder.jit` are asked in their order; the always-executors, `torch` and `python`, are asked last.
+given to `thunder.jit` are asked in their order; the always-executors, `torch` and `python`, are asked last. A `FusionExecutor` takes regions.
 """
 
 from __future__ import annotations
 
+import enum
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.errors import OptionError
+from thunder.errors import OptionError, warn_user
 
 __all__ = [
-    "Executor", "OperatorExecutor", "Implementation", "register_executor", "deregister_executor", "get_all_executors", "get_default_executors",
+    "Executor", "OperatorExecutor", "FusionExecutor", "FUEL_LEVEL", "Implementation", "register_executor", "deregister_executor", "get_all_executors", "get_default_executors",
     "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor", "add_always_executor",
     "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
 ]  # fmt: skip
+
+
+class FUEL_LEVEL(enum.Enum):
+    UNLIMITED = enum.auto()
 
 
 class Implementation:
@@ -41,6 +46,7 @@ class Executor:
         self.implmap: dict[Any, Implementation] = {}
         self.opmap: dict[str, Symbol] = {}
         self.replacements: dict[Callable, Symbol] = {}  # user's functions that are diverted to a symbol
+        self._fuel: int | FUEL_LEVEL = FUEL_LEVEL.UNLIMITED
 
     def __repr__(self) -> str:
         return self.name
@@ -62,11 +68,40 @@ class Executor:
     def can_execute(self, line: BoundSymbol) -> bool:
         return line.sym.executor is self or self.implementation(line) is not None
 
-    can_execute_or_fuse = can_execute
+    def can_fuse(self, line: BoundSymbol) -> bool:
+        """Whether the line may be part of a region that this executor runs."""
+        return False
+
+    def can_execute_or_fuse(self, line: BoundSymbol) -> bool:
+        return self.can_execute(line) or self.can_fuse(line)
+
+    # --- fuel: a miscompilation is bisected by how many lines or regions an executor takes
+    def get_fuel(self, amount: int = 1, /) -> bool:
+        """Whether there is fuel for one more, which is used up."""
+        if isinstance(self._fuel, FUEL_LEVEL):
+            return True
+        if self._fuel < amount:
+            return False
+        self._fuel -= amount
+        return True
+
+    def set_fuel(self, value: int | FUEL_LEVEL) -> None:
+        """How many implementations or fusions this executor may still carry out, in the programs compiled from now on."""
+        if not isinstance(value, FUEL_LEVEL) and (type(value) is not int or value < 0):
+            raise OptionError(f"set_fuel({value!r}): fuel is a number of fusions, or FUEL_LEVEL.UNLIMITED")
+        self._fuel = value
+
+    def unavailable(self) -> str | None:
+        """Why this executor can take nothing here, in words; None where it can."""
+        return None
 
     def get_execution_transform(self, line: BoundSymbol) -> Callable | None:
         found = self.implementation(line)
         return found.execution_transform if found else None
+
+    def get_grad_transform(self, line: BoundSymbol) -> Callable | None:
+        found = self.implementation(line)
+        return found.grad_transform if found else None
 
 
 class OperatorExecutor(Executor):
@@ -161,7 +196,7 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex"):
+        for name in ("torchex", "pythonex", "torch_compile"):
             importlib.import_module(f"thunder.executors.{name}")
 
 
@@ -230,6 +265,9 @@ def remove_always_executor(executor: Executor | str) -> None:
     _ALWAYS[:] = [e for e in _ALWAYS if e.name != _named(executor)]
 
 
+_warned: set[str] = set()  # names of executors that a user was told about
+
+
 def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Executor, ...]:
     """Executors given as objects or registered names, the default ones for None, with the always-executors at the end.
 
@@ -241,6 +279,9 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
         found = e if isinstance(e, Executor) else _ALL.get(e)
         if found is None:
             raise OptionError(f"no executor is called {e!r}; registered: {', '.join(sorted(_ALL))}")
+        if executors is not None and (why := found.unavailable()) is not None and found.name not in _warned:
+            _warned.add(found.name)
+            warn_user(f"the executor {found.name} takes nothing here: {why}", UserWarning)
         chosen.append(found)
     return add_executor_lists(chosen, _ALWAYS)
 
@@ -248,3 +289,15 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
 def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) -> tuple[Executor, ...]:
     """Both lists, each executor once, at its first place."""
     return tuple(dict.fromkeys([*first, *second]))
+
+
+def __getattr__(name: str):
+    """What stands in files of its own, which import this one."""
+    home = _ELSEWHERE.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+_ELSEWHERE = {"FusionExecutor": "thunder.extend.fusion"}

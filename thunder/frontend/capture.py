@@ -47,12 +47,15 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset()):
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset(), overrides: tuple[dict, ...] = ()):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
         self.counters = counters  # paths that earlier readings saw written, in words: the numbers there stay symbolic
         self.parameters = parameter_names(fn)
+        self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
+        self.replaced = replaced_tensors(fn, overrides)
+        self.replaced_sources: dict[Source, tuple[dict, str]] = {}
         self.replacements = options.replacements
         names = Names()
         names.taken |= _RESERVED
@@ -241,6 +244,8 @@ class Capture(Host):
         """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is reached."""
         is_argument = source.root.key in ("args", "kwargs")
         key = source if is_argument else id(value)
+        if self.replaced and id(value) in self.replaced:
+            self.replaced_sources[source] = self.replaced[id(value)]
         found = self.tensors.get(key)
         if found is None:
             with torch._C.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
@@ -257,9 +262,13 @@ class Capture(Host):
         if self.symbolic and is_argument:
             guarded = tuple(n if n < 2 else None for n in shape)
             shape = tuple(n if n < 2 else self.number(n, source.child("size", i)) for i, n in enumerate(shape))
-        names = self.recorder.context.names
+        names, dtype = self.recorder.context.names, from_tensor_dtype(value.dtype)
+        if source in self.replaced_sources:  # read in the shape and dtype that the program was written for; a transform changes what reads it
+            table, name = self.replaced_sources[source]
+            value = table[name]
+            guarded = tuple(value.shape)
         proxy = TensorProxy(
-            names.claim(source.name(self.parameters)), shape=shape, dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
+            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device),
             requires_grad=value.requires_grad or (is_argument and self.options.derivative is not None),
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
@@ -518,6 +527,8 @@ class Capture(Host):
             return
         if id(o) not in self.sources:
             self._known(o, self.const(o))
+        if self.replaced and isinstance(o, torch.nn.Module) and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in self.replaced:
+            self.refuse(f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own", "leave this buffer to the module")
         self.overlay[id(o), n] = v
         self.effects[id(o), n] = ("attr", o, n)
         self.written.add(self.sources[id(o)].attr(n))
@@ -776,3 +787,13 @@ def refuse_unusual(value: torch.Tensor, source: Source, capture: Capture) -> Non
         capture.refuse(f"{source.describe(capture.parameters)} is a {type(value).__name__}, a tensor subclass with its own rules", "pass a plain tensor")
     if value.layout is not torch.strided:
         capture.refuse(f"{source.describe(capture.parameters)} has layout {value.layout}", "pass a dense tensor")
+
+
+def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:
+    """For the id of each of the module's own tensors that is replaced: (the overrides, its name in them). What the module has not itself is added, not replaced."""
+    found: dict[int, tuple[dict, str]] = {}
+    if any(overrides):
+        own = dict(fn.named_parameters(remove_duplicate=False)) | dict(fn.named_buffers(remove_duplicate=False))
+        for table in overrides:
+            found |= {id(own[name]): (table, name) for name in table if name in own}
+    return found

@@ -94,12 +94,15 @@ def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str
     return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
 
 
-def written(name: str, signature: str, lines: list[BoundSymbol], result: str, names: Names, objects: dict) -> tuple[Trace, Callable]:
+def written(name: str, signature: str, lines: list[BoundSymbol], result: str | tuple[Text, ...], names: Names, objects: dict) -> tuple[Trace, Callable]:
     """A program whose lines are text: the trace that shows it, and the function."""
-    trace = Trace(name, (), lines, Text(result), names, signature=signature)
+    trace = Trace(name, (), lines, result if isinstance(result, tuple) else Text(result), names, signature=signature, tables={"objects": objects})
+    if isinstance(result, tuple):
+        result = Printer().value(result)
     body = [f"  {text}" for line in lines for text in line.kwargs["text"]]
     source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
-    return trace, compile_source(source, name, objects)
+    trace._callable = compile_source(source, name, objects)
+    return trace, trace._callable
 
 
 class PrologueWriter:
@@ -168,13 +171,15 @@ class PrologueWriter:
 
     def read(self, source: Source) -> str:
         base, key = source.base, source.key
+        replaced = self.capture.replaced_sources.get(source)
+        if replaced is not None:
+            return f"{self.pin(replaced[0], 'D')}.get({replaced[1]!r}, MISSING)"
         table = self.table(source)
         if table is not None:
             return f"{self.pin(table, 'D')}.get({key!r}, MISSING)"
         if self.in_dict(source):
             return f"{self.variable(base.attr('__dict__'))}.get({key!r}, MISSING)"
         if source.step == "item" and base.step == "attr" and base.key in _MODULE_TABLES:
-            return f"{self.variable(base)}.get({key!r}, MISSING)"
             return f"{self.variable(base)}.get({key!r}, MISSING)"
         if source.step == "attr" and key == "__dict__":
             return f"{self.variable(base)}.__dict__"
@@ -201,8 +206,8 @@ class PrologueWriter:
 
     # --- the checks
     def write(self) -> tuple[Trace, Callable]:
-        capture = self.capture
         self._call_shape()
+        self._overrides()
         self._namespaces()
         self._hooks()
         for (source, kind, _), want in self._module_entries():
@@ -211,14 +216,15 @@ class PrologueWriter:
         self._tensors()
         self._numbers()
         self._distinct()
-        inputs = [self.variable(s) for s in capture.input_sources]
-        result = f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})"
-        return written("prologue", "fn, args, kwargs", self.lines, result, self.names, self.objects)
+        return self._returning_inputs()
 
     def write_extraction(self) -> tuple[Trace, Callable]:
         """A prologue that checks nothing: it only finds the computation's inputs again."""
-        inputs = [self.variable(s) for s in self.capture.input_sources]
-        return written("prologue", "fn, args, kwargs", self.lines, f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})", self.names, self.objects)
+        return self._returning_inputs()
+
+    def _returning_inputs(self) -> tuple[Trace, Callable]:
+        inputs = tuple(Text(self.variable(s)) for s in self.capture.input_sources)
+        return written("prologue", "fn, args, kwargs", self.lines, inputs, self.names, self.objects)
 
     def _call_shape(self) -> None:
         capture = self.capture
@@ -231,6 +237,14 @@ class PrologueWriter:
                 self.miss("check_order", f"tuple(kwargs) != {self.pin(order, 'order')}", f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))")
         else:
             self.miss("check_empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
+
+    def _overrides(self) -> None:
+        """The parameters that transforms put in the place of the module's own are those that they were."""
+        for table in self.capture.overrides:
+            t = self.pin(table, "D")
+            self.objects["list"] = list
+            condition = f"list({t}) != {self.pin(list(table), 'names')}" if table else t
+            self.miss("check_overrides", condition, "'other parameters of the compiled module are replaced than before'")
 
     def _namespaces(self) -> None:
         """Functions, classes and modules found by name: one batched identity check for each namespace."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
+from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import backward, opaque
+from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite
 from thunder.ops.elementwise import broadcast_to
 from thunder.ops.normalization import softmax
 from thunder.ops.promotion import broadcast_shapes
-from thunder.ops.shape import transpose
+from thunder.ops.random import dropout_noise
+from thunder.ops.shape import expand, reshape, transpose
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 
 def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
@@ -113,3 +120,134 @@ def _(make):
     yield make(2, 4, 8), make(2, 4, 6), make(2, 4, 6)
     yield make(8), make(8), make(8)
     yield make(2, 4, 8), make(2, 4, 8, dtype=torch.float64), make(2, 4, 8)
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivative: the CPU's flash kernel
+
+
+def _fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool) -> bool:
+    """Whether PyTorch takes its flash kernel for the CPU, as far as types and sizes decide (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
+    q, k, v = query.shape, key.shape, value.shape
+    if query.device.type != "cpu" or dropout_p > 0.0 or query.dtype.category != 2 or not len(q) == len(k) == len(v) == 4:
+        return False
+    if any(type(n) is int and n == 0 for n in (q[2], k[2], q[3])) or not (q[0] == k[0] == v[0] and q[3] == k[3] == v[3]):
+        return False
+    if not (k[1] == v[1] and (q[1] == k[1] or enable_gqa)):
+        return False
+    if attn_mask is None:
+        return True
+    whole = (q[0], q[1], q[2], k[2])
+    shape = attn_mask.shape
+    return not attn_mask.requires_grad and len(shape) in (2, 4) and all(n == 1 or n == m for n, m in zip(reversed(shape), reversed(whole), strict=False))
+
+
+def _run_flash(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    """(result, logarithms of the rows' sums). These are empty where the flags or the layout of the moment forbid the kernel, and PyTorch takes another way."""
+    if torch.backends.cuda.flash_sdp_enabled() and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
+        return backward.aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
+    return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa), query.new_empty(0)
+
+
+def _run_flash_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
+    if sums.numel():
+        return backward.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+            g, query, key, value, out, sums, 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        )
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+        out = _FUNCTION(*leaves, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return torch.autograd.grad(out, leaves, g)
+
+
+def _flash_meta(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    b, h, n, d = query.shape
+    return like(query, (b, h, n, value.shape[-1])), like(query, (b, h, n), float64 if query.dtype is float64 else float32)
+
+
+flash_attention = Symbol("flash_attention", _flash_meta, id="flash_attention", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_flash)
+flash_attention_backward = Symbol(
+    "flash_attention_backward", lambda g, query, key, value, *rest: (like(query), like(key), like(value)), id="flash_attention_backward", is_prim=True,
+    tags=(OpTags.MATMUL_OP,), fn=_run_flash_backward,
+)  # fmt: skip
+
+
+def _run_bias(mask, dtype):
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device=mask.device), torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
+
+
+attention_bias = Symbol(
+    "attention_bias", lambda mask, dtype: like(mask, dtype=from_tensor_dtype(dtype)), id="attention_bias", is_prim=True, fn=_run_bias
+)  # a mask of bools as what is added to the scores: 0 and -inf
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivative: the way that has no kernel
+
+
+def _is_mathematical(query, key, value, attn_mask, enable_gqa: bool) -> bool:
+    """Whether `_by_products` computes what PyTorch does where it takes no kernel. In lower types PyTorch computes in float32, which is left to it."""
+    if query.device.type != "cpu" or enable_gqa or query.dtype not in (float32, float64) or not len(query.shape) == len(key.shape) == len(value.shape) == 4:
+        return False
+    return attn_mask is None or attn_mask.dtype.category == 0 or attn_mask.dtype is query.dtype
+
+
+def _folded(a, lead: tuple):
+    """A batch of matrices with one batch dimension, stretched to `lead` before."""
+    shape = (*lead, *a.shape[-2:])
+    return reshape(a if a.shape == shape else expand(a, shape), (math.prod(lead), *a.shape[-2:]))
+
+
+def _run_causal(query, sources: int):
+    return _run_bias(torch.ones((query.shape[-2], sources), dtype=torch.bool, device=query.device).tril(), query.dtype)
+
+
+causal_bias = Symbol("causal_bias", lambda query, sources: like(query, (query.shape[-2], sources)), id="causal_bias", is_prim=True, fn=_run_causal)
+
+
+def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    """PyTorch's own composition (_scaled_dot_product_attention_math): the root of the scale on query and key, weights that are 0 where nothing is attended to."""
+    lead = broadcast_shapes(query.shape[:2], key.shape[:2], value.shape[:2])
+    rows = (*lead, query.shape[-2], key.shape[-2])
+    root = math.sqrt(abs(scale)) if scale is not None else math.sqrt(1.0 / math.sqrt(query.shape[-1]))
+    q = _folded(LTORCH["mul"](query, -root if scale is not None and scale < 0 else root), lead)
+    k = _folded(LTORCH["mul"](transpose(key, -2, -1), root), lead)
+    if is_causal:
+        attn_mask = causal_bias(query, key.shape[-2])
+    elif attn_mask is not None and attn_mask.dtype.category == 0:
+        attn_mask = attention_bias(attn_mask, to_torch_dtype(query.dtype))
+    scores = LTORCH["bmm"](q, k)
+    if attn_mask is not None:
+        scores = reshape(LTORCH["add"](reshape(scores, rows), attn_mask), scores.shape)
+    weights = dropped = backward.safe_softmax(scores, -1)
+    noise = None
+    if dropout_p > 0.0:
+        noise = dropout_noise(weights, dropout_p)
+        dropped = LTORCH["mul"](weights, noise)
+    v = _folded(value, lead)
+    g = yield reshape(LTORCH["bmm"](dropped, v), (*lead, query.shape[-2], value.shape[-1]))
+    g = reshape(g, (v.shape[0], query.shape[-2], value.shape[-1]))
+    slope = LTORCH["bmm"](g, transpose(v, 1, 2))
+    slope = backward.softmax_backward(slope if noise is None else LTORCH["mul"](slope, noise), weights, -1, weights.dtype)
+    of_query = sum_to(reshape(LTORCH["bmm"](slope, transpose(k, 1, 2)), (*lead, *query.shape[-2:])), query.shape)
+    of_key = sum_to(reshape(LTORCH["bmm"](transpose(q, 1, 2), slope), (*lead, *k.shape[-2:])), (*key.shape[:2], *k.shape[-2:]))
+    of_value = sum_to(reshape(LTORCH["bmm"](transpose(dropped, 1, 2), g), (*lead, *value.shape[-2:])), value.shape)
+    of_mask = sum_to(reshape(slope, rows), attn_mask.shape) if attn_mask is not None and attn_mask.requires_grad else None
+    return LTORCH["mul"](of_query, -root if scale is not None and scale < 0 else root), transpose(LTORCH["mul"](of_key, root), -2, -1), of_value, of_mask
+
+
+def _attention_rule(symbol):
+    def rule(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+        if _fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa):
+            if attn_mask is not None and attn_mask.dtype.category == 0:
+                attn_mask = attention_bias(attn_mask, to_torch_dtype(query.dtype))
+            out, sums = flash_attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+            g = yield out
+            return flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
+        if _is_mathematical(query, key, value, attn_mask, enable_gqa) and 0.0 <= dropout_p < 1.0:
+            return (yield from _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale))
+        return (yield from opaque.derivative_of(symbol)(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+
+    symbol.vjp(rule)
+
+
+_attention_rule(scaled_dot_product_attention)
+_attention_rule(attention_with_dropout)

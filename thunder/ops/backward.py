@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import torch
 
+from thunder.core.dtypes import bool8
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.define import LTORCH
 
 __all__ = ["sum_to", "kernel", "op"]
@@ -37,10 +38,9 @@ def _is_one(n) -> bool:
     return type(n) is int and n == 1
 
 
-def kernel(name: str, overload: str, meta: Callable) -> Symbol:
-    """A backward kernel of PyTorch's: `torch.ops.aten.<name>.<overload>`, typed by `meta`."""
-    packet = getattr(aten, name)
-    return Symbol(overload, meta, id=f"aten.{name}.{overload}", module=f"torch.ops.aten.{name}", is_prim=True, fn=getattr(packet, overload))
+def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = ()) -> Symbol:
+    """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by `meta`."""
+    return Symbol(overload, meta, id=f"aten.{name}.{overload}", module=f"torch.ops.aten.{name}", is_prim=True, tags=tags, fn=getattr(getattr(aten, name), overload))
 
 
 def _like_first(g, *args, **kwargs):
@@ -60,6 +60,7 @@ hardtanh_backward = kernel("hardtanh_backward", "default", _like_first)
 softplus_backward = kernel("softplus_backward", "default", _like_first)
 mish_backward = kernel("mish_backward", "default", _like_first)
 softmax_backward = kernel("_softmax_backward_data", "default", _like_first)
+safe_softmax = kernel("_safe_softmax", "default", _like_first)
 log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_first)
 embedding_backward = kernel("embedding_dense_backward", "default", lambda g, indices, count, padding_idx, scale: like(g, (count, g.shape[-1])))
 
@@ -76,8 +77,18 @@ native_layer_norm_backward = kernel(
         like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
     ),
 )  # fmt: skip
+native_dropout = kernel("native_dropout", "default", lambda a, p, train: (like(a), like(a, dtype=bool8)), tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
+native_dropout_backward = kernel("native_dropout_backward", "default", _like_first)
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
+
+
+def _index_backward(g, shape, indices):
+    return aten._index_put_impl_.default(g.new_zeros(shape), indices, g, True, True)
+
+
+# zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked
+index_backward = Symbol("index_backward", lambda g, shape, indices: like(g, tuple(shape)), id="index_backward", is_prim=True, fn=_index_backward)
 
 
 def _getitem_backward(g, shape, key):

@@ -21,15 +21,19 @@ __all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "to
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
 _BY_TORCH: dict[Callable, Callable] = {}
+STAND_INS: dict[str, Callable] = {}  # qualified name of an operator that a library registered with torch.library -> what it means in terms of operations
 _INPLACE: dict[Callable, Symbol] = {}  # torch's in-place callable -> the operation whose result it writes back
 
 
 def lookup(function) -> Callable | None:
     """The operation (or alias of operations) that a torch function, Tensor method or C builtin stands for; None where it has no definition here."""
     try:
-        return _BY_TORCH.get(function)
+        found = _BY_TORCH.get(function)
     except TypeError:  # unhashable: no function of torch's
         return None
+    if found is None and STAND_INS and isinstance(function, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
+        return STAND_INS.get(getattr(function, "_qualified_op_name", None) or function._schema.name)
+    return found
 
 
 def inplace_of(function) -> Symbol | None:

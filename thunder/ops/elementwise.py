@@ -396,12 +396,12 @@ def _pow_left(g, y, a, b):
 
 
 def _pow_right(g, y, a, b):
-    log = op("log")(a) if type(a) is TensorProxy else math.log(a) if a > 0 else 0.0
-    slope = g * (y * log)
+    """g * y * log(a); 0 where 0 is raised to a power that is not negative."""
     if type(a) is TensorProxy:
+        slope = g * (y * op("log")(a))
         return op("where")(LTORCH["logical_and"](LTORCH["eq"](a, 0), LTORCH["ge"](b, 0)), 0.0, slope)
-    return slope
-
+    slope = g * (y * (math.log(a) if a > 0 else -math.inf if a == 0 else math.nan))
+    return op("where")(LTORCH["ge"](b, 0), 0.0, slope) if a == 0 else slope
 
 
 _INT = {"samples": "integer"}
@@ -423,7 +423,7 @@ BINARY: dict[str, dict] = {
     "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
     "logical_and": _BOOL | _TENSORS, "logical_or": _BOOL | _TENSORS, "logical_xor": _BOOL | _TENSORS,
     "true_divide": _F | {"operator": "truediv", "python": python_operator.truediv, "domain": (0.5, 3.0), "prim_name": "true_divide"},
-    "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32"},
+    "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left, "right": _pow_right},
     "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
     "ldexp": _F | _TENSORS | {"samples": "same"},
     "xlogy": _F | {"domain": (0.5, 3.0)},

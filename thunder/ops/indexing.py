@@ -13,7 +13,7 @@ from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
 from thunder.ops import define
 from thunder.ops import shape_prims as prims
-from thunder.ops.backward import getitem_backward
+from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import wrap_dim
@@ -404,7 +404,58 @@ def _(make):
     yield make(4, 3), make(4), -1, -1
 
 
+# --- derivatives: the way back through each step of the selection, as PyTorch's autograd goes
+
+
+def _steps(a, key) -> tuple[list[tuple], tuple, list | None]:
+    """The views that `a[key]` is made of, as (kind, sizes before, dimension, ...) in order, the sizes after them, and the index tensors that are applied last."""
+    shape, dim, steps = a.shape, 0, []
+    indices: list = []
+    for kind, *entry in place(a, key).entries:
+        if kind == "int":
+            steps.append(("select", shape, dim, entry[0]))
+            shape = (*shape[:dim], *shape[dim + 1 :])
+            continue
+        if kind == "new":
+            steps.append(("new", shape, dim))
+            shape = (*shape[:dim], 1, *shape[dim:])
+        elif kind == "slice":
+            start, stop, step = entry
+            n = shape[dim]
+            if not (type(start) is int and start == 0 and (stop is n or (type(stop) is int and type(n) is int and stop == n)) and step == 1):
+                steps.append(("slice", shape, dim, start, stop, step))
+                size = stop - start
+                shape = (*shape[:dim], size if step == 1 else (size + step - 1) // step, *shape[dim + 1 :])
+        indices.append(entry[0] if kind == "index" else None)
+        dim += 1
+    return steps, shape, indices if any(i is not None for i in indices) else None
+
+
+def _with_index_tensors(a, key) -> tuple:
+    """The key with its lists of numbers as tensors, which the backward reads too."""
+    return tuple(LTORCH["tensor"](list(k), device=a.device, dtype=torch.int64) if isinstance(k, (list, tuple)) else k for k in key_tuple(key))
+
+
+def _simple(a, key) -> bool:
+    """Whether the backward is made of PyTorch's steps: no mask, no bool, no 0-dim index tensor, no list of bools."""
+    lists = [k for k in key_tuple(key) if isinstance(k, (list, tuple))]
+    return not any(_bools(k) or not len(k) for k in lists) and not any(e[0] in ("mask", "bool") or (e[0] == "index" and e[2] == ()) for e in place(a, key).entries)
+
+
 @getitem.vjp
 def _(a, key):
+    if not _simple(a, key):
+        g = yield getitem(a, key)
+        return (getitem_backward(g, a.shape, key),)
+    if any(isinstance(k, (list, tuple)) for k in key_tuple(key)):
+        key = _with_index_tensors(a, key)
+    steps, viewed, indices = _steps(a, key)
     g = yield getitem(a, key)
-    return (getitem_backward(g, a.shape, key),)
+    if indices is not None:
+        g = index_backward(g, viewed, indices)
+    for kind, sizes, dim, *rest in reversed(steps):
+        if kind == "new":
+            g = LTORCH["squeeze"](g, dim)
+        else:
+            g = select_backward(g, sizes, dim, *rest) if kind == "select" else slice_backward(g, sizes, dim, *rest)
+    return (g,)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
 from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags
+from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import opaque
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.define import LTORCH, STAND_INS, alias, composite, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
@@ -470,7 +472,77 @@ def _(make):
     yield (make(3, 3, dtype=torch.int64),)
 
 
+def _grouped_meta(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
+    a, b = mat_a.shape, mat_b.shape
+    if (offs is None) != (len(a) == len(b) == 3):
+        raise RuntimeError("Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d")
+    if len(a) == 2 and len(b) == 2:
+        return like(mat_a, (offs.shape[0], a[0], b[1]))  # groups of the summed dimension
+    if a[-1] is not b[-2] and a[-1] != b[-2]:
+        raise RuntimeError("contraction dimension of mat_a and mat_b must match")
+    return like(mat_a, (a[0], a[1], b[2]) if len(a) == len(b) else (a[-2], b[-1]))
+
+
+@torch_prim(F.grouped_mm, tags=MATMUL)
+def grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
+    """A product for each group of rows or columns, which end at `offs`."""
+    return _grouped_meta(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)
+
+
+@grouped_mm.samples
+def _(make):
+    ends = torch.tensor([3, 3, 8], dtype=torch.int32)
+    yield (make(8, 4), make(3, 4, 12)), {"offs": ends}
+    yield (make(4, 8), make(8, 4)), {"offs": ends}
+    yield make(3, 4, 8), make(3, 8, 4)
+
+
+@grouped_mm.error_samples
+def _(make):
+    yield make(8, 4), make(3, 4, 12)
+
+
+def _grouped_fallback(input, weight, offs):
+    """transformers' loop of products for compilers that do not know grouped_mm: where eager takes grouped_mm, so do we.
+
+    Its kernels want rows of whole 16 bytes; CUDA's want compute capability 8.0.
+    """
+    whole = all(type(n) is int and n * input.dtype.bytes % 16 == 0 for n in weight.shape[1:])
+    capable = input.device.type == "cpu" or (input.device.type == "cuda" and torch.cuda.get_device_capability(input.device.index or 0) >= (8, 0))
+    if whole and capable and input.dtype is weight.dtype and input.dtype.name in ("float32", "bfloat16", "float16") and offs.dtype.name == "int32":
+        return grouped_mm(input, weight, offs=offs)
+    return opaque.symbol_for(torch.ops.transformers.grouped_mm_fallback)(input, weight, offs)
+
+
+STAND_INS["transformers::grouped_mm_fallback"] = _grouped_fallback
+
 # --- derivatives: the products that PyTorch's autograd computes
+
+
+def _run_transposed_product(a, g, b, offs=None):
+    product = torch.mm if offs is None else functools.partial(F.grouped_mm, offs=offs)
+    if b.stride(-2) == 1 and b.stride(-1) >= max(1, b.shape[-2]):
+        return product(g.t(), a).transpose(-2, -1)
+    return product(a.t(), g)
+
+
+# a.T @ g, the gradient of `b` in a @ b, laid out as b is: PyTorch computes it the other way round where b's columns are contiguous, so that it need not be copied
+transposed_product = Symbol("transposed_product", lambda a, g, b, offs=None: like(b), id="transposed_product", is_prim=True, tags=MATMUL, fn=_run_transposed_product)
+
+
+def _second(a, g, b, offs=None):
+    """The gradient of `b` in a @ b. Where b is saved anyway, for the gradient of `a`, its layout is followed."""
+    if a.requires_grad:
+        return transposed_product(a, g, b, *(() if offs is None else (offs,)))
+    return mm(LTORCH["t"](a), g) if offs is None else grouped_mm(LTORCH["t"](a), g, offs=offs)
+
+
+@grouped_mm.vjp
+def _(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
+    if (len(mat_a.shape), len(mat_b.shape)) != (2, 3):
+        return (yield from opaque.derivative_of(grouped_mm)(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype))
+    g = yield grouped_mm(mat_a, mat_b, offs=offs)
+    return grouped_mm(g, LTORCH["transpose"](mat_b, -2, -1), offs=offs), _second(mat_a, g, mat_b, offs)
 
 
 def _rows(x):
@@ -496,7 +568,7 @@ def _swapped(x):
 @mm.vjp
 def _(a, other):
     g = yield mm(a, other)
-    return mm(g, LTORCH["t"](other)), mm(LTORCH["t"](a), g)
+    return mm(g, LTORCH["t"](other)), _second(a, g, other)
 
 
 @bmm.vjp
@@ -509,7 +581,7 @@ def _(a, other):
 def _(a, x, y, *, beta=1, alpha=1):
     g = yield addmm(a, x, y, beta=beta, alpha=alpha)
     scaled = g if alpha == 1 else g * alpha
-    return sum_to(g if beta == 1 else g * beta, a.shape), mm(scaled, LTORCH["t"](y)), mm(LTORCH["t"](x), scaled)
+    return sum_to(g if beta == 1 else g * beta, a.shape), mm(scaled, LTORCH["t"](y)), _second(x, scaled, y)
 
 
 @baddbmm.vjp
@@ -526,5 +598,5 @@ def _(a, other):
     g = yield matmul(a, other)
     if len(other.shape) == 2:
         g2 = _rows(g)
-        return reshape(mm(g2, LTORCH["t"](other)), a.shape), mm(LTORCH["t"](_rows(a)), g2)
+        return reshape(mm(g2, LTORCH["t"](other)), a.shape), _second(_rows(a), g2, other)
     return sum_to(matmul(g, _swapped(other)), a.shape), sum_to(matmul(_swapped(a), g), other.shape)

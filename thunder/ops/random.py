@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import backward, opaque
 from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of, default_device
 from thunder.ops.define import LTORCH, alias, prim, torch_prim
 from thunder.ops.inplace import overwrite
@@ -135,7 +136,7 @@ def _dropout(name: str, *functions) -> None:
     symbol = torch_prim(name=name, fn=functions[0], tags=_TAGS)(_dropout_meta)
 
     def call(a, p=0.5, training=True, inplace=False):
-        if not training:
+        if not training or p == 0.0:  # PyTorch gives back its argument
             _dropout_meta(a, p)
             return a
         out = symbol(a, p, True)
@@ -159,7 +160,7 @@ def _native_dropout(name: str) -> None:
 
     def call(input, p, train):
         _dropout_meta(input, p)
-        return symbol(input, p, True) if train else input
+        return symbol(input, p, True) if train and p != 0.0 else input
 
     def overwriting_call(input, p, train):
         return overwrite(input, call(input, p, train), name)
@@ -170,6 +171,31 @@ def _native_dropout(name: str) -> None:
 
 for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"):
     _native_dropout(_name)
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivative
+
+
+def _dropout_noise(a, p):
+    return torch.empty_like(a).bernoulli_(1 - p).div_(1 - p)
+
+
+# 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with
+dropout_noise = Symbol("dropout_noise", lambda a, p: like(a), id="dropout_noise", is_prim=True, tags=_TAGS, fn=_dropout_noise)
+
+
+@dropout.vjp
+def _(a, p=0.5, training=True):
+    """As `dropout` does: a fused kernel on accelerators, noise and a product elsewhere; the same numbers are drawn."""
+    if p == 1.0 or any(type(n) is int and n == 0 for n in a.shape):
+        return (yield from opaque.derivative_of(dropout)(a, p, training))
+    if a.device.type == "cuda":
+        y, mask = backward.native_dropout(a, p, True)
+        g = yield y
+        return (backward.native_dropout_backward(g, mask, 1.0 / (1.0 - p)),)
+    noise = dropout_noise(a, p)
+    g = yield LTORCH["mul"](a, noise)
+    return (LTORCH["mul"](g, noise),)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the state of a generator

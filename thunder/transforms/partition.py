@@ -12,6 +12,7 @@ from thunder.core.trace import Trace, TraceTag
 from thunder.transforms.autodiff import grad_transform_on_trace, sides
 from thunder.transforms.dce import dce
 from thunder.transforms.recompute import recompute
+from thunder.transforms.reread import reread
 
 __all__ = ["partition", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"]
 
@@ -19,13 +20,13 @@ __all__ = ["partition", "ForwardBackward", "split_into_forward_and_backward", "f
 class ForwardBackward:
     """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors that the forward makes and the program returns, in order.
+    outputs: the distinct tensors that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that require grad.
     """
 
-    __slots__ = ("forward", "backward", "outputs", "saved_tensors", "saved_others", "returned")
+    __slots__ = ("forward", "backward", "outputs", "cotangents", "saved_tensors", "saved_others", "returned")
 
-    def __init__(self, forward: Trace, backward: Trace, outputs: list, saved_tensors: list, saved_others: list, returned):
-        self.forward, self.backward, self.outputs = forward, backward, outputs
+    def __init__(self, forward: Trace, backward: Trace, outputs: list, cotangents: list, saved_tensors: list, saved_others: list, returned):
+        self.forward, self.backward, self.outputs, self.cotangents = forward, backward, outputs, cotangents
         self.saved_tensors, self.saved_others, self.returned = saved_tensors, saved_others, returned
 
 
@@ -39,12 +40,14 @@ def partition(joint: Trace) -> ForwardBackward:
     read = dict.fromkeys(i for b in backward_lines for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
-    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
+    tensors, again = reread(forward_lines, tensors, arguments)
+    backward_lines = [*again, *backward_lines]
+    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
     outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, TensorProxy) and o not in arguments]
     forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
     backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
-    return ForwardBackward(dce(forward), backward, outputs, tensors, others, returned)
+    return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
 
 
 def split_into_forward_and_backward(joint: Trace) -> tuple[Trace, Trace | None]:

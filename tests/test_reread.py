@@ -1,0 +1,64 @@
+"""What a saved tensor was joined from is read out of it: saved once, with the same gradients."""
+
+import pytest
+import torch
+
+import thunder
+from thunder.examine import saved_for_backward
+
+
+def stacked_states(a, b):
+    state = b[0] * 1
+    states = [state]
+    for i in range(1, 4):
+        state = a[i] * state
+        states.append(state)
+    return torch.stack(states).transpose(0, 1) ** 2
+
+
+def joined_parts(a, b):
+    x, y = a * b, a[:2] - b[:2]
+    return torch.cat([x, y, b.new_empty(0)], 0) ** 2 * 3 + torch.cat([x * 2, y**2])
+
+
+def joined_twice(a, b):
+    x, y = a * b, a - b
+    once = torch.cat([x, y], 1)
+    return torch.stack([once, once * 2]) ** 2 + (x * y).sum()
+
+
+def joined_arguments(a, b):
+    return torch.stack([a, b]) ** 2 * (a * b)
+
+
+def part_of_what_lives(a, b):
+    whole = (a * b).exp()
+    return torch.stack([whole[0], whole[1]]) ** 2, whole * whole[0] * whole[1]
+
+
+def saved(compiled) -> list[str]:
+    """The operations whose results are saved."""
+    return sorted(v.operation.rpartition(".")[2] for v in saved_for_backward(compiled) if v.operation != "argument")
+
+
+PROGRAMS = {
+    stacked_states: ["__getitem__", "__getitem__", "__getitem__", "stack"],  # a[1], a[2], a[3], which are arguments' memory; the states are in the stack
+    joined_parts: ["cat"],
+    joined_twice: ["mul", "stack", "sub"],  # x and y are in the inner cat, which is not saved
+    joined_arguments: ["mul", "pow", "stack"],
+    part_of_what_lives: ["__getitem__", "__getitem__", "exp", "mul", "stack"],  # the items are exp's memory
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_gradients_and_saved_tensors(program):
+    arguments = [torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in (0, 1)]
+    leaves = [[x.clone().requires_grad_() for x in arguments] for _ in range(2)]
+    compiled = thunder.jit(program)
+    results = [program(*leaves[0]), compiled(*leaves[1])]
+    for result, inputs in zip(results, leaves):
+        for r in result if isinstance(result, tuple) else (result,):
+            r.backward(torch.ones_like(r).cumsum(0), retain_graph=True)
+    for want, got in zip(*leaves):
+        assert torch.equal(want.grad, got.grad)
+    assert saved(compiled) == PROGRAMS[program]

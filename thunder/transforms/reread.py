@@ -1,0 +1,81 @@
+"""Reread: what a saved tensor was joined from is read out of it, not saved beside it.
+
+Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among the lines. After: `return (y, (t2,))`, and the backward begins with
+`t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks its states and reads them again saves them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.ops import LTORCH
+
+__all__ = ["reread"]
+
+_STACK, _CAT = LTORCH["stack"], LTORCH["cat"]
+
+
+def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]) -> tuple[list[TensorProxy], list[BoundSymbol]]:
+    """Which tensors have to be saved instead of all of these, and the lines that make the others of them. Arguments live anyway, and so does what views them."""
+    joins = [b for b in lines if b.sym is _STACK or b.sym is _CAT]
+    if not joins:
+        return saved, []
+    left = dict.fromkeys(saved)
+    views = {o: b for b in lines if OpTags.VIEW in b.sym.tags and len(b.inputs) == 1 for o in b.outputs}
+    bases = {o: _base(o, views) for o in views}
+    again: list[BoundSymbol] = []
+    for join in reversed(joins):
+        whole = join.outputs[0]
+        users = [o for o in left if bases.get(o, o) is whole]
+        parts = [(part, line) for part, line in _parts(join) if part in left and not _lives(part, bases, left, arguments)] if users else []
+        if not parts:
+            continue
+        left[whole] = None
+        for user in users:
+            if user is not whole:
+                del left[user]
+                again += [line for line in _way(user, whole, views) if line not in again]
+        for part, line in parts:
+            left.pop(part, None)
+            again.append(line)
+    return list(left), again
+
+
+def _lives(part: Proxy, bases: dict, left: dict, arguments: set[Proxy]) -> bool:
+    """Whether the memory of a tensor is kept without it."""
+    base = bases.get(part, part)
+    return base in arguments or any(bases.get(other, other) is base for other in left if other is not part)
+
+
+def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:
+    """For what may be a view: whose memory it may be."""
+    while o in views:
+        o = views[o].inputs[0]
+    return o
+
+
+def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSymbol]:
+    """The views that lead from `base` to `o`."""
+    way = []
+    while o is not base:
+        way.append(views[o])
+        o = views[o].inputs[0]
+    return way[::-1]
+
+
+def _parts(join: BoundSymbol):
+    """(part, line that reads it out of the joined tensor) for the parts that are in it as they are."""
+    tensors, dim = join.args[0], join.args[1] if len(join.args) > 1 else 0
+    out = join.outputs[0]
+    start = 0
+    for i, part in enumerate(tensors):
+        if len(part.shape) != len(out.shape) - (join.sym is _STACK):
+            continue  # an empty one, which cat passes over
+        if part.dtype is out.dtype:
+            if join.sym is _STACK:
+                yield part, LTORCH["select"].bind(out, dim, i, output=part, context=join.context)
+            else:
+                yield part, LTORCH["narrow"].bind(out, dim, start, part.shape[dim], output=part, context=join.context)
+        start = start + (0 if join.sym is _STACK else part.shape[dim])
