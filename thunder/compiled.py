@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -20,7 +19,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
+from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -38,8 +37,9 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_backward_without, lower_gradient, lower_with_derivatives
+from thunder.pipeline import lower, lower_backward_without, lower_with_derivatives
 from thunder.transforms.base import asked, check_transforms
+from thunder.transforms.check_results import check_results
 
 __all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
 
@@ -208,26 +208,33 @@ class Compiled:
         counters = frozenset().union(*(entry.captured.effects for entry in stats.interpreter_cache))
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self!r}", file=sys.stderr)
-        with torch.enable_grad() if options.derivative is not None else contextlib.nullcontext():
-            captured = self._capture(args, kwargs, counters)
+        captured = self._capture(args, kwargs, counters)
         if options.debug.show_interpreter_progress:
             print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
         start = clock()
+        try:
+            return self._lower(captured, modes)
+        except ThunderError as error:
+            if error.bound_symbol is not None and error.bound_symbol.location is not None:
+                add_location(error, captured.where(error.bound_symbol.location))
+            raise
+        finally:
+            stats.times["prologue"] = (start, clock())
+
+    def _lower(self, captured: Captured, modes: tuple) -> CacheEntry:
+        options = self.options
         captured.transform(options, self.overrides)
         backward: list[Trace] = []
-        if options.derivative is not None:
-            traces, run = self._lower_gradient(captured, modes)
-        elif captured.output_requires_grad and not options.disable_torch_autograd:
+        if captured.output_requires_grad and not options.disable_torch_autograd:
             traces, backward, run = self._lower_with_derivatives(captured, modes)
         else:
             traces = lower(captured.computation, options, options.executors)
-            run = self._in_modes(traces[-1].python_callable(), modes)
+            run = self._in_modes(self._program(traces[-1], captured), modes)
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
                 run = _without_grad(run)
-        stats.times["prologue"] = (start, clock())
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
     def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
@@ -246,25 +253,22 @@ class Compiled:
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
         ) from failure
 
-    def _lower_gradient(self, captured: Captured, modes: tuple) -> tuple[list[Trace], Callable]:
-        if captured.epilogue_fn is not None:
-            raise CaptureError(
-                "the function has effects, or returns something else than tensors in tuples, lists and dicts: its derivative as a function is not defined",
-                remedy="return tensors, and differentiate a function without effects",
-            )
-        traces = lower_gradient(captured.computation, self.options, self.options.executors)
-        return traces, _without_grad(self._in_modes(traces[-1].python_callable(), modes))
-
     def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
         """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""
         options = self.options
         forward, backward, cut = lower_with_derivatives(captured.computation, options, options.executors)
         run = connected(
-            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(),
-            lambda missing: lower_backward_without(cut, missing, options, options.executors)[-1].python_callable(), _result_of(captured.computation, cut.outputs),
+            self._in_modes(self._program(forward[-1], captured), modes), self._program(backward[-1], captured),
+            lambda missing: self._program(lower_backward_without(cut, missing, options, options.executors)[-1], captured),
+            _result_of(captured.computation, cut.outputs),
             [o.requires_grad for o in cut.outputs],
         )  # fmt: skip
         return forward, backward, run
+
+    def _program(self, trace: Trace, captured: Captured) -> Callable:
+        if self.options.debug.check_traces:
+            trace._callable = check_results(trace, captured.where).python_callable()
+        return trace.python_callable()
 
     @staticmethod
     def _in_modes(function: Callable, modes: tuple) -> Callable:
@@ -314,8 +318,7 @@ class Compiled:
         """An error of an operation names the user's line it came from."""
         location = entry.captured.user_location(entry.computation_traces[-1], error.__traceback__)
         if location is not None and not getattr(error, "__notes__", None):
-            filename, line, function, source = location
-            error.add_note(f"in the user's program: {filename}:{line}, in {function}\n    {source.strip()}")
+            add_location(error, location)
 
     # --- copies
     def __deepcopy__(self, memo):
