@@ -43,7 +43,9 @@ def _make(function) -> Symbol:
 
     custom = _custom_namespace(function)
     if custom is not None:
-        return Symbol(name, meta, module=custom, id=f"{custom}.{name}", is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
+        overload = getattr(function, "_overloadname", "default")
+        identity = f"{custom}.{name}" if overload == "default" else f"{custom}.{name}.{overload}"
+        return Symbol(name, meta, module=custom, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
     made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
     made.autocast = autocast.OPAQUE.get(name)
     return made
@@ -62,6 +64,7 @@ def _identifier(function) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):
         name = f"{name.strip('_')}_{getattr(function.__self__, '__name__', 'attribute')}"
+    name = name.partition(".")[0]  # of `name.overload`
     return name if name.isidentifier() else "torch_function"
 
 
