@@ -5,6 +5,7 @@ An error of the user's own program, or of PyTorch in it, leaves a compiled funct
 
 from __future__ import annotations
 
+from typing import Any
 import linecache
 import os
 import sys
@@ -22,7 +23,7 @@ class ThunderError(RuntimeError):
     bound_symbol: the line of a trace that a pass failed on, so that the user's line it came from can be named.
     """
 
-    bound_symbol = None
+    bound_symbol: Any = None
 
 
 class CaptureError(ThunderError):
