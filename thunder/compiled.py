@@ -16,7 +16,7 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import NumberProxy, Proxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
@@ -37,7 +37,7 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_backward_without, lower_with_derivatives
+from thunder.pipeline import gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
 from thunder.transforms.base import asked, check_transforms
 
 __all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
@@ -217,10 +217,10 @@ class Compiled:
         captured.transform(options, self.overrides)
         backward: list[Trace] = []
         if captured.output_requires_grad and not options.disable_torch_autograd:
-            traces, backward, run = self._lower_with_derivatives(captured, modes)
+            traces, backward, run = _connect(captured.computation, options, modes)
         else:
             traces = lower(captured.computation, options, options.executors)
-            run = self._in_modes(traces[-1].python_callable(), modes)
+            run = _in_modes(traces[-1].python_callable(), modes)
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
                 run = _without_grad(run)
         stats.times["prologue"] = (start, clock())
@@ -241,21 +241,6 @@ class Compiled:
         raise CaptureError(
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
         ) from failure
-
-    def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
-        """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""
-        options = self.options
-        forward, backward, cut = lower_with_derivatives(captured.computation, options, options.executors)
-        run = connected(
-            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(),
-            lambda missing: lower_backward_without(cut, missing, options, options.executors)[-1].python_callable(), _result_of(captured.computation, cut.outputs),
-            [o.requires_grad for o in cut.outputs],
-        )  # fmt: skip
-        return forward, backward, run
-
-    @staticmethod
-    def _in_modes(function: Callable, modes: tuple) -> Callable:
-        return no_autocast(function) if compat.autocast_in(modes) else function
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict):
         self.stats.last_entry = entry
@@ -320,6 +305,33 @@ def _by_name(fn: Any) -> Any:
     for name in getattr(fn, "__qualname__", "<locals>").split("."):
         found = getattr(found, name, None)
     return found
+
+
+def _in_modes(function: Callable, modes: tuple) -> Callable:
+    return no_autocast(function) if compat.autocast_in(modes) else function
+
+
+def _connect(computation: Trace, options: JitOptions, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
+    """The traces of a computation's forward and backward, and the two as a function connected to autograd.
+
+    The backward for all outputs is compiled before the forward runs. One that some outputs play no part in, and one that is itself differentiated, are compiled
+    when they are first met.
+    """
+    forward, backward, cut = lower_with_derivatives(computation, options, options.executors)
+
+    def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
+        gradients, needed = gradient_program(computation, cut, missing, options.executors)
+        arguments = {a for a in gradients.args if isinstance(a, Proxy)}
+        if any(isinstance(o, TensorProxy) and o.requires_grad and o not in arguments for o in gradients.output_proxies):
+            return _connect(gradients, options, modes)[2], needed
+        return _in_modes(lower(gradients, options, options.executors)[-1].python_callable(), modes), needed
+
+    run = connected(
+        _in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
+        make_without=lambda missing: lower_backward_without(cut, missing, options, options.executors)[-1].python_callable(),
+        make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation),
+    )  # fmt: skip
+    return forward, backward, run
 
 
 def _result_of(computation: Trace, outputs: list) -> Callable:

@@ -224,6 +224,8 @@ class Symbol:
                 o.name = context.names.make()
                 if needs_grad and type(o) is TensorProxy and o.dtype.category >= 2:
                     o.requires_grad = True
+        for i in self.info.get("not_differentiable", ()):
+            outputs[i].requires_grad = False  # type: ignore[attr-defined]
         line = BoundSymbol(self, args, kwargs, out, context=context, inputs=tuple(inputs), outputs=tuple(outputs))
         if subsymbols is not None:
             line._subsymbols = tuple(subsymbols)

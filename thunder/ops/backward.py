@@ -71,6 +71,7 @@ def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
 
 
 native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta)
+native_layer_norm.info["not_differentiable"] = (1, 2)  # the mean and deviation: its backward's own derivative accounts for them
 native_layer_norm_backward = kernel(
     "native_layer_norm_backward", "default",
     lambda g, a, normalized_shape, mean, rstd, weight, bias, mask: (

@@ -183,7 +183,7 @@ def _rule(*names: str):
 
 
 def _mapped_only_first(batch: _Batch, line: BoundSymbol) -> bool:
-    return line.args[0] in batch.moved and not any(p in batch.moved for p in proxies_in(line.args[1:], []))
+    return isinstance(line.args[0], TensorProxy) and line.args[0] in batch.moved and not any(p in batch.moved for p in proxies_in(line.args[1:], []))
 
 
 def _aligned(batch: _Batch, x, rank: int):
@@ -221,7 +221,7 @@ def _shifted(dim, rank: int):
 def _along(batch: _Batch, line: BoundSymbol):
     a, rank = line.args[0], len(line.args[0].shape)
     dim = line.args[1] if len(line.args) > 1 else None
-    if not rank or not _mapped_only_first(batch, line):
+    if not rank or not _mapped_only_first(batch, line) or (dim is None and line.sym in (LTORCH["softmax"], LTORCH["log_softmax"])):
         return None
     if dim is None or dim == ():
         dim = tuple(range(rank))
