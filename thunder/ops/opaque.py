@@ -232,7 +232,8 @@ def _vjp_of(symbol: Symbol) -> Symbol:
             return tuple(o for o, g in zip(found, cotangents, strict=True) if g is not None)
 
         before = _generators(inputs)
-        gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None])
+        again = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors_in((args, kwargs, cotangents), []))
+        gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None], again)
         if any(not torch.equal(a, b) for a, b in zip(before, _generators(inputs), strict=True)):
             raise RuntimeError(f"{symbol.name} draws random numbers: it has no derivative as a function. Draw them outside of the function that is differentiated")
         return gradients
@@ -278,11 +279,10 @@ def _generators(inputs: list) -> list[torch.Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
 
 
-def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Tensor]) -> tuple:
-    """The gradients of `function` at its inputs, connected to inputs and cotangents where grad mode is on, and under torch.func's transforms."""
+def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Tensor], again: bool) -> tuple:
+    """The gradients of `function` at its inputs; `again`, and under torch.func's transforms, they can be differentiated themselves."""
     if compat.in_functorch():
         return torch.func.vjp(function, *inputs)[1](tuple(cotangents))
-    again = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *cotangents))
     with torch.enable_grad():
         inputs = [x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_() for x in inputs]
         outputs = function(*inputs)
