@@ -96,6 +96,11 @@ def test_it_saves_one_number_a_row():
     assert (64 * 50, scaled.data_ptr()) not in held and [n for n, _ in held].count(64 * 50) == 1, "eager keeps the log-probabilities instead"
 
 
+def test_many_rows_are_taken_a_few_at_a_time():
+    logits, target = inputs(n=30, classes=20000)
+    torch.testing.assert_close(thunder.jit(cross_entropy, executors=["cross_entropy"])(logits, target), cross_entropy(logits, target))
+
+
 def test_gradcheck():
     logits, target = inputs(torch.float64)
     compiled = thunder.jit(lambda x: cross_entropy(x, target, label_smoothing=0.1), executors=["cross_entropy"])
