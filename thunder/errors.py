@@ -5,11 +5,11 @@ An error of the user's own program, or of PyTorch in it, leaves a compiled funct
 
 from __future__ import annotations
 
-from typing import Any
 import linecache
 import os
 import sys
 import warnings
+from typing import Any
 
 __all__ = [
     "ThunderError", "CaptureError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",

@@ -221,7 +221,7 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex", "torch_compile"):
+        for name in ("torchex", "pythonex", "torch_compile", "cross_entropy", "apexex"):
             importlib.import_module(f"thunder.executors.{name}")
 
 

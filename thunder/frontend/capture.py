@@ -23,7 +23,7 @@ from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorPr
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
-from thunder.frontend import calls, containers
+from thunder.frontend import calls, containers, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
@@ -40,7 +40,7 @@ _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", 
 
 @functools.cache
 def _is_library(module: str | None) -> bool:
-    return bool(module) and (native_module(module) or module.startswith("torch."))
+    return bool(module) and (native_module(module) or module.startswith(("torch.", "triton.")))
 
 
 class Capture(Host):
@@ -65,6 +65,7 @@ class Capture(Host):
             names.taken.update(executor.opmap)
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
         self.recorder.memory = Memory(outside=self.written_to)
+        self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
         self.sources: dict[int, Source] = {}

@@ -9,6 +9,7 @@ from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import LTORCH, alias, inplace_of, lookup
+from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["call_torch"]
@@ -29,7 +30,11 @@ def call_torch(function, args: tuple, kwargs: dict):
         return inplace.write(functional, args, kwargs)
     if inplace.writes(function):
         return inplace.write_unknown(function, args, kwargs, call_torch)
-    return opaque.symbol_for(function)(*args, **kwargs)
+    symbol = opaque.symbol_for(function)
+    written = opaque.written_by(function, args, kwargs)
+    if written:
+        return call_mutating(symbol.name, function, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
+    return symbol(*args, **kwargs)
 
 
 METHODS.torch_function = call_torch
