@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import thunder
-from thunder.errors import CaptureError
 from thunder.frontend.triton_kernels import written_parameters
 
 if sys.platform != "linux":
@@ -127,8 +126,11 @@ def test_what_a_kernel_writes_is_a_new_version():
     for _ in range(2):
         for got, want in zip(compiled(X), (X + 1, (X + 1) * 3, (X + 1) * 6)):
             assert torch.equal(got, want)
-    with pytest.raises(CaptureError, match="scale_in_place_ writes to a tensor that came from outside of the program .*\n  at .*test_triton_kernels.py"):
-        thunder.jit(lambda x: scale_in_place[(3,)](x, 10, 3.0, BLOCK=4))(X.clone())
+    outside = thunder.jit(lambda x: scale_in_place[(3,)](x, 10, 3.0, BLOCK=4))
+    for _ in range(2):
+        x = X.clone()
+        outside(x)
+        assert torch.equal(x, X * 3)
 
 
 def test_helpers_strides_and_several_results():

@@ -48,7 +48,8 @@ def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, writ
         given = _tensors(proxies_in(kwargs, proxies_in(args, [])))
         return (meta(*args, **kwargs), *(like(given[i]) for i in places))
 
-    symbol = Symbol(name, typed, id=symbol_id or ("mutating", name), is_prim=True, tags=tags, fn=run)
+    identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))  # what runs depends on these
+    symbol = Symbol(name, typed, id=identity, is_prim=True, tags=tags, fn=run)
     symbol.grad_rule = _passing_through(symbol, targets)
     result, *new = symbol(*args, **kwargs)
     for target, value in zip(targets, new, strict=True):

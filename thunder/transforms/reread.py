@@ -6,7 +6,7 @@ Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -33,7 +33,7 @@ def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: se
         if not users:
             continue
         # a part is worth reading where its memory is kept for nothing else
-        parts = [(part, line) for part, line in _parts(join) if list(left.get(base := _base(part, views), ())) == [part] and base not in arguments]
+        parts = [(part, line) for part, line in _parts(join) if _only(left.get(base := _base(part, views), ()), part) and base not in arguments]
         if not parts:
             continue
         for user in users:
@@ -75,3 +75,8 @@ def _parts(join: BoundSymbol):
             else:
                 yield part, LTORCH["narrow"].bind(out, dim, start, part.shape[dim], output=part, context=join.context)
         start = start + (0 if join.sym is _STACK else part.shape[dim])
+
+
+def _only(values: Iterable[Proxy], one: Proxy) -> bool:
+    found = list(values)
+    return len(found) == 1 and found[0] is one
