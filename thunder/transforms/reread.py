@@ -6,7 +6,7 @@ Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -33,7 +33,7 @@ def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: se
         if not users:
             continue
         # a part is worth reading where its memory is kept for nothing else
-        parts = [(part, line) for part, line in _parts(join) if _only(left.get(base := _base(part, views), ()), part) and base not in arguments]
+        parts = [(part, line) for part, line in _parts(join) if _alone(part, left.get(base := _base(part, views))) and base not in arguments]
         if not parts:
             continue
         for user in users:
@@ -50,6 +50,11 @@ def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:
     while o in views:
         o = views[o].inputs[0]
     return o
+
+
+def _alone(o: Proxy, kept: dict[Proxy, None] | None) -> bool:
+    """Whether `o` is all that is kept. Proxies are told apart by identity: == of two is an operation of the program."""
+    return kept is not None and len(kept) == 1 and next(iter(kept)) is o
 
 
 def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSymbol]:
@@ -75,8 +80,3 @@ def _parts(join: BoundSymbol):
             else:
                 yield part, LTORCH["narrow"].bind(out, dim, start, part.shape[dim], output=part, context=join.context)
         start = start + (0 if join.sym is _STACK else part.shape[dim])
-
-
-def _only(values: Iterable[Proxy], one: Proxy) -> bool:
-    found = list(values)
-    return len(found) == 1 and found[0] is one
