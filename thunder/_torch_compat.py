@@ -178,3 +178,4 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
     if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"
     return None
+

@@ -19,7 +19,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
+from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -39,6 +39,7 @@ from thunder.options import (
 )  # fmt: skip
 from thunder.pipeline import gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
 from thunder.transforms.base import asked, check_transforms
+from thunder.transforms.check_results import check_results
 
 __all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
 
@@ -214,16 +215,27 @@ class Compiled:
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
         start = clock()
+        try:
+            return self._lower(captured, modes)
+        except ThunderError as error:
+            if error.bound_symbol is not None and error.bound_symbol.location is not None:
+                add_location(error, captured.where(error.bound_symbol.location))
+            raise
+        finally:
+            stats.times["prologue"] = (start, clock())
+
+    def _lower(self, captured: Captured, modes: tuple) -> CacheEntry:
+        options = self.options
         captured.transform(options, self.overrides)
+        program = functools.partial(self._program, captured)
         backward: list[Trace] = []
         if captured.output_requires_grad and not options.disable_torch_autograd:
-            traces, backward, run = _connect(captured.computation, options, modes)
+            traces, backward, run = _connect(captured.computation, options, modes, program)
         else:
             traces = lower(captured.computation, options, options.executors)
-            run = _in_modes(traces[-1].python_callable(), modes)
+            run = _in_modes(program(traces[-1]), modes)
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
                 run = _without_grad(run)
-        stats.times["prologue"] = (start, clock())
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
     def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
@@ -241,6 +253,11 @@ class Compiled:
         raise CaptureError(
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
         ) from failure
+
+    def _program(self, captured: Captured, trace: Trace) -> Callable:
+        if self.options.debug.check_traces:
+            trace._callable = check_results(trace, captured.where).python_callable()
+        return trace.python_callable()
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict):
         self.stats.last_entry = entry
@@ -286,8 +303,7 @@ class Compiled:
         """An error of an operation names the user's line it came from."""
         location = entry.captured.user_location(entry.computation_traces[-1], error.__traceback__)
         if location is not None and not getattr(error, "__notes__", None):
-            filename, line, function, source = location
-            error.add_note(f"in the user's program: {filename}:{line}, in {function}\n    {source.strip()}")
+            add_location(error, location)
 
     # --- copies
     def __deepcopy__(self, memo):
@@ -311,11 +327,11 @@ def _in_modes(function: Callable, modes: tuple) -> Callable:
     return no_autocast(function) if compat.autocast_in(modes) else function
 
 
-def _connect(computation: Trace, options: JitOptions, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
+def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Callable[[Trace], Callable]) -> tuple[list[Trace], list[Trace], Callable]:
     """The traces of a computation's forward and backward, and the two as a function connected to autograd.
 
     The backward for all outputs is compiled before the forward runs. One that some outputs play no part in, and one that is itself differentiated, are compiled
-    when they are first met.
+    when they are first met. `program` makes a callable of a trace.
     """
     forward, backward, cut = lower_with_derivatives(computation, options, options.executors)
 
@@ -323,12 +339,12 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple) -> tuple[lis
         gradients, needed = gradient_program(computation, cut, missing, options.executors)
         arguments = {a for a in gradients.args if isinstance(a, Proxy)}
         if any(isinstance(o, TensorProxy) and o.requires_grad and o not in arguments for o in gradients.output_proxies):
-            return _connect(gradients, options, modes)[2], needed
-        return _in_modes(lower(gradients, options, options.executors)[-1].python_callable(), modes), needed
+            return _connect(gradients, options, modes, program)[2], needed
+        return _in_modes(program(lower(gradients, options, options.executors)[-1]), modes), needed
 
     run = connected(
-        _in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
-        make_without=lambda missing: lower_backward_without(cut, missing, options, options.executors)[-1].python_callable(),
+        _in_modes(program(forward[-1]), modes), program(backward[-1]), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
+        make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
         make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation),
     )  # fmt: skip
     return forward, backward, run

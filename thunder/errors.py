@@ -9,15 +9,21 @@ import linecache
 import os
 import sys
 import warnings
+from typing import Any
 
 __all__ = [
     "ThunderError", "CaptureError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
-    "RecompileWarning", "warn_user", "user_line",
+    "RecompileWarning", "warn_user", "user_line", "add_location",
 ]  # fmt: skip
 
 
 class ThunderError(RuntimeError):
-    """Base of all errors that are thunder's own."""
+    """Base of all errors that are thunder's own.
+
+    bound_symbol: the line of a trace that a pass failed on, so that the user's line it came from can be named.
+    """
+
+    bound_symbol: Any = None
 
 
 class CaptureError(ThunderError):
@@ -82,6 +88,12 @@ def user_line(error: BaseException) -> tuple[tuple | None, bool]:
                 found = line
         traceback = traceback.tb_next
     return found or torchs, code is not None and not code.co_filename.startswith(libraries)
+
+
+def add_location(error: BaseException, location: tuple) -> None:
+    """Adds to an error the user's line, (filename, line number, function name, source line), that it is about."""
+    filename, line, function, source = location
+    error.add_note(f"in the user's program: {filename}:{line}, in {function}\n    {source.strip()}")
 
 
 def warn_user(text: str, category: type[Warning]) -> None:

@@ -19,6 +19,7 @@ from thunder.transforms.memory_budget import plan
 from thunder.transforms.partition import ForwardBackward, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
+from thunder.transforms.reinplace import reinplace
 from thunder.transforms.without_cotangents import without_cotangents
 
 __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "inputs_behind", "random_devices"]
@@ -32,7 +33,7 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
 def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
     return [
-        ("Transform for execution", lambda trace: dispatch(trace, executors)),
+        ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
         *_afterwards(options, executors),
     ]

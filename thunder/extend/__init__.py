@@ -125,8 +125,9 @@ class OperatorExecutor(Executor):
         become the decomposition. `replaces` names a function, or several, that compiled programs call this operation instead of. `module`
         prints and calls the function as an attribute of a module.
 
-        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found.
+        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found; TypeError for what is no function.
         """
+        _check_callable(f"register_operator({name!r})", like=like, meta=meta, fn=fn, python_printer=python_printer)
         if (like is None) == (meta is None):
             raise ValueError(f"register_operator({name!r}): give exactly one of like= and meta=")
         if fn is None and module is not None:
@@ -150,11 +151,35 @@ class OperatorExecutor(Executor):
 
         `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations.
         `checker`, called with the same arguments, says whether it can: without one it always can. `grad_transform`, a function of the same arguments, computes the
-        result and says with get_grad and put_grads how the operation is differentiated.
+        result and says with get_grad and put_grads how the operation is differentiated. A torch function stands for the operation it is.
+
+        Raises ValueError unless exactly one of op and execution_transform is given, TypeError for what is no operation or no function.
         """
+        _check_callable("register_implementation", checker=checker, execution_transform=execution_transform, grad_transform=grad_transform)
+        if op is not None and not isinstance(op, Symbol):
+            raise TypeError(f"register_implementation: op is a {type(op).__name__}: give the operation that register_operator returned for it")
         if (op is None) == (execution_transform is None):
             raise ValueError("register_implementation: give exactly one of op and execution_transform")
-        self.implmap[getattr(sym_or_id, "id", sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
+        self.implmap[operation_id(sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
+
+
+def operation_id(given: Any) -> Any:
+    """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError for another function."""
+    if callable(given) and not isinstance(given, Symbol):
+        from thunder.ops import lookup
+
+        found = lookup(given)
+        if not isinstance(found, Symbol):
+            name = getattr(given, "__name__", type(given).__name__)
+            raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")
+        given = found
+    return getattr(given, "id", given)
+
+
+def _check_callable(what: str, **functions: Any) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{what}: {name}= is a function, not a {type(function).__name__}")
 
 
 def single_op_executor(
@@ -196,7 +221,7 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex", "torch_compile"):
+        for name in ("torchex", "pythonex", "torch_compile", "cross_entropy", "apexex"):
             importlib.import_module(f"thunder.executors.{name}")
 
 
@@ -271,9 +296,12 @@ _warned: set[str] = set()  # names of executors that a user was told about
 def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Executor, ...]:
     """Executors given as objects or registered names, the default ones for None, with the always-executors at the end.
 
-    Raises OptionError (a ValueError) for a name that is not registered.
+    Raises OptionError (a ValueError) for a name that is not registered, and for what is no list.
     """
     _load()
+    if isinstance(executors, (str, Executor)) or not isinstance(executors, Iterable | None):
+        given = repr(executors) if isinstance(executors, (str, Executor)) else f"a {type(executors).__name__}"
+        raise OptionError(f"executors= is a list of executors or their names, not {given}: executors=[...]; registered: {', '.join(sorted(_ALL))}")
     chosen: list[Executor] = []
     for e in get_default_executors() if executors is None else executors:
         found = e if isinstance(e, Executor) else _ALL.get(e)

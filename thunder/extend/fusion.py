@@ -10,7 +10,7 @@ from thunder.core.regions import Region, convex_regions, region_key, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
-from thunder.extend import Executor, Implementation
+from thunder.extend import Executor, Implementation, operation_id
 
 __all__ = ["FusionExecutor"]
 
@@ -40,7 +40,7 @@ class FusionExecutor(Executor):
 
         execution_transform rewrites it first, in terms of other operations. grad_transform says how it is differentiated.
         """
-        self.implmap[getattr(sym_or_id, "id", sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
+        self.implmap[operation_id(sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
 
     def can_execute(self, line: BoundSymbol) -> bool:
         return line.sym.executor is self

@@ -38,6 +38,7 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
         self.parameters = c.parameters
+        c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         self.epilogue_traces = [trace] if trace is not None else []
@@ -62,6 +63,8 @@ class Captured:
         inputs = [*tensors, *numbers]
         c.input_sources = [c.real[p][1] for p in tensors] + [c.number_sources[n.name] for n in numbers]
         tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
+        if written := {v.name: None for v in c.recorder.memory.owner}:
+            tables["written"] = written
         self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
 
     @property

@@ -44,7 +44,7 @@ def apply(c, f, args, kwargs):
     grad = torch.is_grad_enabled() and any(needs)
     ctx = FunctionContext(needs)
     with separate(c, False) as forward:
-        result = _forward(c, cls, ctx, inputs, kwargs)
+        result = map_structure(c.recorder.latest, _forward(c, cls, ctx, inputs, kwargs))
     if ctx._dirty:
         c.refuse(f"{cls.__name__} marks tensors dirty: it writes to its inputs", "return new tensors in its place")
     if not grad:
@@ -59,7 +59,7 @@ def apply(c, f, args, kwargs):
     for p in placeholders:
         p.name = c.recorder.context.names.make()
     with separate(c, False) as backward:
-        gradients = c.call(_backward_of(cls), [ctx, *placeholders], {})
+        gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
     program.symbol.info["not_differentiable"] = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}

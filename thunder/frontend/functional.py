@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import TensorProxy, like, proxies_in
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
 from thunder.errors import CaptureError
 from thunder.extend import resolve_executors
@@ -34,14 +34,16 @@ def separate(c, grad_enabled: bool) -> Iterator[Recorder]:
     """Lines are recorded apart, in a grad mode of their own."""
     outer, before = c.recorder, torch.is_grad_enabled()
     inner = Recorder(outer.context.replace(grad_enabled=grad_enabled), outer.location, outer.where)
-    inner.versions = outer.versions
+    inner.memory = outer.memory
     c.recorder = inner
+    c.outer_recorders.append(outer)
     torch._C._set_grad_enabled(grad_enabled)
     try:
         with recording(inner):
             yield inner
     finally:
         c.recorder = outer
+        c.outer_recorders.pop()
         torch._C._set_grad_enabled(before)
 
 
@@ -51,6 +53,7 @@ class _Native:
     def __init__(self, recorder: Recorder):
         self.recorder, self.executors = recorder, resolve_executors(None)
         self.lazy: dict = {}
+        self.outer_recorders: list[Recorder] = []
 
     def call(self, f, args, kwargs):
         return f(*args, **kwargs)
@@ -126,6 +129,9 @@ class Transformed:
     def enter(self, c, args: Sequence, kwargs: dict, grad_enabled: bool) -> tuple[list, list, Any]:
         """Calls the function apart. The lines it recorded, and its result flat."""
         with separate(c, grad_enabled) as level:
+            if level.memory is not None:
+                proxies = [p for p in proxies_in([args, kwargs], []) if isinstance(p, TensorProxy)]
+                level.memory.fixed |= dict.fromkeys(proxies, "a function under grad, vjp, jvp or vmap writes to its argument")
             result = c.call(self.inner(c), list(args), kwargs)
             leaves, spec = _flatten(c, result)
         return level.bound_symbols, leaves, spec

@@ -14,10 +14,11 @@ from thunder.ops import backward, opaque
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite
 from thunder.ops.elementwise import broadcast_to
+from thunder.ops.linalg import _folded
 from thunder.ops.normalization import softmax
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.random import dropout_noise
-from thunder.ops.shape import expand, reshape, transpose
+from thunder.ops.shape import reshape, transpose
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 
@@ -218,12 +219,6 @@ def _is_mathematical(query, key, value, attn_mask, enable_gqa: bool) -> bool:
     if query.device.type != "cpu" or enable_gqa or query.dtype not in (float32, float64) or not len(query.shape) == len(key.shape) == len(value.shape) == 4:
         return False
     return attn_mask is None or attn_mask.dtype.category == 0 or attn_mask.dtype is query.dtype
-
-
-def _folded(a, lead: tuple):
-    """A batch of matrices with one batch dimension, stretched to `lead` before."""
-    shape = (*lead, *a.shape[-2:])
-    return reshape(a if a.shape == shape else expand(a, shape), (math.prod(lead), *a.shape[-2:]))
 
 
 def _run_causal(query, sources: int):

@@ -10,14 +10,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Symbol, detached, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast
 from thunder.ops.define import torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque", "derivative_of", "vjp_of"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of"]
 
 _SYMBOLS: dict = {}
 
@@ -28,6 +28,8 @@ def is_opaque(symbol: Symbol) -> bool:
 
 def symbol_for(function) -> Symbol:
     """The opaque operation for a torch function. One symbol per function."""
+    if isinstance(function, torch._ops.OpOverload) and function._overloadname == "default":
+        function = function.overloadpacket
     symbol = _SYMBOLS.get(function)
     if symbol is None:
         symbol = _SYMBOLS[function] = _make(function)
@@ -41,39 +43,63 @@ def _make(function) -> Symbol:
     def meta(*args, **kwargs):
         return _typed_by_running(function, name, args, kwargs)
 
-    custom = _custom_namespace(function)
+    custom = _custom_path(function)
     if custom is not None:
-        return Symbol(name, meta, module=custom, id=f"{custom}.{name}", is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
+        module, name = custom
+        overload = getattr(function, "_overloadname", "default")
+        identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
+        return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
     made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
     made.autocast = autocast.OPAQUE.get(name)
     return made
 
 
-def _custom_namespace(function) -> str | None:
-    """`torch.ops.<namespace>` of an operator that somebody registered with torch.library: its author's fake rule types it, so it is not opaque."""
-    overloads = getattr(function, "_qualified_op_name", None) or str(getattr(function, "_schema", ""))
-    namespace = overloads.partition("::")[0]
-    if not namespace or namespace in ("aten", "prims", "prim", "torchvision", "c10d", "_c10d_functional", "quantized"):
+def _custom_path(function) -> tuple[str, str] | None:
+    """("torch.ops.<namespace>", name) of an operator that somebody registered with torch.library: its author's fake rule types it, so it is not opaque."""
+    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return None
-    return f"torch.ops.{namespace}"
+    packet = function if isinstance(function, torch._ops.OpOverloadPacket) else function.overloadpacket
+    namespace, _, name = packet._qualified_op_name.partition("::")
+    if namespace in ("aten", "prims", "prim", "torchvision", "c10d", "_c10d_functional", "quantized"):
+        return None
+    return (f"torch.ops.{namespace}", name) if packet is function else (f"torch.ops.{namespace}.{name}", function._overloadname)
+
+
+def written_by(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
+    """The tensors among the arguments that an operator writes to, as its schema says."""
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        overloads = function.overloads()
+        if _custom_path(function) is None or overloads != ["default"]:
+            return []
+        function = function.default
+    if not isinstance(function, torch._ops.OpOverload) or _custom_path(function) is None:
+        return []
+    found: list = []
+    for i, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            proxies_in(args[i] if i < len(args) else kwargs.get(argument.name), found)
+    return found
 
 
 def _identifier(function) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):
         name = f"{name.strip('_')}_{getattr(function.__self__, '__name__', 'attribute')}"
+    name = name.partition(".")[0]  # of `name.overload`
     return name if name.isidentifier() else "torch_function"
 
 
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     mode = FakeTensorMode()
     known: dict[int, TensorProxy] = {}
+    given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
         if isinstance(x, TensorProxy):
             shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
             out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
             known[id(out)] = x
+            given.append(out)
             return out
         if isinstance(x, AnyProxy):
             return x.example
@@ -84,7 +110,6 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     try:
         with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
-            keep = (fake_args, fake_kwargs)  # ids in `known` stay valid while these live
             out = function(*fake_args, **fake_kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
@@ -93,14 +118,21 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
         ) from error
 
+    memory = getattr(current_recorder(), "memory", None)
+
     def typed(x):
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) in known:
             return known[id(x)]
-        return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        made = TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        if memory is not None:
+            storage = x.untyped_storage()._cdata
+            for argument in given:
+                if argument.untyped_storage()._cdata == storage:
+                    memory.share(made, known[id(argument)])
+        return made
 
-    del keep
     with torch._C.DisableTorchFunction():
         return map_structure(typed, out)
 

@@ -24,7 +24,7 @@ from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import MissingImplementationError
+from thunder.errors import MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 
@@ -187,6 +187,12 @@ def _complex(line: BoundSymbol) -> bool:
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
 
+def _by_parts(line: BoundSymbol) -> bool:
+    """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated. Complex numbers take PyTorch's derivative."""
+    wanted = line.sym.info.get("by_parts")
+    return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
+
+
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
     """Appends what differentiating `line` gives: by its rule, by its decomposition, or by PyTorch's own derivative."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
@@ -203,7 +209,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         rule = again, True
     if rule is not None and (made := differentiate(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None:
+    elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         for sub in _typed(line):
@@ -269,11 +275,16 @@ class Linearization:
 
     def __init__(self, lines: Iterable[BoundSymbol], executors: Sequence, *, functional: bool = False, needed: set | None = None):
         self.steps: list = []
-        for line in lines:
-            if needed is not None and line not in needed:
-                self.steps.append(line)
-            else:
-                _derivatives(line, executors, self.steps, functional)
+        line = None
+        try:
+            for line in lines:
+                if needed is not None and line not in needed:
+                    self.steps.append(line)
+                else:
+                    _derivatives(line, executors, self.steps, functional)
+        except ThunderError as error:
+            error.bound_symbol = error.bound_symbol or line
+            raise
         self.forward: list[BoundSymbol] = [b for s in self.steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)]
 
     def backward(self, seeds: Iterable[tuple[Proxy, Any]], recorder: Recorder) -> dict[Proxy, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from thunder.core.proxies import proxies_in
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
@@ -82,7 +83,8 @@ def _rewrite(line: BoundSymbol, executor: Executor, transform: Callable, executo
         lines, aliases = adopt(recorder.bound_symbols, result, line.output)
     except ValueError:
         raise MissingImplementationError(
-            f"the execution transform of {executor.name} for {line.sym.qualified_name} returned another number of values than the operation has"
+            f"the execution transform of {executor.name} for {line.sym.qualified_name} returned another number of values than the operation has: "
+            f"return {len(proxies_in(line.output, []))} as the operation does, with any object where nobody reads one"
         ) from None
     # what the transform writes goes to the other executors, so that it may use the operation it implements; operations of this executor stay with it
     others = tuple(e for e in executors if e is not executor)
