@@ -215,7 +215,7 @@ def residual_network_with_frozen_batch_norm(compile):
     return classify(compile, Residual(nn.BatchNorm2d).eval())
 
 
-@program(gap="BatchNorm counts its batches in place (num_batches_tracked.add_), and writes to buffers are not captured yet")
+@program
 def residual_network_with_batch_norm(compile):
     return classify(compile, Residual(nn.BatchNorm2d))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -38,7 +37,7 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_backward_without, lower_gradient, lower_with_derivatives
+from thunder.pipeline import lower, lower_backward_without, lower_with_derivatives
 from thunder.transforms.base import asked, check_transforms
 from thunder.transforms.check_results import check_results
 
@@ -209,8 +208,7 @@ class Compiled:
         counters = frozenset().union(*(entry.captured.effects for entry in stats.interpreter_cache))
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self!r}", file=sys.stderr)
-        with torch.enable_grad() if options.derivative is not None else contextlib.nullcontext():
-            captured = self._capture(args, kwargs, counters)
+        captured = self._capture(args, kwargs, counters)
         if options.debug.show_interpreter_progress:
             print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
@@ -230,9 +228,7 @@ class Compiled:
         options = self.options
         captured.transform(options, self.overrides)
         backward: list[Trace] = []
-        if options.derivative is not None:
-            traces, run = self._lower_gradient(captured, modes)
-        elif captured.output_requires_grad and not options.disable_torch_autograd:
+        if captured.output_requires_grad and not options.disable_torch_autograd:
             traces, backward, run = self._lower_with_derivatives(captured, modes)
         else:
             traces = lower(captured.computation, options, options.executors)
@@ -256,15 +252,6 @@ class Compiled:
         raise CaptureError(
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
         ) from failure
-
-    def _lower_gradient(self, captured: Captured, modes: tuple) -> tuple[list[Trace], Callable]:
-        if captured.epilogue_fn is not None:
-            raise CaptureError(
-                "the function has effects, or returns something else than tensors in tuples, lists and dicts: its derivative as a function is not defined",
-                remedy="return tensors, and differentiate a function without effects",
-            )
-        traces = lower_gradient(captured.computation, self.options, self.options.executors)
-        return traces, _without_grad(self._in_modes(self._program(traces[-1], captured), modes))
 
     def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
         """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""

@@ -127,7 +127,6 @@ class JitOptions:
     cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
     sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.ALLOW
     disable_torch_autograd: bool = False
-    derivative: str | None = None  # "grad" or "value_and_grad": what the compiled function computes in the place of the program's value
     transforms: Sequence = ()
     debug: DebugOptions = field(default_factory=DebugOptions)
     compile_options: dict[str, Any] = field(default_factory=dict)

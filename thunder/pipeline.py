@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thunder.core.check import check
-from thunder.core.proxies import TensorProxy
 from thunder.core.trace import Trace, timed_pass
-from thunder.ops import LTORCH
 from thunder.options import JitOptions
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
@@ -17,9 +15,10 @@ from thunder.transforms.dispatch import dispatch
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.partition import ForwardBackward, partition
 from thunder.transforms.recompute import recompute
+from thunder.transforms.reinplace import reinplace
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = ["lower", "lower_gradient", "lower_with_derivatives", "lower_backward_without"]
+__all__ = ["lower", "lower_with_derivatives", "lower_backward_without"]
 
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
@@ -30,7 +29,7 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
 def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
     return [
-        ("Transform for execution", lambda trace: dispatch(trace, executors)),
+        ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
         *_afterwards(options, executors),
     ]
@@ -50,28 +49,6 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
         if options.debug.check_traces:
             check(traces[-1])
     return traces
-
-
-def lower_gradient(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
-    """All traces of the gradients of a computation, with ones as cotangents; for "value_and_grad" the value beside them."""
-
-    def gradients(trace: Trace) -> Trace:
-        joint = joint_trace(trace, executors, cotangent=_ones)
-        found = [g for g in joint.output["output"] if g is not None]
-        return joint.replace(name=trace.name, output=(trace.output, found) if options.derivative == "value_and_grad" else found)
-
-    passes = [
-        ("Dead Code Elimination", dce),
-        ("Grad transform pass", lambda trace: dce(gradients(trace))),
-        ("Transform for execution", lambda trace: dce(dispatch(trace, executors))),
-        ("Delete Last Used", del_last_used),
-        *_afterwards(options, executors),
-    ]
-    return _run([acquired], passes, options)
-
-
-def _ones(output: TensorProxy) -> TensorProxy:
-    return LTORCH["full"](output.shape, 1.0, device=output.device, dtype=output.dtype)
 
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:

@@ -109,3 +109,64 @@ def proxies_of(compiled):
 
 
 SAMPLED = sorted(name for name, symbol in LTORCH.items() if symbol.sampler is not None)
+
+
+# ---------------------------------------------------------------------------------------------------------------- gradients
+
+
+class Case:
+    """A sample whose gradient PyTorch knows. leaves: the tensors, of which some require grad. forward, gradients: what eager computes for `cotangents`."""
+
+    def __init__(self, program, leaves: list[torch.Tensor], which: str):
+        self.program, self.leaves, self.which = program, leaves, which
+        self.wanted = [x for x in leaves if x.requires_grad]
+        torch.manual_seed(0)
+        self.forward = tensors_in(program(*leaves))
+        outputs = [o for o in self.forward if o.requires_grad]
+        if not outputs:
+            raise RuntimeError("no output requires grad")
+        generator = torch.Generator().manual_seed(1)
+        self.cotangents = [torch.randn(o.shape, dtype=o.dtype, generator=generator) for o in outputs]
+        self.gradients = self.differentiated(outputs)
+
+    def differentiated(self, outputs: list[torch.Tensor], cotangents=None) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(outputs, self.wanted, self.cotangents if cotangents is None else cotangents, retain_graph=True, allow_unused=True, materialize_grads=True)
+
+    def step(self, run) -> None:
+        """Forward and backward, for what counts them."""
+        torch.manual_seed(0)
+        self.differentiated([o for o in tensors_in(run(*self.leaves)) if o.requires_grad])
+
+
+def gradient_cases(name: str, dtypes=(torch.float64, torch.complex128)):
+    """The samples of an operation that PyTorch differentiates: with grad for all of their tensors, and, of two or more, for the first and the last alone."""
+    for dtype in dtypes:
+        for args, kwargs in samples_of(LTORCH[name], dtype):
+            program, tensors = as_program(LTORCH[name], args, kwargs)
+            floating = [i for i, t in enumerate(tensors) if t.dtype.is_floating_point or t.dtype.is_complex]
+            choices = {"all": floating} | ({"first": floating[:1], "last": floating[-1:]} if len(floating) > 1 and dtype is torch.float64 else {})
+            for which, chosen in choices.items():
+                leaves = [t.clone().requires_grad_(i in chosen) if i in floating else t for i, t in enumerate(tensors)]
+                try:
+                    case = Case(program, leaves, which)
+                except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+                    continue  # PyTorch refuses the sample, or has no derivative
+                yield case
+
+
+def saved_bytes(run, leaves: list[torch.Tensor]) -> int:
+    """Bytes of the distinct storages that a forward keeps for its backward, its arguments left out."""
+    held = {t.untyped_storage().data_ptr() for t in leaves}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in held:
+            kept[storage.data_ptr()] = storage
+        return t
+
+    torch.manual_seed(0)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        outputs = run(*leaves)
+    del outputs
+    return sum(storage.nbytes() for storage in kept.values())

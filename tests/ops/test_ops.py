@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import thunder
-from tests.ops.harness import SAMPLED, as_program, by_decomposition, proxies_of, samples_of, tensors_in, torch_function
+from benchmarks.training import CountCalls
+from tests.ops.harness import SAMPLED, as_program, by_decomposition, gradient_cases, proxies_of, samples_of, saved_bytes, tensors_in, torch_function
 from thunder.core.symbol import OpTags
 from thunder.errors import ThunderError
 from thunder.ops import LTORCH
@@ -99,29 +100,72 @@ def _inputs(compiled, tensors):
     return inputs
 
 
-@pytest.mark.parametrize("name", [n for n in SAMPLED if n not in NOT_DETERMINED])
+DIFFERENTIATED = [n for n in SAMPLED if n not in NOT_DETERMINED]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_gradient_equals_autograds(name):
-    for program, tensors in cases(name, (torch.float64, torch.complex128)):
-        leaves = [t.clone().requires_grad_() if t.dtype.is_floating_point or t.dtype.is_complex else t for t in tensors]
+    for case in gradient_cases(name):
+        compiled = thunder.jit(case.program)
         torch.manual_seed(0)
-        try:
-            want = tensors_in(program(*leaves))
-        except RuntimeError:
-            continue  # PyTorch cannot differentiate it
-        compiled = thunder.jit(program)
-        got = tensors_in(run(compiled, leaves))
-        assert [o.requires_grad for o in got] == [o.requires_grad for o in want]
-        pairs = [(g, w) for g, w in zip(got, want) if w.requires_grad]
-        wrt = [x for x in leaves if x.requires_grad]
-        if not pairs or not wrt:
+        got = tensors_in(compiled(*case.leaves))
+        assert [o.requires_grad for o in got] == [o.requires_grad for o in case.forward]
+        if name not in UNDEFINED:
+            torch.testing.assert_close(got, case.forward, rtol=0, atol=0, equal_nan=True)
+        outputs = [o for o in got if o.requires_grad]
+        torch.testing.assert_close(case.differentiated(outputs), case.gradients, rtol=1e-10, atol=1e-10, equal_nan=True)
+        if case.which != "all":
             continue
-        cotangents = [torch.randn(w.shape, dtype=w.dtype, generator=torch.Generator().manual_seed(1)) for _, w in pairs]
-        try:
-            expected = torch.autograd.grad([w for _, w in pairs], wrt, cotangents, allow_unused=True, materialize_grads=True)
-        except (RuntimeError, NotImplementedError):
-            continue  # PyTorch has no derivative
-        found = torch.autograd.grad([g for g, _ in pairs], wrt, cotangents, allow_unused=True, materialize_grads=True)
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8, equal_nan=True)
+        layouts = ([torch.ones((), dtype=c.dtype).expand(c.shape) for c in case.cotangents], [c.t().contiguous().t() if c.dim() == 2 else c for c in case.cotangents])
+        eager = [o for o in case.forward if o.requires_grad]
+        for cotangents in layouts:
+            torch.testing.assert_close(case.differentiated(outputs, cotangents), case.differentiated(eager, cotangents), rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [n for n in DIFFERENTIATED if LTORCH[n].grad_rule is not None and OpTags.RANDOM_OP not in LTORCH[n].tags])
+def test_rules_agree_with_difference_quotients(name):
+    """One sample each, where PyTorch's own derivative does: not at a jump, or where a subgradient is chosen."""
+    for case in gradient_cases(name, (torch.float64,)):
+        double = case.which == "all" and all(x.dtype is torch.float64 for x in case.wanted)
+        if double and torch.autograd.gradcheck(case.program, case.leaves, fast_mode=True, raise_exception=False, check_undefined_grad=False):
+            assert torch.autograd.gradcheck(thunder.jit(case.program), case.leaves, fast_mode=True, check_undefined_grad=False)
+            break
+
+
+# operations that call a little more than eager does, and why
+MORE_CALLS = {
+    "clamp": "a zero that where makes a tensor of", "clip": "as clamp", "conj_physical": "a result that is its argument is a view of it",
+    "copysign": "zeros for the sign, which eager makes of the whole shape at once", "getitem": "a 0-dim index is read by eager, which waits for it",
+    "matmul": "the rows of the left side, which eager saved folded", "positive": "as conj_physical", "setitem": "the functional form copies",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_training_is_never_heavier_than_eager(name):
+    """Bytes saved for the backward, and ATen calls of forward and backward. Where PyTorch's own graph is kept, detaching its ends is all that comes on top."""
+    for case in gradient_cases(name, (torch.float64,)):
+        if case.which != "all":
+            continue
+        compiled = thunder.jit(case.program)
+        case.step(compiled)
+        assert saved_bytes(compiled, case.leaves) <= saved_bytes(case.program, case.leaves), case.leaves
+        calls = []
+        for run in (compiled, case.program):
+            with CountCalls() as counter:
+                case.step(run)
+            calls.append(counter.calls)
+        more = calls[0].total() - calls[1].total()
+        if any("_with_graph" in line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols):
+            more -= calls[0]["aten.detach.default"] - calls[1]["aten.detach.default"]
+        assert more <= 0 or (name in MORE_CALLS and more <= 4), (more, calls[0] - calls[1], calls[1] - calls[0])
+
+
+def test_number_of_gradients_that_are_compared():
+    """Operations and samples whose gradient the tests above compare with PyTorch's: they may only become more."""
+    counts = [sum(1 for _ in gradient_cases(name)) for name in DIFFERENTIATED]
+    operations, samples = sum(n > 0 for n in counts), sum(counts)
+    print(f"gradients compared: {operations} operations, {samples} samples")
+    assert operations >= 321 and samples >= 2082, (operations, samples)
 
 
 @pytest.mark.parametrize("name", [n for n in SAMPLED if getattr(torch.Tensor, f"{n}_", None) is not None])

@@ -8,5 +8,5 @@ def __getattr__(name: str):
         raise AttributeError(name)
     import importlib
 
-    home = "thunder.functional_transforms" if name in ("grad", "value_and_grad") else "thunder.transforms.autodiff"
+    home = "thunder.functional_transforms" if name in ("grad", "value_and_grad", "vjp", "jvp", "vmap") else "thunder.transforms.autodiff"
     return getattr(importlib.import_module(home), name)

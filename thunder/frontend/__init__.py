@@ -20,6 +20,7 @@ from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
 from thunder.frontend.capture import Capture
 from thunder.frontend.epilogue import EpilogueWriter
+from thunder.frontend.functional import Transformed
 from thunder.frontend.guards import PrologueWriter
 from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
@@ -37,6 +38,7 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
         self.parameters = c.parameters
+        c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         self.epilogue_traces = [trace] if trace is not None else []
@@ -61,6 +63,8 @@ class Captured:
         inputs = [*tensors, *numbers]
         c.input_sources = [c.real[p][1] for p in tensors] + [c.number_sources[n.name] for n in numbers]
         tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
+        if written := {v.name: None for v in c.recorder.memory.owner}:
+            tables["written"] = written
         self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
 
     @property
@@ -175,6 +179,8 @@ def _run(c: Capture):
     if type(fn) is types.MethodType:
         root.label = "self"
         fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
+    elif isinstance(fn, Transformed):
+        c.sources[id(fn)], c.keep[id(fn)] = root, fn
     elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
         c.read(fn, root)
     arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")

@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.frontend import autograd_function, containers
+from thunder.frontend import autograd_function, containers, functional
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -88,17 +88,16 @@ def _shape(p: TensorProxy):
     return torch.Size(p.shape) if all(type(n) is int for n in p.shape) else SymbolicSize(p.shape)
 
 
+_STATED = {
+    "shape": lambda c, p: _shape(p), "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
+}  # fmt: skip
+
+
 def tensor_attribute(c, p: TensorProxy, n: str):
     """What user code sees of a tensor."""
-    p = c.recorder.latest(p)
-    if n == "shape":
-        return _shape(p)
-    if n in _CONVERTED:
-        return _CONVERTED[n](p)
-    if n in ("requires_grad", "ndim"):
-        return getattr(p, n)
-    if n == "__class__":
-        return kind_of(c, p)
+    if n in _STATED:
+        return _STATED[n](c, c.recorder.latest(p))
     real, source = c.real.get(p, (None, None))
     if real is not None:
         with torch._C.DisableTorchFunction():
@@ -373,6 +372,7 @@ def _call_symbol(c, symbol, args, kwargs):
 
 
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
+_BY_TYPE |= functional.KINDS
 
 
 def _call_function(c, f, args, kwargs):
@@ -668,7 +668,7 @@ def _associative_scan(c, f, args, kwargs):
 
 
 # handlers of functions whose modules are imported only by programs that use them
-_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan}
+_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan, **functional.BY_NAME}
 
 
 def _constant(value):
@@ -732,6 +732,7 @@ def _install() -> None:
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks,
         torch._C._log_api_usage_once: _constant(None),
+        **functional.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)

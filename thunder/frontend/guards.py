@@ -214,6 +214,7 @@ class PrologueWriter:
             self._guard(source, kind, want)
         self._functions()
         self._tensors()
+        self._apart()
         self._numbers()
         self._distinct()
         return self._returning_inputs()
@@ -464,6 +465,20 @@ class PrologueWriter:
         inside = ", ".join(variables)
         self.miss("check_tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := why({self.pin(expected, 'expected')}, ({inside},)))", "reason")
 
+    def _apart(self) -> None:
+        """What is written to shares no memory with anything else that is passed in."""
+        capture = self.capture
+        if not capture.mutated:
+            return
+        same = {s for s, kind, _ in capture.guards if kind == "same"}
+        groups: dict[tuple, list] = {(w, m): [] for w in (True, False) for m in (True, False)}
+        for proxy, (_, source) in capture.real.items():
+            if source not in same and source in capture.tensor_guards:
+                groups[proxy in capture.mutated, source.root.key not in ("args", "kwargs")].append(self.variable(source))
+        self.objects["apart"] = Apart()
+        arguments = [f"({', '.join(found)}{',' * (len(found) == 1)})" for found in groups.values()]
+        self.miss("check_apart", f"not apart({', '.join(arguments)})", "'what is written to shares memory with another tensor now'")
+
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
         for (a, relation, b), outcome in self.capture.relations.items():
@@ -484,6 +499,33 @@ class PrologueWriter:
             if len(variables) > 1:
                 self.objects.setdefault("id", id)
                 self.miss("check_distinct", f"len({{{', '.join(f'id({v})' for v in variables)}}}) != {len(variables)}", f"{f'two {what} became one object'!r}")
+
+
+class Apart:
+    """Whether tensors that are written to have memory of their own. Those of modules, which stay where they are, are looked at again when one has moved."""
+
+    __slots__ = ("places", "fixed", "fine")
+
+    def __init__(self):
+        self.places, self.fixed, self.fine = None, frozenset(), True
+
+    def __call__(self, written_fixed: tuple, written: tuple, fixed: tuple, others: tuple) -> bool:
+        places = [*map(torch.Tensor.data_ptr, written_fixed), None, *map(torch.Tensor.data_ptr, fixed)]
+        if places != self.places:
+            own = [t.untyped_storage().data_ptr() for t in written_fixed if t.numel()]
+            self.fixed = frozenset(own)
+            self.fine = len(self.fixed) == len(own) and self.fixed.isdisjoint(t.untyped_storage().data_ptr() for t in fixed)
+            self.places = places
+        if not self.fine:
+            return False
+        if not written and not others:
+            return True
+        own = [t.untyped_storage().data_ptr() for t in written if t.numel()]
+        apart = {*own}
+        if len(apart) != len(own) or not apart.isdisjoint(self.fixed):
+            return False
+        rest = {t.untyped_storage().data_ptr() for t in others}
+        return rest.isdisjoint(self.fixed) and (not apart or rest.isdisjoint(apart) and apart.isdisjoint(t.untyped_storage().data_ptr() for t in fixed))
 
 
 def changed_name(space, names, want, label: str) -> str:

@@ -77,10 +77,13 @@ def celu(a, alpha=1.0, inplace=False):
     return where(a > 0, a, alpha * LTORCH["expm1"](a / alpha))
 
 
+# alpha and scale of Klambauer et al., "Self-Normalizing Neural Networks" (2017)
+_SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
 @activation(*_nn("selu"))
 def selu(a, inplace=False):
-    # constants of Klambauer et al., "Self-Normalizing Neural Networks" (2017)
-    alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+    alpha, scale = _SELU
     return scale * where(a > 0, a, alpha * LTORCH["expm1"](a))
 
 
@@ -304,3 +307,80 @@ def _(a, min_val=-1.0, max_val=1.0):
 def _(a, beta=1.0, threshold=20.0):
     g = yield softplus(a, beta, threshold)
     return (backward.softplus_backward(g, a, beta, threshold),)
+
+
+@relu6.vjp
+def _(a):
+    g = yield relu6(a)
+    return (backward.hardtanh_backward(g, a, 0, 6),)
+
+
+@elu.vjp
+def _(a, alpha=1.0):
+    g = yield elu(a, alpha)
+    return (backward.elu_backward(g, alpha, 1, 1, False, a),)
+
+
+@celu.vjp
+def _(a, alpha=1.0):
+    g = yield celu(a, alpha)
+    return (backward.elu_backward(g, alpha, 1, 1.0 / alpha, False, a),)
+
+
+@selu.vjp
+def _(a):
+    g = yield selu(a)
+    return (backward.elu_backward(g, _SELU[0], _SELU[1], 1, False, a),)
+
+
+@hardshrink.vjp
+def _(a, lambd=0.5):
+    g = yield hardshrink(a, lambd)
+    return (backward.hardshrink_backward(g, a, lambd),)
+
+
+@softshrink.vjp
+def _(a, lambd=0.5):
+    g = yield softshrink(a, lambd)
+    return (backward.softshrink_backward(g, a, lambd),)
+
+
+@logsigmoid.vjp
+def _(a):
+    y, exponentials = backward.log_sigmoid_forward(a)
+    g = yield y
+    return (backward.log_sigmoid_backward(g, a, exponentials),)
+
+
+@threshold.vjp
+def _(a, threshold_, value):
+    g = yield threshold(a, threshold_, value)
+    return (backward.threshold_backward(g, a, threshold_),)
+
+
+@glu.vjp
+def _(a, dim=-1):
+    g = yield glu(a, dim)
+    return (backward.glu_backward(g, a, dim),)
+
+@prelu.vjp
+def _(a, weight):
+    if not a.shape:
+        return NotImplemented
+    w = LTORCH["reshape"](weight, (1, *((weight.numel_value,) if len(a.shape) > 1 else ()), *(1,) * (len(a.shape) - 2)))
+    g = yield backward.prelu_kernel(a, w)
+    ga, gw = backward.prelu_kernel_backward(g, a, w)
+    return ga, LTORCH["reshape"](backward.sum_to(gw, w.shape), weight.shape)
+
+
+@rrelu.vjp
+def _(a, lower=1 / 8, upper=1 / 3, training=False):
+    if training:
+        return NotImplemented
+    g = yield rrelu(a, lower, upper, training)
+    return (backward.leaky_relu_backward(g, a, (lower + upper) / 2, False),)
+
+
+# PyTorch composes these of the same operations
+for _symbol in (softsign, tanhshrink):
+    _symbol.info["by_parts"] = True

@@ -10,14 +10,15 @@ import torch.nn.functional as F
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite
 from thunder.ops.elementwise import broadcast_to
+from thunder.ops.linalg import _folded
 from thunder.ops.normalization import softmax
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.random import dropout_noise
-from thunder.ops.shape import expand, reshape, transpose
+from thunder.ops.shape import reshape, transpose
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 
@@ -190,12 +191,6 @@ def _is_mathematical(query, key, value, attn_mask, enable_gqa: bool) -> bool:
     return attn_mask is None or attn_mask.dtype.category == 0 or attn_mask.dtype is query.dtype
 
 
-def _folded(a, lead: tuple):
-    """A batch of matrices with one batch dimension, stretched to `lead` before."""
-    shape = (*lead, *a.shape[-2:])
-    return reshape(a if a.shape == shape else expand(a, shape), (math.prod(lead), *a.shape[-2:]))
-
-
 def _run_causal(query, sources: int):
     return _run_bias(torch.ones((query.shape[-2], sources), dtype=torch.bool, device=query.device).tril(), query.dtype)
 
@@ -244,7 +239,7 @@ def _attention_rule(symbol):
             return flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
         if _is_mathematical(query, key, value, attn_mask, enable_gqa) and 0.0 <= dropout_p < 1.0:
             return (yield from _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale))
-        return (yield from opaque.derivative_of(symbol)(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        return NotImplemented
 
     symbol.vjp(rule)
 

@@ -28,6 +28,8 @@ def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
     """A gradient summed back to the shape its operand had before broadcasting."""
     if g.shape == shape:
         return g
+    if not shape:
+        return op("sum")(g)
     lead = len(g.shape) - len(shape)
     dims = (*range(lead), *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])))
     out = op("sum")(g, dims, True) if dims else g
@@ -41,6 +43,14 @@ def _is_one(n) -> bool:
 def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = ()) -> Symbol:
     """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by `meta`."""
     return Symbol(overload, meta, id=f"aten.{name}.{overload}", module=f"torch.ops.aten.{name}", is_prim=True, tags=tags, fn=getattr(getattr(aten, name), overload))
+
+
+def memory_format(t: torch.Tensor) -> torch.memory_format:
+    """The layout that PyTorch's kernels keep for an image: channels last where they are."""
+    for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if t.dim() == rank and not t.is_contiguous() and t.is_contiguous(memory_format=layout):
+            return layout
+    return torch.contiguous_format
 
 
 def _like_first(g, *args, **kwargs):
@@ -77,8 +87,34 @@ native_layer_norm_backward = kernel(
         like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
     ),
 )  # fmt: skip
+native_batch_norm = kernel(
+    "_native_batch_norm_legit_functional", "default",
+    lambda a, weight, bias, mean, var, training, momentum, eps: (like(a), like(a, a.shape[1:2]), like(a, a.shape[1:2]), like(mean), like(var)),
+)  # fmt: skip
+
+
+def native_batch_norm_(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    out, mean, scale = aten._native_batch_norm_legit(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    return out, mean, scale, running_mean, running_var
+
+
+native_batch_norm.info["inplace"] = native_batch_norm_, {3: 3, 4: 4}
+native_batch_norm_backward = kernel(
+    "native_batch_norm_backward", "default",
+    lambda g, a, weight, mean, var, save_mean, save_scale, training, eps, mask: (
+        like(a) if mask[0] else None, like(a, a.shape[1:2]) if mask[1] else None, like(a, a.shape[1:2]) if mask[2] else None
+    ),
+)  # fmt: skip
 native_dropout = kernel("native_dropout", "default", lambda a, p, train: (like(a), like(a, dtype=bool8)), tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
 native_dropout_backward = kernel("native_dropout_backward", "default", _like_first)
+logit_backward = kernel("logit_backward", "default", _like_first)
+hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
+softshrink_backward = kernel("softshrink_backward", "default", _like_first)
+glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
+log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
+log_sigmoid_backward = kernel("log_sigmoid_backward", "default", _like_first)
+prelu_kernel = kernel("_prelu_kernel", "default", lambda a, weight: like(a))
+prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a, weight: (like(a), like(a)))
 select_backward = kernel("select_backward", "default", lambda g, sizes, dim, index: like(g, tuple(sizes)))
 slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start, end, step: like(g, tuple(sizes)))
 

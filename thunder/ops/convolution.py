@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import pair
@@ -226,13 +226,14 @@ def _convolution_backward_meta(g, a, weight, bias_sizes, stride, padding, dilati
 convolution_backward = backward.kernel("convolution_backward", "default", _convolution_backward_meta, tags=_TAGS)
 
 
-def _gradients(g, a, weight, bias, rank: int, stride, padding, dilation, transposed: bool, output_padding, groups: int):
-    """The cotangents of a, weight and bias, by PyTorch's kernel for all three; a batch is made of a single input."""
+def _with_gradients(call, a, weight, bias, rank: int, stride, padding, dilation, transposed: bool, output_padding, groups: int):
+    """The result of `call` and the cotangents of a, weight and bias by PyTorch's kernel for all three; a batch is made of a single input, as PyTorch does."""
     mask = [a.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad]
-    (x, single), (g, _) = _batched(a, rank), _batched(g, rank)
+    x, single = _batched(a, rank)
+    g = yield squeeze(call(x), 0) if single else call(a)
     sizes = None if bias is None else list(bias.shape)
     spread = [list(pair(n, rank)) for n in (stride, padding, dilation, output_padding)]
-    ga, gw, gb = convolution_backward(g, x, weight, sizes, *spread[:3], transposed, spread[3], groups, mask)
+    ga, gw, gb = convolution_backward(unsqueeze(g, 0) if single else g, x, weight, sizes, *spread[:3], transposed, spread[3], groups, mask)
     return (squeeze(ga, 0) if single and ga is not None else ga), gw, gb
 
 
@@ -242,18 +243,25 @@ def _conv_rule(symbol: Symbol, rank: int):
         if isinstance(padding, str):
             totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(pair(dilation, rank), weight.shape[2:], strict=True)]
             if any(type(t) is not int or t % 2 for t in totals):  # PyTorch pads one side more and convolves then
-                return (yield from opaque.derivative_of(symbol)(a, weight, bias, stride, padding, dilation, groups))
+                return NotImplemented
             padding = [t // 2 for t in totals]
-        g = yield symbol(a, weight, bias, stride, given, dilation, groups)
-        return _gradients(g, a, weight, bias, rank, stride, padding, dilation, False, 0, groups)
+        return (
+            yield from _with_gradients(
+                lambda x: symbol(x, weight, bias, stride, given, dilation, groups), a, weight, bias, rank, stride, padding, dilation, False, 0, groups
+            )
+        )
 
     symbol.vjp(rule)
 
 
 def _conv_transpose_rule(symbol: Symbol, rank: int):
     def rule(a, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
-        g = yield symbol(a, weight, bias, stride, padding, output_padding, groups, dilation)
-        return _gradients(g, a, weight, bias, rank, stride, padding, dilation, True, output_padding, groups)
+        return (
+            yield from _with_gradients(
+                lambda x: symbol(x, weight, bias, stride, padding, output_padding, groups, dilation), a, weight, bias, rank, stride, padding, dilation, True,
+                output_padding, groups,
+            )
+        )  # fmt: skip
 
     symbol.vjp(rule)
 

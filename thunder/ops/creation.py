@@ -383,6 +383,11 @@ def _triangle(name: str, keeps_lower: bool) -> Symbol:
         yield make(2, 4, 4), -1
         yield make(3, 3, dtype=torch.bool), 1
 
+    @symbol.vjp
+    def _(a, diagonal=0):
+        g = yield symbol(a, diagonal)
+        return (symbol(g, diagonal),)
+
     return symbol
 
 

@@ -165,7 +165,11 @@ VJP: dict[str, Callable] = {
     "rad2deg": lambda g, y, x: op("rad2deg")(g),
     "erf": lambda g, y, x: 2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
     "erfc": lambda g, y, x: -2.0 / math.sqrt(math.pi) * op("exp")(-(x * x)) * g,
-    "erfinv": lambda g, y, x: 0.5 * math.sqrt(math.pi) * op("exp")(y * y) * g,
+    "erfinv": lambda g, y, x: 0.5 * math.sqrt(math.pi) * op("exp")(op("pow")(op("erfinv")(x), 2)) * g,
+    "conj_physical": lambda g, y, x: g,
+    "i0": lambda g, y, x: g * op("special_i1")(x),
+    "sgn": lambda g, y, x: op("zeros_like")(g),
+    "sinc": lambda g, y, x: g * _sinc_slope(x),
     "exp": lambda g, y, x: g * y,
     "exp2": lambda g, y, x: g * y * math.log(2.0),
     "expm1": lambda g, y, x: g * (y + 1),
@@ -183,13 +187,30 @@ VJP: dict[str, Callable] = {
     "sqrt": lambda g, y, x: g / (2 * y),
     "square": lambda g, y, x: g * (x * 2.0),
 }
+
+
+def _sinc_slope(x):
+    """(pi x cos(pi x) - sin(pi x)) / (pi x**2), 0 at 0."""
+    by_pi = x * math.pi
+    square = x * x * math.pi
+    return op("masked_fill")((by_pi * op("cos")(by_pi) - op("sin")(by_pi)) / square, LTORCH["eq"](square, 0.0), 0)
+
+
+SPECIAL_VJP: dict[str, Callable] = {
+    "entr": lambda g, y, x: g * -(1 + op("log")(x)),
+    "erfcx": lambda g, y, x: (2.0 * x * y - 2.0 / math.sqrt(math.pi)) * g,
+    "i0e": lambda g, y, x: g * (op("special_i1e")(x) - op("sgn")(x) * y),
+    "log_ndtr": lambda g, y, x: g / op("special_erfcx")(x * -math.sqrt(0.5)) * math.sqrt(2.0 / math.pi),
+    "ndtri": lambda g, y, x: g * math.sqrt(2.0 * math.pi) * op("exp")(op("square")(y) / 2),
+}
 _SPECIAL = {"sigmoid": ("expit", "sigmoid"), "digamma": ("digamma", "psi"), "lgamma": ("gammaln",)}
 for _name, _options in UNARY.items():
     _special = [f for n in _SPECIAL.get(_name, (_name,)) if (f := getattr(torch.special, n, None)) is not None]
     _functional = [f for f in (getattr(torch.nn.functional, _name, None),) if f is not None]
     unary(_name, *_pair(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
 for _name in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "ndtr", "ndtri"):
-    unary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached="bessel" in _name)
+    _function, _vjp = getattr(torch.special, _name), SPECIAL_VJP.get(_name)
+    unary(f"special_{_name}", _function, promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached="bessel" in _name, vjp=_vjp)
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
 METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not"))
 alias(torch.Tensor.__neg__)(LTORCH["neg"])
@@ -207,6 +228,12 @@ def round(a, *, decimals=0):
 
 
 _round_to_even = prim(torch.round, name="round_to_even")(lambda a: like(a))
+
+
+@round.vjp
+def _(a, *, decimals=0):
+    g = yield round(a, decimals=decimals)
+    return (op("zeros_like")(g),)
 
 
 @round.samples
@@ -404,6 +431,34 @@ def _pow_right(g, y, a, b):
     return op("where")(LTORCH["ge"](b, 0), 0.0, slope) if a == 0 else slope
 
 
+def _copysign_left(g, y, a, b):
+    """The sign that `a` was given: y / a, 0 where `a` is 0."""
+    return g * op("masked_fill")(y / a, LTORCH["eq"](a, 0), 0)
+
+
+def _wins(g, a, b, compare: str):
+    """The cotangent where `a` is taken: it compares so with `b`, or b is NaN."""
+    taken = LTORCH["logical_or"](LTORCH[compare](a, b), LTORCH["isnan"](b))
+    return op("masked_fill")(g, LTORCH["logical_not"](taken), 0)
+
+
+def _loses(g, a, b, compare: str):
+    taken = LTORCH["logical_or"](LTORCH[compare](a, b), LTORCH["isnan"](b))
+    return op("masked_fill")(g, taken, 0)
+
+
+def _xlogy_left(g, y, a, b):
+    slope = op("xlogy")(g, b)
+    nothing = LTORCH["eq"](a, 0.0)
+    if type(b) is TensorProxy:
+        nothing = LTORCH["logical_and"](nothing, LTORCH["le"](b, 0.0))
+    return slope if type(b) is not TensorProxy and b > 0 else op("masked_fill")(slope, nothing, 0.0)
+
+
+def _truncated(a, b, mode: str):
+    return op("div")(a, b, rounding_mode=mode)
+
+
 _INT = {"samples": "integer"}
 _F = {"promotes": Promotion.INT_TO_FLOAT}
 _TENSORS = {"numbers": "none"}
@@ -412,11 +467,17 @@ BINARY: dict[str, dict] = {
     "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
     "maximum": _TENSORS | {"left": lambda g, y, a, b: _where_less(g, a, b), "right": lambda g, y, a, b: _where_less(g, b, a)},
     "minimum": _TENSORS | {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
-    "fmax": _TENSORS, "fmin": _TENSORS,
-    "atan2": _F | _TENSORS, "arctan2": _F | _TENSORS, "copysign": _F | {"numbers": "right"}, "hypot": _TENSORS | {"samples": "float"},
+    "fmax": _TENSORS | {"left": lambda g, y, a, b: _wins(g, a, b, "ge"), "right": lambda g, y, a, b: _loses(g, a, b, "ge")},
+    "fmin": _TENSORS | {"left": lambda g, y, a, b: _wins(g, a, b, "le"), "right": lambda g, y, a, b: _loses(g, a, b, "le")},
+    "atan2": _F | _TENSORS | {"left": lambda g, y, a, b: g * (b / (a * a + b * b)), "right": lambda g, y, a, b: g * (-a / (a * a + b * b))},
+    "arctan2": _F | _TENSORS | {"left": lambda g, y, a, b: g * (b / (a * a + b * b)), "right": lambda g, y, a, b: g * (-a / (a * a + b * b))},
+    "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
+    "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * (a / y), "right": lambda g, y, a, b: g * (b / y)},
     "nextafter": _TENSORS | {"samples": "float"}, "heaviside": _TENSORS | {"samples": "same"},
-    "logaddexp": _TENSORS | {"samples": "float"}, "logaddexp2": _TENSORS | {"samples": "float"},
-    "fmod": {"domain": (0.5, 3.0), "numbers": "right"}, "remainder": {"operator": "mod", "domain": (0.5, 3.0)},
+    "logaddexp": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp")(b - a)), "right": lambda g, y, a, b: g / (1 + op("exp")(a - b))},
+    "logaddexp2": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)), "right": lambda g, y, a, b: g / (1 + op("exp2")(a - b))},
+    "fmod": {"domain": (0.5, 3.0), "numbers": "right", "left": lambda g, y, a, b: g, "right": lambda g, y, a, b: -g * _truncated(a, b, "trunc")},
+    "remainder": {"operator": "mod", "domain": (0.5, 3.0), "left": lambda g, y, a, b: g, "right": lambda g, y, a, b: -g * _truncated(a, b, "floor")},
     "floor_divide": {"operator": "floordiv", "python": python_operator.floordiv, "domain": (0.5, 3.0)},
     "gcd": _INT | _TENSORS, "lcm": _INT | _TENSORS,
     "bitwise_and": _INT | {"operator": "and"}, "bitwise_or": _INT | {"operator": "or"}, "bitwise_xor": _INT | {"operator": "xor"},
@@ -426,7 +487,7 @@ BINARY: dict[str, dict] = {
     "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left, "right": _pow_right},
     "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
     "ldexp": _F | _TENSORS | {"samples": "same"},
-    "xlogy": _F | {"domain": (0.5, 3.0)},
+    "xlogy": _F | {"domain": (0.5, 3.0), "left": _xlogy_left, "right": lambda g, y, a, b: g * a / b},
 }  # fmt: skip
 for _name, _options in BINARY.items():
     _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
@@ -488,6 +549,10 @@ def rsub(a, b, *, alpha=1):
     return sub(b, a if alpha == 1 else a * alpha)
 
 
+subtract.vjp(_binary_rule(subtract, lambda g, y, a, b, *, alpha=1: g, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha))
+rsub.vjp(_binary_rule(rsub, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha, lambda g, y, a, b, *, alpha=1: g))
+
+
 for _symbol in (subtract, rsub):
 
     @_symbol.samples
@@ -530,7 +595,7 @@ def _div_rule(symbol: Symbol) -> Callable:
     return _binary_rule(symbol, left, right)
 
 
-for _symbol in (div, divide):
+for _symbol in (div, divide, true_divide):
     _symbol.vjp(_div_rule(_symbol))
 operator_methods(div, "truediv")
 
@@ -554,3 +619,9 @@ def polygamma_prim(n, a):
 @composite(torch.polygamma, torch.special.polygamma, meta=lambda n, a: like(a, dtype=to_float(a.dtype)))
 def polygamma(n, a):
     return polygamma_prim(n, a)
+
+
+@polygamma.vjp
+def _(n, a):
+    g = yield polygamma(n, a)
+    return None, g * polygamma(n + 1, a)

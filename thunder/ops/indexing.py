@@ -13,7 +13,7 @@ from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
 from thunder.ops import define
 from thunder.ops import shape_prims as prims
-from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward
+from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward, sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import wrap_dim
@@ -351,6 +351,14 @@ def setitem(a, key, value):
 define._INPLACE[torch.Tensor.__setitem__] = setitem
 
 
+def setitem_(a, key, value):
+    a[key] = value
+    return a
+
+
+setitem.info["inplace"] = setitem_, {0: 0}
+
+
 @setitem.samples
 def _(make):
     rows = make(2, dtype=torch.int64, low=0, high=3)
@@ -459,3 +467,32 @@ def _(a, key):
         else:
             g = select_backward(g, sizes, dim, *rest) if kind == "select" else slice_backward(g, sizes, dim, *rest)
     return (g,)
+
+
+@setitem.vjp
+def _(a, key, value):
+    given = isinstance(value, TensorProxy) and value.requires_grad
+    if given and any(e[0] == "mask" for e in place(a, key).entries):  # how many elements it takes is known when it runs
+        return NotImplemented
+    g = yield setitem(a, key, value)
+    of_value = None
+    if given:
+        taken = getitem(g, key)
+        extra = len(value.shape) - len(taken.shape)  # PyTorch drops leading dimensions of size 1 here
+        of_value = sum_to(taken, value.shape) if extra <= 0 else LTORCH["reshape"](sum_to(taken, value.shape[extra:]), value.shape)
+    return setitem(g, key, 0) if a.requires_grad else None, None, of_value
+
+
+def _scatter_rule(symbol, key):
+    """slice_scatter, select_scatter: the place of the source is nothing to `a`, and all there is to the source."""
+
+    def rule(a, src, *args, **kwargs):
+        g = yield symbol(a, src, *args, **kwargs)
+        of_a = symbol(g, LTORCH["zeros_like"](src), *args, **kwargs) if a.requires_grad else None
+        return of_a, getitem(g, key(a, *args, **kwargs)) if src.requires_grad else None
+
+    symbol.vjp(rule)
+
+
+_scatter_rule(slice_scatter, lambda a, dim=0, start=None, end=None, step=1: _along(a, dim, slice(start, end, step)))
+_scatter_rule(select_scatter, lambda a, dim, index: _along(a, dim, index))

@@ -518,3 +518,17 @@ def _(a, dim, start, length):
     d = dim % len(a.shape)
     start = start % a.shape[d] if isinstance(start, int) and start < 0 else start
     return (backward.slice_backward(g, a.shape, d, start, start + length, 1),)
+
+@repeat_interleave.vjp
+def _(a, repeats, dim=None, *, output_size=None):
+    if isinstance(repeats, TensorProxy):
+        return NotImplemented
+    g = yield repeat_interleave(a, repeats, dim, output_size=output_size)
+    shape, d, _ = _interleaved(a, repeats, dim, output_size)
+    summed = LTORCH["sum"](reshape(g, (*shape[:d], *(shape[d : d + 1] or (1,)), repeats, *shape[d + 1 :])), d + 1)
+    return (summed if summed.shape == a.shape else reshape(summed, a.shape),)
+
+
+# PyTorch composes these of the same operations
+for _symbol in (column_stack, LTORCH["hstack"], LTORCH["vstack"], LTORCH["dstack"], LTORCH["hsplit"], LTORCH["vsplit"], LTORCH["dsplit"]):
+    _symbol.info["by_parts"] = True

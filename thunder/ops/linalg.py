@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -540,7 +541,7 @@ def _second(a, g, b, offs=None):
 @grouped_mm.vjp
 def _(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     if (len(mat_a.shape), len(mat_b.shape)) != (2, 3):
-        return (yield from opaque.derivative_of(grouped_mm)(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype))
+        return NotImplemented
     g = yield grouped_mm(mat_a, mat_b, offs=offs)
     return grouped_mm(g, LTORCH["transpose"](mat_b, -2, -1), offs=offs), _second(mat_a, g, mat_b, offs)
 
@@ -553,10 +554,10 @@ def _rows(x):
 @linear.vjp
 def _(a, weight, bias=None):
     if len(weight.shape) != 2:
-        return (yield from opaque.derivative_of(linear)(a, weight, bias))
+        return NotImplemented
     g = yield linear(a, weight, bias)
     g2, a2 = (unsqueeze(x, 0) if len(a.shape) == 1 else _rows(x) for x in (g, a))
-    ga = reshape(mm(g2, weight), a.shape)
+    ga = mm(g2, weight) if len(a.shape) == 2 else reshape(mm(g2, weight), a.shape)
     gw = mm(LTORCH["t"](g2), a2)
     return ga, gw, None if bias is None else LTORCH["sum"](g2, 0)
 
@@ -591,12 +592,60 @@ def _(a, x, y, *, beta=1, alpha=1):
     return sum_to(g if beta == 1 else g * beta, a.shape), bmm(scaled, _swapped(y)), bmm(_swapped(x), scaled)
 
 
+@mv.vjp
+def _(a, vec):
+    g = yield mv(a, vec)
+    return outer(g, vec), mv(LTORCH["t"](a), g)
+
+
+@dot.vjp
+def _(a, tensor):
+    g = yield dot(a, tensor)
+    return g * tensor, g * a
+
+
+def _folded(a, lead: tuple):
+    """A batch of matrices with one batch dimension, stretched to `lead` before."""
+    shape = (*lead, *a.shape[-2:])
+    a = a if a.shape == shape else LTORCH["expand"](a, shape)
+    return a if len(lead) == 1 else reshape(a, (math.prod(lead), *a.shape[-2:]))
+
+
+def _of_batches(a, other):
+    """As PyTorch: matrices with one batch dimension, which the backward reads as they were made, not folded and copied again."""
+    lead = broadcast_shapes(a.shape[:-2], other.shape[:-2])
+    x, y = _folded(a, lead), _folded(other, lead)
+
+    def unfolded(z):
+        return z if len(lead) == 1 else reshape(z, (*lead, *z.shape[-2:]))
+
+    g = yield unfolded(bmm(x, y))
+    g = g if len(lead) == 1 else reshape(g, (x.shape[0], *g.shape[-2:]))
+    return sum_to(unfolded(bmm(g, _swapped(y))), a.shape), sum_to(unfolded(bmm(_swapped(x), g)), other.shape)
+
+
 @matmul.vjp
 def _(a, other):
-    if len(a.shape) < 2 or len(other.shape) < 2:
-        return (yield from opaque.derivative_of(matmul)(a, other))
+    ranks = min(len(a.shape), 3), min(len(other.shape), 3)
+    if ranks == (3, 3):
+        return (yield from _of_batches(a, other))
+    if ranks not in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (3, 1)):
+        return NotImplemented
     g = yield matmul(a, other)
-    if len(other.shape) == 2:
-        g2 = _rows(g)
-        return reshape(mm(g2, LTORCH["t"](other)), a.shape), _second(_rows(a), g2, other)
-    return sum_to(matmul(g, _swapped(other)), a.shape), sum_to(matmul(_swapped(a), g), other.shape)
+    if ranks == (1, 1):
+        return g * other, g * a
+    if ranks[1] == 1:
+        rows = _rows(a)
+        g = g if len(a.shape) == 2 else reshape(g, (-1,))
+        of_a = outer(g, other)
+        return of_a if rows is a else reshape(of_a, a.shape), mv(LTORCH["t"](rows), g)
+    if ranks == (1, 2):
+        g = unsqueeze(g, 0)
+        return LTORCH["squeeze"](mm(g, LTORCH["t"](other)), 0), mm(unsqueeze(a, 1), g)
+    g = _rows(g)
+    of_a = mm(g, LTORCH["t"](other))
+    return of_a if len(a.shape) == 2 else reshape(of_a, a.shape), _second(_rows(a), g, other)
+
+# PyTorch composes these of the same operations
+for _symbol in (kron, vdot):
+    _symbol.info["by_parts"] = True

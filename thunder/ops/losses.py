@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
+from thunder.ops import backward
+from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite
 from thunder.ops.normalization import compute_dtype, log_softmax
@@ -400,3 +402,129 @@ def _(make):
 def _(make):
     yield make(4, 3), make(4, 3), make(4, 3)
     yield (make(4, 3), make(4, 3), make(4, 3)), {"swap": True, "reduction": "none"}
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivatives: PyTorch's kernels
+
+
+def _pointwise_kernel(name: str):
+    return backward.kernel(name, "default", lambda g, a, target, *options: like(a))
+
+
+_KERNELS = {n: _pointwise_kernel(f"{n}_backward") for n in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy")}
+
+
+def _kernel_rule(symbol: Symbol, options: Callable, symmetric: bool = True) -> None:
+    """A loss of two tensors of one type whose kernel gives the cotangent of either. options: (values by name) -> what the kernel takes besides, None: another way."""
+    defaults = {"size_average": None, "reduce": None, "reduction": "mean"}
+    name = symbol.name
+    order = {"mse_loss": (*_LEGACY, ("weight", None)), "smooth_l1_loss": (*_LEGACY, ("beta", 1.0)), "soft_margin_loss": _LEGACY}.get(
+        name, (("reduction", "mean"), ("delta", 1.0), ("weight", None))
+    )
+
+    def rule(a, target, *args, **kwargs):
+        values = {**defaults, **dict(order), **dict(zip((n for n, _ in order), args, strict=False)), **kwargs}
+        extra = options(values)
+        how = _reduction(values["reduction"], values["size_average"], values["reduce"])
+        if extra is None or a.dtype is not target.dtype or (target.requires_grad and not symmetric):
+            return NotImplemented
+        g = yield symbol(a, target, *args, **kwargs)
+        shape = broadcast_shapes(a.shape, target.shape)
+        x, y = (t if t.shape == shape else LTORCH["expand"](t, shape) for t in (a, target))
+        found = [
+            sum_to(_KERNELS[name](g, one, other, _REDUCTIONS.index(how), *extra), t.shape) if t.requires_grad else None
+            for t, one, other in ((a, x, y), (target, y, x))
+        ]
+        return tuple(found)
+
+    symbol.vjp(rule)
+
+
+_kernel_rule(mse_loss, lambda values: () if values["weight"] is None else None)
+_kernel_rule(smooth_l1_loss, lambda values: (values["beta"],) if values["beta"] != 0.0 else None)
+_kernel_rule(huber_loss, lambda values: (values["delta"],) if values["weight"] is None else None)
+_kernel_rule(soft_margin_loss, lambda values: (), symmetric=False)
+
+
+@binary_cross_entropy.vjp
+def _(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
+    if target.requires_grad or (weight is not None and weight.requires_grad) or target.dtype is not a.dtype:
+        return NotImplemented
+    g = yield binary_cross_entropy(a, target, weight, size_average, reduce, reduction)
+    if weight is not None and weight.shape != a.shape:
+        weight = LTORCH["expand"](weight, a.shape)
+    how = _reduction(reduction, size_average, reduce)
+    return (_KERNELS["binary_cross_entropy"](g, a, target, weight, _REDUCTIONS.index(how)),)
+
+
+@binary_cross_entropy_with_logits.vjp
+def _(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
+    if any(t is not None and t.requires_grad for t in (target, weight, pos_weight)):
+        return NotImplemented
+    g = yield binary_cross_entropy_with_logits(a, target, weight, size_average, reduce, reduction, pos_weight)
+    if pos_weight is None:
+        slope = LTORCH["sigmoid"](a) - target
+    else:
+        positive = pos_weight * target
+        slope = (positive + 1 - target) * LTORCH["sigmoid"](a) - positive
+    slope = slope * g if weight is None else slope * g * weight
+    return (slope / a.numel_value if _reduction(reduction, size_average, reduce) == "mean" else slope,)
+
+
+def _nll_forward_meta(a, target, weight, reduction, ignore_index):
+    return like(a, target.shape if reduction == 0 else ()), like(a, ())
+
+
+def _nll_backward_meta(g, a, target, weight, reduction, ignore_index, total):
+    return like(a)
+
+
+_NLL = {
+    flat: (backward.kernel(f"{name}_forward", "default", _nll_forward_meta), backward.kernel(f"{name}_backward", "default", _nll_backward_meta))
+    for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
+}
+
+
+def _likelihood(a, target, weight, how: str, ignore_index: int):
+    """PyTorch's nll_loss of any rank: (the loss, a function from its cotangent to that of `a`). Other ranks than 1, 2 and 4 are made four dimensions."""
+    reduction = _REDUCTIONS.index(how)
+    forward, back = _NLL[len(a.shape) <= 2]
+    x, t = a, target
+    if len(a.shape) > 2 and len(a.shape) != 4:
+        x, t = reshape(a, (a.shape[0], a.shape[1], 1, -1)), reshape(target, (target.shape[0], 1, -1))
+    out, total = forward(x, t, weight, reduction, ignore_index)
+    shaped = x is not a and how == "none"
+
+    def gradient(g):
+        found = back(reshape(g, t.shape) if shaped else g, x, t, weight, reduction, ignore_index, total)
+        return found if x is a else reshape(found, a.shape)
+
+    return reshape(out, target.shape) if shaped else out, gradient
+
+
+def _has_kernel(a, weight) -> bool:
+    return not (weight is not None and weight.requires_grad) and not any(type(n) is int and n == 0 for n in a.shape)
+
+
+@nll_loss.vjp
+def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
+    if not _has_kernel(a, weight):
+        return NotImplemented
+    out, gradient = _likelihood(a, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
+    g = yield out
+    return (gradient(g),)
+
+
+@cross_entropy.vjp
+def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+    if not _is_index_target(a, target) or label_smoothing != 0.0 or not _has_kernel(a, weight):
+        return NotImplemented
+    d = 1 if len(a.shape) > 1 else 0
+    logs = log_softmax(a, d)
+    out, gradient = _likelihood(logs, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
+    g = yield out
+    return (backward.log_softmax_backward(gradient(g), logs, d, a.dtype),)
+
+# PyTorch composes these of the same operations
+for _symbol in (l1_loss, poisson_nll_loss, margin_ranking_loss, hinge_embedding_loss, cosine_embedding_loss):
+    _symbol.info["by_parts"] = True

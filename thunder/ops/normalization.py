@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import like
-from thunder.core.symbol import user_location
+from thunder.core.symbol import Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import backward, inplace
 from thunder.ops.data import convert
@@ -164,7 +164,7 @@ def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
 def rms_norm(a, normalized_shape, weight=None, eps=None):
     dims = _normalized("rms_norm", a, normalized_shape, weight)
     x = convert(a, compute_dtype(a.dtype))
-    x = x * LTORCH["rsqrt"](LTORCH["mean"](x * x, dims, True) + (_EPS[x.dtype.name] if eps is None else eps))
+    x = x * LTORCH["rsqrt"](LTORCH["mean"](LTORCH["pow"](x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps))
     if weight is None or weight.dtype is a.dtype:
         return convert(x if weight is None else x * convert(weight, x.dtype), a.dtype)
     return convert(x, a.dtype) * weight
@@ -266,16 +266,32 @@ def batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
     return like(a), like(running_mean), like(running_var)
 
 
+def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
+    return F.batch_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
+
+
+batch_norm_update.info |= {"not_differentiable": (1, 2), "statistics": (1, 2), "inplace": (batch_norm_, {1: 1, 2: 2})}
+
+
+@batch_norm_update.vjp
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, mean, scale, new_mean, new_var = backward.native_batch_norm(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    g, _, _ = yield out, new_mean, new_var
+    wanted = [x is not None and x.requires_grad for x in (a, weight, bias)]
+    ga, gw, gb = backward.native_batch_norm_backward(g, a, weight, None, None, mean, scale, True, eps, wanted)
+    return ga, None, None, gw, gb
+
+
 @alias(F.batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """In training mode the running statistics are written to: on what comes from outside a CaptureError, until mutation can be seen outside."""
+    """In training mode the running statistics are written to."""
     if not training or running_mean is None:
         return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
     if momentum == 0.0:
         return batch_norm(a, None, None, weight, bias, True, momentum, eps)
     out, mean, var = batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
-    inplace.overwrite(running_mean, mean, "batch_norm in training mode updates running_mean: it")
-    inplace.overwrite(running_var, var, "batch_norm in training mode updates running_var: it")
+    inplace.overwrite(running_mean, mean, "running_mean")
+    inplace.overwrite(running_var, var, "running_var")
     return out
 
 
@@ -428,3 +444,93 @@ def _(a, normalized_shape, weight=None, bias=None, eps=1e-5):
     mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
     ga, gw, gb = backward.native_layer_norm_backward(g, a, list(normalized_shape), mean, rstd, weight, bias, mask)
     return ga, None, gw, gb
+
+
+def _group_norm_kernel_meta(a, weight, bias, n, c, size, groups, eps):
+    return like(a), like(a, (n, groups)), like(a, (n, groups))
+
+
+def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
+    return backward.aten.native_group_norm_backward.default(g.contiguous(memory_format=layout), a, mean, rstd, weight, n, c, size, groups, mask)
+
+
+def _run_group_norm(a, weight, bias, n, c, size, groups, eps):
+    layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
+    return backward.aten.native_group_norm.default(a.contiguous(memory_format=layout), weight, bias, n, c, size, groups, eps)
+
+
+def _parameters_meta(g, a, weight, bias, mask):
+    return like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
+
+
+native_group_norm = Symbol("native_group_norm", _group_norm_kernel_meta, id="native_group_norm", is_prim=True, fn=_run_group_norm)
+native_group_norm_backward = Symbol(
+    "native_group_norm_backward", lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a, weight, weight, mask), id="native_group_norm_backward",
+    is_prim=True, fn=_run_group_norm_backward,
+)  # fmt: skip
+
+
+@group_norm.vjp
+def _(a, num_groups, weight=None, bias=None, eps=1e-5):
+    if any(type(n) is int and n == 0 for n in a.shape) or weight is None and bias is not None:
+        return NotImplemented
+    sizes = (a.shape[0], a.shape[1], numel(a.shape[2:]), num_groups)
+    y, mean, rstd = native_group_norm(a, weight, bias, *sizes, eps)
+    g = yield y
+    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
+    ga, gw, gb = native_group_norm_backward(g, a, mean, rstd, weight, *sizes, mask)
+    return ga, None, gw, gb
+
+
+def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
+    shape = (a.shape[1],) if training else (0,)
+    kind = compute_dtype(a.dtype)
+    return like(a), like(a, shape, kind), like(a, shape, kind)
+
+
+native_batch_norm = backward.kernel("native_batch_norm", "default", _batch_norm_kernel_meta)
+native_batch_norm_backward = backward.kernel(
+    "native_batch_norm_backward", "default",
+    lambda g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask: _parameters_meta(g, a, weight, weight, mask),
+)  # fmt: skip
+
+
+@batch_norm.vjp
+def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+    """PyTorch's own kernel, which it takes on the CPU; cuDNN's are left to PyTorch."""
+    if a.device.type != "cpu" or weight is None and bias is not None or (training and running_mean is not None):
+        return NotImplemented
+    y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
+    g = yield y
+    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
+    ga, gw, gb = native_batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask)
+    return ga, None, None, gw, gb
+
+
+def _run_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
+    return torch.ops.aten._native_batch_norm_legit_functional.default(a, weight, bias, running_mean, running_var, True, momentum, eps)
+
+
+def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, save, _ = _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    return out, save, like(save), like(running_mean), like(running_var)
+
+
+native_batch_norm_functional = Symbol("native_batch_norm_functional", _statistics_meta, id="native_batch_norm_functional", is_prim=True, fn=_run_statistics)
+
+
+@batch_norm_update.vjp
+def _(a, running_mean, running_var, weight, bias, momentum, eps):
+    if weight is None and bias is not None:
+        return NotImplemented
+    y, mean, rstd, new_mean, new_var = native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
+    g, _, _ = yield y, new_mean, new_var
+    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
+    ga, gw, gb = native_batch_norm_backward(g, a, weight, None, None, mean, rstd, True, eps, mask)
+    return ga, None, None, gw, gb
+
+# PyTorch composes these of the same operations
+for _symbol in (local_response_norm, normalize, pairwise_distance):
+    _symbol.info["by_parts"] = True
+rms_norm.info["by_parts"] = lambda a, *args, **kwargs: a.device.type == "cpu"  # elsewhere it is one kernel

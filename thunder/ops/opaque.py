@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Symbol, detached, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast
 from thunder.ops.define import torch_path
@@ -89,12 +89,14 @@ def _identifier(function) -> str:
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     mode = FakeTensorMode()
     known: dict[int, TensorProxy] = {}
+    given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
         if isinstance(x, TensorProxy):
             shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
             out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
             known[id(out)] = x
+            given.append(out)
             return out
         if isinstance(x, AnyProxy):
             return x.example
@@ -105,7 +107,6 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     try:
         with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
-            keep = (fake_args, fake_kwargs)  # ids in `known` stay valid while these live
             out = function(*fake_args, **fake_kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
@@ -114,14 +115,21 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
         ) from error
 
+    memory = getattr(current_recorder(), "memory", None)
+
     def typed(x):
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) in known:
             return known[id(x)]
-        return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        made = TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        if memory is not None:
+            storage = x.untyped_storage()._cdata
+            for argument in given:
+                if argument.untyped_storage()._cdata == storage:
+                    memory.share(made, known[id(argument)])
+        return made
 
-    del keep
     with torch._C.DisableTorchFunction():
         return map_structure(typed, out)
 
@@ -150,33 +158,57 @@ def _tensors_in(value, found: list) -> list:
     return found
 
 
-def derivative_of(symbol: Symbol):
-    """A rule for an operation without one: PyTorch differentiates it. It runs once, with grad on detached inputs, and its small graph is saved."""
-    rule = _DERIVATIVES.get(symbol)
+def derivative_of(symbol: Symbol, functional: bool = False):
+    """A rule for an operation without one: PyTorch differentiates it. It runs once, with grad on detached inputs, and its small graph is saved.
+
+    functional: nothing is saved; the backward runs the operation again, and can itself be differentiated, any number of times. What draws random numbers has no
+    such form: it keeps the graph, and can be differentiated once.
+    """
+    functional = functional and OpTags.RANDOM_OP not in symbol.tags
+    rule = _DERIVATIVES.get((symbol, functional))
     if rule is None:
-        rule = _DERIVATIVES[symbol] = _make_derivative(symbol)
+        rule = _DERIVATIVES[symbol, functional] = _functional_derivative(symbol) if functional else _make_derivative(symbol)
     return rule
 
 
 _DERIVATIVES: dict = {}
 
 
+def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
+    """The tensors among the arguments of an operation, and the positions of those that get a gradient."""
+    flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
+    return flat, tuple(i for i, p in enumerate(flat) if p.requires_grad and p.dtype.category >= 2)
+
+
+def _as_structure(gradients, args):
+    """The gradients of the arguments that require grad, in the places of these."""
+    gradients = iter(gradients)
+    return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
+
+
+def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
+    """Arguments for PyTorch, with `replaced(tensor)` in the wanted positions."""
+    position = iter(range(1 << 30))
+
+    def convert(x):
+        if not isinstance(x, torch.Tensor):
+            return as_torch(x)
+        return replaced(x) if next(position) in wanted else x
+
+    return map_structure(convert, args), map_structure(convert, kwargs)
+
+
 def _make_derivative(symbol: Symbol):
     def run_forward(wanted: tuple, args: tuple, kwargs: dict):
-        position = iter(range(1 << 30))
         inputs: list[torch.Tensor] = []
 
         def detached(x):
-            if not isinstance(x, torch.Tensor):
-                return as_torch(x)
-            if next(position) not in wanted:
-                return x
-            x = x.detach().requires_grad_()
-            inputs.append(x)
-            return x
+            inputs.append(x.detach().requires_grad_())
+            return inputs[-1]
 
+        args, kwargs = _with_inputs(wanted, args, kwargs, detached)
         with torch.enable_grad():
-            out = symbol.fn(*map_structure(detached, args), **map_structure(detached, kwargs))  # type: ignore[misc]
+            out = symbol.fn(*args, **kwargs)  # type: ignore[misc]
         return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(inputs, _tensors_in(out, []))
 
     def run_backward(graph: Graph, cotangents: tuple):
@@ -191,19 +223,81 @@ def _make_derivative(symbol: Symbol):
     name = symbol.name
     random = tuple(symbol.tags & {OpTags.RANDOM_OP})
     forward = Symbol(f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward)
+    forward.info["differentiated_once"] = once = f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run again"
 
     def rule(*args, **kwargs):
-        flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
-        wanted = tuple(i for i, p in enumerate(flat) if p.requires_grad and p.dtype.category >= 2)
+        flat, wanted = _wanted(args, kwargs)
         out, graph = forward(wanted, args, kwargs)
         g = yield out
         cotangents = tuple(g) if isinstance(g, (tuple, list)) else (g,)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
-        gradients = iter(backward(graph, cotangents))
-        return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
+        backward.info["differentiated_once"] = once
+        return _as_structure(backward(graph, cotangents), args)
 
     return rule
+
+
+def _functional_derivative(symbol: Symbol):
+    def run(wanted: tuple, args: tuple, kwargs: dict, cotangents: tuple):
+        inputs: list[torch.Tensor] = []
+        _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x))
+
+        def function(*inputs):
+            given = iter(inputs)
+            args_, kwargs_ = _with_inputs(wanted, args, kwargs, lambda x: next(given))
+            found = _tensors_in(symbol.fn(*args_, **kwargs_), [])  # type: ignore[misc]
+            return tuple(o for o, g in zip(found, cotangents, strict=True) if g is not None)
+
+        before = _generators(inputs)
+        gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None])
+        if any(not torch.equal(a, b) for a, b in zip(before, _generators(inputs), strict=True)):
+            raise RuntimeError(f"{symbol.name} draws random numbers: it has no derivative as a function. Draw them outside of the function that is differentiated")
+        return gradients
+
+    def meta(wanted, args, kwargs, cotangents):
+        flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
+        return tuple(like(flat[i]) for i in wanted)
+
+    backward = Symbol(f"vjp_of_{symbol.name}", meta, id=("vjp_of", symbol.id), is_prim=True, fn=run)
+
+    def rule(*args, **kwargs):
+        _, wanted = _wanted(args, kwargs)
+        g = yield symbol(*args, **kwargs)
+        return _as_structure(backward(wanted, args, kwargs, tuple(_leaves(g, []))), args)
+
+    return rule
+
+
+def _leaves(value, found: list) -> list:
+    if isinstance(value, (tuple, list)):
+        for x in value:
+            _leaves(x, found)
+    elif isinstance(value, dict):
+        _leaves(list(value.values()), found)
+    else:
+        found.append(value)
+    return found
+
+
+def _generators(inputs: list) -> list[torch.Tensor]:
+    """The states of the default generators that an operation on these inputs draws from."""
+    devices = {x.device for x in inputs if x.device.type == "cuda"}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
+
+
+def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Tensor]) -> tuple:
+    """The gradients of `function` at its inputs, connected to inputs and cotangents where grad mode is on, and under torch.func's transforms."""
+    if compat.in_functorch():
+        return torch.func.vjp(function, *inputs)[1](tuple(cotangents))
+    again = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *cotangents))
+    with torch.enable_grad():
+        inputs = [x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_() for x in inputs]
+        outputs = function(*inputs)
+    pairs = [(o, g) for o, g in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(x) for x in inputs)
+    return torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=again, allow_unused=True, materialize_grads=True)
 
 
 def _detached_meta(symbol: Symbol, args, kwargs):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import like
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import alias, composite
 from thunder.ops.joining import cat
@@ -128,3 +129,23 @@ def block_diag(*tensors):
 @block_diag.samples
 def _(make):
     yield make(2, 3), make(1, 2), make(3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivative
+
+_BORDERS = {
+    (mode, rank): backward.kernel(f"{name}_pad{rank}d_backward", "default", lambda g, a, padding: like(a))
+    for mode, name in (("reflect", "reflection"), ("replicate", "replication")) for rank in (1, 2, 3)
+}  # fmt: skip
+
+
+@pad.vjp
+def _(a, pad_, mode="constant", value=None):
+    if mode == "constant":
+        g = yield pad(a, pad_, mode, value)
+        return (pad(g, tuple(-n for n in pad_)),)
+    kernel = _BORDERS.get((mode, len(pad_) // 2))
+    if kernel is None:  # "circular" is slices put together
+        return NotImplemented
+    g = yield pad(a, pad_, mode, value)
+    return (kernel(g, a, list(pad_)),)

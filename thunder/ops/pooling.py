@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
 from thunder.core.dtypes import int64
 from thunder.core.proxies import like
-from thunder.core.symbol import OpTags
-from thunder.ops.define import alias, torch_prim
+from thunder.core.symbol import OpTags, Symbol
+from thunder.ops import backward
+from thunder.ops.define import LTORCH, alias, torch_prim
 from thunder.ops.dims import pair
 
 _TAGS = (OpTags.REDUCTION_OP,)
@@ -168,3 +171,136 @@ def _adaptive_max_pool(rank: int, **options) -> None:
 _adaptive_max_pool(1)
 _adaptive_max_pool(2)
 _adaptive_max_pool(3, autocast="cpu:float32")
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivatives: PyTorch's kernels
+
+
+def _like_argument(g, a, *options):
+    return like(a)
+
+
+def _kernel(name: str):
+    return backward.kernel(name, "default", _like_argument)
+
+
+_AVERAGE = {rank: _kernel(f"avg_pool{rank}d_backward") for rank in (2, 3)}
+_MAXIMUM = {rank: _kernel(f"max_pool{rank}d_with_indices_backward") for rank in (2, 3)}
+_ADAPTIVE_AVERAGE = {rank: _kernel(f"_adaptive_avg_pool{rank}d_backward") for rank in (2, 3)}
+_ADAPTIVE_MAXIMUM = {rank: _kernel(f"adaptive_max_pool{rank}d_backward") for rank in (2, 3)}
+
+
+def _steps(stride, kernel_size, rank: int) -> list:
+    return list(pair(kernel_size if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride, rank))
+
+
+def _average_rule(symbol: Symbol, rank: int) -> None:
+    def rule(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+        options = (kernel_size, _steps(stride, kernel_size, rank), padding, ceil_mode, count_include_pad)
+        g = yield symbol(a, *options, *(() if divisor_override is None else (divisor_override,)))
+        return (_AVERAGE[rank](g, a, list(pair(kernel_size, rank)), options[1], list(pair(padding, rank)), ceil_mode, count_include_pad, divisor_override),)
+
+    symbol.vjp(rule)
+
+
+def _maximum_rule(values: Symbol, both: Symbol, rank: int) -> None:
+    def gradient(g, a, indices, kernel_size, stride, padding, dilation, ceil_mode):
+        k, p, d = (list(pair(x, rank)) for x in (kernel_size, padding, dilation))
+        return _MAXIMUM[rank](g, a, k, _steps(stride, kernel_size, rank), p, d, ceil_mode, indices)
+
+    def of_values(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+        options = (kernel_size, _steps(stride, kernel_size, rank), padding, dilation, ceil_mode)
+        y, indices = both(a, *options)
+        g = yield y
+        return (gradient(g, a, indices, *options),)
+
+    def of_both(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+        options = (kernel_size, _steps(stride, kernel_size, rank), padding, dilation, ceil_mode)
+        y, indices = both(a, *options)
+        g, _ = yield y, indices
+        return (gradient(g, a, indices, *options),)
+
+    values.vjp(of_values)
+    both.vjp(of_both)
+
+
+_average_rule(avg_pool2d, 2)
+_average_rule(avg_pool3d, 3)
+_maximum_rule(max_pool2d, max_pool2d_with_indices, 2)
+_maximum_rule(max_pool3d, max_pool3d_with_indices, 3)
+
+
+def _row(x):
+    """One number for the dimension that a row of an image has besides its length."""
+    return x[0] if isinstance(x, (tuple, list)) else x
+
+
+@avg_pool1d.vjp
+def _(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True):
+    """As PyTorch: the rows of an image."""
+    k, s, p = [1, _row(kernel_size)], [1, _steps(stride, kernel_size, 1)[0]], [0, _row(padding)]
+    x = LTORCH["unsqueeze"](a, -2)
+    g = yield LTORCH["squeeze"](avg_pool2d(x, k, s, p, ceil_mode, count_include_pad), -2)
+    return (LTORCH["squeeze"](_AVERAGE[2](LTORCH["unsqueeze"](g, -2), x, k, s, p, ceil_mode, count_include_pad, None), -2),)
+
+
+def _max_pool_of_row(a, kernel_size, stride, padding, dilation, ceil_mode):
+    x = LTORCH["unsqueeze"](a, -2)
+    k, s, p, d = [1, _row(kernel_size)], [1, _steps(stride, kernel_size, 1)[0]], [0, _row(padding)], [1, _row(dilation)]
+    y, indices = max_pool2d_with_indices(x, k, s, p, d, ceil_mode)
+
+    def gradient(g):
+        return LTORCH["squeeze"](_MAXIMUM[2](LTORCH["unsqueeze"](g, -2), x, k, s, p, d, ceil_mode, indices), -2)
+
+    return LTORCH["squeeze"](y, -2), LTORCH["squeeze"](indices, -2), gradient
+
+
+@max_pool1d.vjp
+def _(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+    y, _, gradient = _max_pool_of_row(a, kernel_size, stride, padding, dilation, ceil_mode)
+    g = yield y
+    return (gradient(g),)
+
+
+@max_pool1d_with_indices.vjp
+def _(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+    y, indices, gradient = _max_pool_of_row(a, kernel_size, stride, padding, dilation, ceil_mode)
+    g, _ = yield y, indices
+    return (gradient(g),)
+
+
+def _adaptive_average_rule(symbol: Symbol, rank: int) -> None:
+    def rule(a, output_size):
+        g = yield symbol(a, output_size)
+        if all(type(n) is int and n == 1 for n in g.shape[-rank:]):  # PyTorch takes the mean
+            return (LTORCH["expand"](g, a.shape) / math.prod(a.shape[-rank:]),)
+        return (_ADAPTIVE_AVERAGE[rank](g, a),)
+
+    symbol.vjp(rule)
+
+
+_adaptive_average_rule(adaptive_avg_pool2d, 2)
+_adaptive_average_rule(adaptive_avg_pool3d, 3)
+
+
+@adaptive_avg_pool1d.vjp
+def _(a, output_size):
+    x = LTORCH["unsqueeze"](a, -2)
+    n = _row(output_size)
+    g = yield LTORCH["squeeze"](adaptive_avg_pool2d(x, (1, n)), -2)
+    g = LTORCH["unsqueeze"](g, -2)
+    found = LTORCH["expand"](g, x.shape) / x.shape[-1] if type(n) is int and n == 1 else _ADAPTIVE_AVERAGE[2](g, x)
+    return (LTORCH["squeeze"](found, -2),)
+
+
+def _adaptive_maximum_rule(symbol: Symbol, rank: int) -> None:
+    def rule(a, output_size):
+        y, indices = symbol(a, output_size)
+        g, _ = yield y, indices
+        return (_ADAPTIVE_MAXIMUM[rank](g, a, indices),)
+
+    symbol.vjp(rule)
+
+
+for _rank in (2, 3):
+    _adaptive_maximum_rule(LTORCH[f"adaptive_max_pool{_rank}d_with_indices"], _rank)

@@ -6,6 +6,7 @@ import torch
 
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import packed, wrap_dim, wrap_dims
@@ -274,3 +275,73 @@ def _(make):
 @diag.error_samples
 def _(make):
     yield make(2, 3, 4)
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivatives: the way back
+
+diagonal_backward = backward.kernel("diagonal_backward", "default", lambda g, sizes, offset, dim1, dim2: like(g, tuple(sizes)))
+unfold_backward = backward.kernel("unfold_backward", "default", lambda g, sizes, dim, size, step: like(g, tuple(sizes)))
+
+
+@repeat.vjp
+def _(a, repeats):
+    g = yield repeat(a, repeats)
+    if any(type(n) is int and n == 0 for n in repeats):
+        return (LTORCH["zeros"](a.shape, device=g.device, dtype=g.dtype),)
+    extra = len(repeats) - len(a.shape)
+    shape = [m for k, n in zip(repeats[extra:], a.shape, strict=True) for m in ((n,) if type(k) is int and k == 1 else (k, n))]
+    summed, at = list(range(extra)), extra
+    for k in repeats[extra:]:
+        if type(k) is int and k == 1:
+            at += 1
+        else:
+            summed.append(at)
+            at += 2
+    out = reshape(g, (*repeats[:extra], *shape)) if len(summed) > extra else g
+    return (LTORCH["sum"](out, tuple(summed)) if summed else out,)
+
+
+@flip.vjp
+def _(a, dims):
+    g = yield flip(a, dims)
+    return (flip(g, dims),)
+
+
+@roll.vjp
+def _(a, shifts, dims=()):
+    g = yield roll(a, shifts, dims)
+    return (roll(g, tuple(-n for n in shifts) if isinstance(shifts, (tuple, list)) else -shifts, dims),)
+
+
+@rot90.vjp
+def _(a, k=1, dims=(0, 1)):
+    g = yield rot90(a, k, dims)
+    return (rot90(g, -k, dims),)
+
+
+@unfold.vjp
+def _(a, dimension, size, step):
+    g = yield unfold(a, dimension, size, step)
+    return (unfold_backward(g, a.shape, dimension, size, step),)
+
+
+@diagonal.vjp
+def _(a, offset=0, dim1=0, dim2=1):
+    g = yield diagonal(a, offset, dim1, dim2)
+    return (diagonal_backward(g, a.shape, offset, dim1, dim2),)
+
+
+@diag_embed.vjp
+def _(a, offset=0, dim1=-2, dim2=-1):
+    g = yield diag_embed(a, offset, dim1, dim2)
+    return (diagonal(g, offset, dim1, dim2),)
+
+
+@diag.vjp
+def _(a, diagonal_=0):
+    g = yield diag(a, diagonal_)
+    return (diagonal(g, diagonal_, 0, 1) if len(a.shape) == 1 else diagonal_backward(g, a.shape, diagonal_, 0, 1),)
+
+# PyTorch composes these of the same operations
+for _symbol in (tile,):
+    _symbol.info["by_parts"] = True

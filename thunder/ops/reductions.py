@@ -564,25 +564,220 @@ def _(make):
     yield make(4, 5), 2, 0
 
 
-# --- derivatives
+# ---------------------------------------------------------------------------------------------------------------- derivatives
+
+
+def _unreduced(g, a, dim, keepdim: bool):
+    """What a reduction made, or its cotangent, with the reduced dimensions put back as 1."""
+    dims = canonical_dims(a, dim)
+    if not keepdim and g.shape:
+        for d in sorted(dims):
+            g = LTORCH["unsqueeze"](g, d)
+    return g
 
 
 def _restored(g, a, dim, keepdim: bool):
-    """A cotangent of a reduction's result with the reduced dimensions put back and stretched."""
-    dims = canonical_dims(a, dim)
-    if not keepdim:
-        for d in sorted(dims):
-            g = LTORCH["unsqueeze"](g, d)
-    return LTORCH["expand"](g, a.shape)
+    """A cotangent of a reduction's result stretched over the reduced dimensions."""
+    return LTORCH["expand"](_unreduced(g, a, dim, keepdim), a.shape)
+
+
+def _arguments(dim=None, keepdim=False, *, dtype=None):
+    return dim, keepdim
 
 
 @sum.vjp
-def _(a, dim=None, keepdim=False, *, dtype=None):
-    g = yield sum(a, dim, keepdim, dtype=dtype)
-    return (_restored(g, a, dim, keepdim),)
+def _(a, *args, **kwargs):
+    g = yield sum(a, *args, **kwargs)
+    return (_restored(g, a, *_arguments(*args, **kwargs)),)
+
+
+@nansum.vjp
+def _(a, *args, **kwargs):
+    g = yield nansum(a, *args, **kwargs)
+    return (_restored(g, a, *_arguments(*args, **kwargs)) * LTORCH["logical_not"](LTORCH["isnan"](a)),)
 
 
 @mean.vjp
-def _(a, dim=None, keepdim=False, *, dtype=None):
-    g = yield mean(a, dim, keepdim, dtype=dtype)
+def _(a, *args, **kwargs):
+    g = yield mean(a, *args, **kwargs)
+    dim, keepdim = _arguments(*args, **kwargs)
     return (_restored(g, a, dim, keepdim) / math.prod(a.shape[d] for d in canonical_dims(a, dim)),)
+
+
+def _shared(symbol: Symbol):
+    """amax, amin: the extremes share the cotangent."""
+
+    def rule(a, dim=(), keepdim=False):
+        y = symbol(a, dim, keepdim)
+        g = yield y
+        taken = LTORCH["eq"](_unreduced(y, a, dim, keepdim), a)
+        return (_unreduced(g, a, dim, keepdim) * taken / sum(taken, canonical_dims(a, dim), True),)
+
+    symbol.vjp(rule)
+
+
+_shared(amax)
+_shared(amin)
+
+
+def _run_evenly(g, a, y):
+    if a.device.type != "cpu":  # without a look at the value, which would wait for the device
+        taken = (a == y).logical_or_(a.isnan().logical_and_(y.isnan()))
+        return taken * (g / taken.sum())
+    taken = a.isnan() if y.isnan() else a == y
+    return torch.zeros_like(a).masked_fill_(taken, g / taken.sum())
+
+
+# the cotangent of an extreme of all elements, shared by those that are it
+evenly_distributed = Symbol("evenly_distributed", lambda g, a, y: like(a), id="evenly_distributed", is_prim=True, fn=_run_evenly)
+
+
+def _run_placed(g, indices, dim: int, shape: tuple):
+    return g.new_zeros(shape).scatter_(dim, indices, g)
+
+
+# zeros of a shape with the cotangent at the places, along one dimension, that values were taken from
+placed = Symbol("placed", lambda g, indices, dim, shape: like(g, tuple(shape)), id="placed", is_prim=True, fn=_run_placed)
+
+
+def _whole_rule(symbol: Symbol):
+    def rule(a):
+        y = symbol(a)
+        g = yield y
+        return (evenly_distributed(g, a, y),)
+
+    symbol.vjp(rule)
+
+
+def _along_rule(symbol: Symbol):
+    def rule(a, dim, keepdim=False):
+        y, indices = symbol(a, dim, keepdim)
+        g, _ = yield ValuesIndices(y, indices)
+        d = canonical_dims(a, dim)
+        if not d:
+            return (g,)
+        return (placed(_unreduced(g, a, dim, keepdim), _unreduced(indices, a, dim, keepdim), d[0], a.shape),)
+
+    symbol.vjp(rule)
+
+
+for _symbol in (max_all, min_all, median_all, nanmedian_all):
+    _whole_rule(_symbol)
+for _symbol in (max_dim, min_dim, median_dim, mode_dim, nanmedian_dim):
+    _along_rule(_symbol)
+
+
+def _variance_gradient(g, a, dim, correction, keepdim: bool):
+    """2 / (n - correction) * (a - mean(a))."""
+    dims = canonical_dims(a, dim)
+    rest = math.prod(a.shape[d] for d in dims) - correction
+    if rest <= 0:
+        return _restored(g, a, dim, keepdim) * math.nan
+    return (2.0 / rest) * _unreduced(g, a, dim, keepdim) * (a - mean(a, dims, True))
+
+
+def _deviation_gradient(g, y):
+    """The variance's cotangent from that of its root `y`."""
+    return LTORCH["masked_fill"](g / (y * 2), LTORCH["eq"](y, 0), 0)
+
+
+@var.vjp
+def _(a, dim, *, correction, keepdim):
+    g = yield var(a, dim, correction=correction, keepdim=keepdim)
+    return (_variance_gradient(g, a, dim, correction, keepdim),)
+
+
+@std.vjp
+def _(a, dim, *, correction, keepdim):
+    y = std(a, dim, correction=correction, keepdim=keepdim)
+    g = yield y
+    return (_variance_gradient(_deviation_gradient(g, y), a, dim, correction, keepdim),)
+
+
+def _with_mean(symbol: Symbol, spread: Symbol):
+    """var_mean, std_mean: the sum of what the spread and the mean give."""
+
+    def rule(a, dim, *, correction, keepdim):
+        y, centre = symbol(a, dim, correction=correction, keepdim=keepdim)
+        g, h = yield y, centre
+        g = g if spread is var else _deviation_gradient(g, y)
+        of_mean = _restored(h, a, dim, keepdim) / math.prod(a.shape[d] for d in canonical_dims(a, dim))
+        return (_variance_gradient(g, a, dim, correction, keepdim) + of_mean,)
+
+    symbol.vjp(rule)
+
+
+_with_mean(var_mean, var)
+_with_mean(std_mean, std)
+
+
+@logsumexp.vjp
+def _(a, dim, keepdim=False):
+    y = logsumexp(a, dim, keepdim)
+    g = yield y
+    return (_unreduced(g, a, dim, keepdim) * LTORCH["exp"](a - _unreduced(y, a, dim, keepdim)),)
+
+
+@cumsum.vjp
+def _(a, dim, *, dtype=None):
+    g = yield cumsum(a, dim, dtype=dtype)
+    d = (canonical_dims(a, dim) or (0,))[0]
+    if not a.shape or (type(a.shape[d]) is int and a.shape[d] == 1):
+        return (g,)
+    return (LTORCH["flip"](cumsum(LTORCH["flip"](g, (d,)), d), (d,)),)
+
+
+def _scan_pair_rule(symbol: Symbol):
+    def rule(a, dim):
+        y, indices = symbol(a, dim)
+        g, _ = yield ValuesIndices(y, indices)
+        if not a.shape:
+            return (g,)
+        return (LTORCH["scatter_add"](LTORCH["zeros_like"](g), dim, indices, g),)
+
+    symbol.vjp(rule)
+
+
+_scan_pair_rule(cummax)
+_scan_pair_rule(cummin)
+
+
+def _norm_gradient(g, y, a, order, dim, keepdim: bool):
+    """PyTorch's subgradients: 0 where the norm is 0; an infinite norm's is shared by the elements that reach it. None for orders below 1 other than 0."""
+    g, y = _unreduced(g, a, dim, keepdim), _unreduced(y, a, dim, keepdim)
+    if order == 0:
+        return LTORCH["zeros_like"](a)
+    if order == 1:
+        return LTORCH["sgn"](a) * g
+    if order == 2:
+        return g * LTORCH["masked_fill"](a / y, LTORCH["eq"](y, 0), 0)
+    if order == math.inf:
+        reached = LTORCH["eq"](LTORCH["abs"](a), y)
+        return LTORCH["sgn"](a) * (reached / sum(reached, canonical_dims(a, dim), True)) * g
+    if order > 2:
+        return a * LTORCH["pow"](LTORCH["abs"](a), order - 2) * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
+    return None
+
+
+def _norm_rule(symbol: Symbol, order_of) -> None:
+    def rule(a, *args, **kwargs):
+        order, dim, keepdim, dtype = order_of(*args, **kwargs)
+        if order is None or dtype is not None or not (order in (0, 1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]:
+            return NotImplemented
+        y = symbol(a, *args, **kwargs)
+        g = yield y
+        return (_norm_gradient(g, y, a, order, dim, keepdim),)
+
+    symbol.vjp(rule)
+
+
+def _norm_arguments(p="fro", dim=None, keepdim=False, dtype=None):
+    return 2 if p in ("fro", None) else None if p == "nuc" else p, dim, keepdim, dtype
+
+
+_norm_rule(vector_norm, lambda ord=2, dim=None, keepdim=False, *, dtype=None: (ord, dim, keepdim, dtype))
+_norm_rule(norm, _norm_arguments)
+
+# PyTorch composes these of the same operations
+for _symbol in (diff, nanmean):
+    _symbol.info["by_parts"] = True

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import like
+from thunder.ops import backward
 from thunder.ops.define import composite, torch_prim
 from thunder.ops.dims import pair
 from thunder.ops.shape import MOVES, permute, reshape
@@ -123,3 +124,65 @@ def _(make):
 @channel_shuffle.samples
 def _(make):
     yield make(2, 6, 3, 4), 3
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivatives
+
+
+def _upsample_kernel(name: str):
+    return backward.kernel(f"{name}_backward", "default", lambda g, sizes, shape, *options: like(g, tuple(shape)))
+
+
+_UPSAMPLE = {
+    ("nearest", 1): "upsample_nearest1d", ("nearest", 2): "upsample_nearest2d", ("nearest", 3): "upsample_nearest3d", ("nearest-exact", 1): "_upsample_nearest_exact1d",
+    ("nearest-exact", 2): "_upsample_nearest_exact2d", ("nearest-exact", 3): "_upsample_nearest_exact3d", ("linear", 1): "upsample_linear1d",
+    ("bilinear", 2): "upsample_bilinear2d", ("bicubic", 2): "upsample_bicubic2d", ("trilinear", 3): "upsample_trilinear3d", ("bilinear antialias", 2): "_upsample_bilinear2d_aa",
+    ("bicubic antialias", 2): "_upsample_bicubic2d_aa",
+}  # fmt: skip
+_UPSAMPLE_BACKWARD = {key: _upsample_kernel(name) for key, name in _UPSAMPLE.items()}
+
+
+@interpolate.vjp
+def _(a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
+    rank = len(a.shape) - 2
+    kernel = _UPSAMPLE_BACKWARD.get((f"{mode} antialias" if antialias else mode, rank))
+    if kernel is None:
+        return NotImplemented
+    g = yield interpolate(a, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    scales = (None,) * rank if scale_factor is None or recompute_scale_factor else tuple(map(float, pair(scale_factor, rank)))
+    corners = () if mode.startswith("nearest") else (bool(align_corners),)
+    return (kernel(g, list(g.shape[2:]), list(a.shape), *corners, *scales),)
+
+
+@pixel_shuffle.vjp
+def _(a, upscale_factor):
+    g = yield pixel_shuffle(a, upscale_factor)
+    return (pixel_unshuffle(g, upscale_factor),)
+
+
+@pixel_unshuffle.vjp
+def _(a, downscale_factor):
+    g = yield pixel_unshuffle(a, downscale_factor)
+    return (pixel_shuffle(g, downscale_factor),)
+
+
+@channel_shuffle.vjp
+def _(a, groups):
+    g = yield channel_shuffle(a, groups)
+    return (channel_shuffle(g, a.shape[1] // groups),)
+
+
+_GRID_BACKWARD = {
+    rank: backward.kernel(f"grid_sampler_{rank}d_backward", "default", lambda g, a, grid, *options: (like(a) if options[-1][0] else None, like(grid)))
+    for rank in (2, 3)
+}  # fmt: skip
+
+
+@grid_sample.vjp
+def _(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
+    rank = len(a.shape) - 2
+    if a.device.type != "cpu":  # cuDNN's sampler has a backward of its own
+        return NotImplemented
+    g = yield grid_sample(a, grid, mode, padding_mode, align_corners)
+    options = ("bilinear", "nearest", "bicubic").index(mode), ("zeros", "border", "reflection").index(padding_mode), bool(align_corners)
+    return _GRID_BACKWARD[rank](g, a, grid, *options, [a.requires_grad, grid.requires_grad])

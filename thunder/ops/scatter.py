@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import METHODS, TensorProxy, like
-from thunder.core.symbol import user_location
+from thunder.core.symbol import Symbol, user_location
 from thunder.errors import CaptureError
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
@@ -421,7 +421,94 @@ def _(make):
 @embedding.vjp
 def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     if sparse:  # PyTorch's derivative makes the sparse gradient
-        return (yield from opaque.derivative_of(embedding)(a, weight, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=True))
+        return NotImplemented
     g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivatives
+
+
+def _run_gather_backward(g, dim, index, shape):
+    return g.new_zeros(shape).scatter_add_(dim, index, g)
+
+
+def _run_select_backward(g, dim, index, shape):
+    return g.new_zeros(shape).index_add_(dim, index, g)
+
+
+gather_backward = Symbol("gather_backward", lambda g, dim, index, shape: like(g, tuple(shape)), id="gather_backward", is_prim=True, fn=_run_gather_backward)
+index_select_backward = Symbol(
+    "index_select_backward", lambda g, dim, index, shape: like(g, tuple(shape)), id="index_select_backward", is_prim=True, fn=_run_select_backward
+)  # fmt: skip
+
+
+@gather.vjp
+def _(a, dim, index, **options):
+    if options.get("sparse_grad"):
+        return NotImplemented
+    g = yield gather(a, dim, index)
+    return (gather_backward(g, dim, index, a.shape),)
+
+
+@index_select.vjp
+def _(a, dim, index):
+    g = yield index_select(a, dim, index)
+    return (index_select_backward(g, dim, index, a.shape),)
+
+
+@scatter.vjp
+def _(a, dim, index, src=None, *, value=None, reduce=None):
+    if reduce is not None:
+        return NotImplemented
+    g = yield scatter(a, dim, index, src)
+    of_src = None
+    if isinstance(src, TensorProxy):
+        of_src = gather(g, dim, index)
+        if src.shape != index.shape:  # what the index does not reach is not read
+            of_src = LTORCH["pad"](of_src, tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)))
+    return scatter(g, dim, index, 0) if a.requires_grad else None, None, None, of_src
+
+
+@scatter_add.vjp
+def _(a, dim, index, src):
+    g = yield scatter_add(a, dim, index, src)
+    of_src = gather(g, dim, index)
+    if src.shape != index.shape:
+        of_src = LTORCH["pad"](of_src, tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)))
+    return g, None, None, of_src
+
+
+@index_add.vjp
+def _(a, dim, index, source, *, alpha=1):
+    if not a.shape:
+        return NotImplemented
+    g = yield index_add(a, dim, index, source, alpha=alpha)
+    of_source = index_select(g, dim, index)
+    return g, None, None, of_source if alpha == 1 else of_source * alpha
+
+
+@index_copy.vjp
+def _(a, dim, index, source):
+    if not a.shape:
+        return NotImplemented
+    g = yield index_copy(a, dim, index, source)
+    return index_fill(g, dim, index, 0) if a.requires_grad else None, None, None, index_select(g, dim, index)
+
+
+@index_fill.vjp
+def _(a, dim, index, value):
+    g = yield index_fill(a, dim, index, value)
+    of_value = LTORCH["sum"](index_select(g, dim, index)) if isinstance(value, TensorProxy) and value.requires_grad else None
+    return index_fill(g, dim, index, 0) if a.requires_grad else None, None, None, of_value
+
+
+@index_put.vjp
+def _(a, indices, values, accumulate=False):
+    if any(i is not None and i.dtype.category == 0 for i in indices):
+        return NotImplemented
+    g = yield index_put(a, indices, values, accumulate)
+    of_a = g if accumulate or not a.requires_grad else index_put(g, indices, LTORCH["zeros_like"](values))
+    key = tuple(slice(None) if i is None else i for i in indices)
+    return of_a, None, backward.sum_to(LTORCH["getitem"](g, key), values.shape) if values.requires_grad else None

@@ -484,7 +484,7 @@ def broadcast_tensors(*tensors):
 def _reshaped_back(symbol):
     def rule(a, *args, **kwargs):
         g = yield symbol(a, *args, **kwargs)
-        return (reshape(g, a.shape),)
+        return (g if g.shape == a.shape else reshape(g, a.shape),)
 
     symbol.vjp(rule)
 

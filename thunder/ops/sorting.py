@@ -7,8 +7,8 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.define import torch_prim
-from thunder.ops.reductions import ValuesIndices, canonical_dims, reduced_shape
+from thunder.ops.define import LTORCH, torch_prim
+from thunder.ops.reductions import ValuesIndices, canonical_dims, placed, reduced_shape
 
 __all__ = ["topk", "sort", "argsort"]
 
@@ -126,3 +126,40 @@ def bucketize(a, boundaries, *, out_int32=False, right=False):
 @bucketize.samples
 def _(make):
     yield make(4), torch.tensor([-1.0, 0.0, 1.0])
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivatives: back to where the values stood
+
+
+def _selected(symbol, dimension):
+    """A rule for an operation that gives values and their indices along one dimension, which stays."""
+
+    def rule(a, *args, **kwargs):
+        values, indices = symbol(a, *args, **kwargs)
+        g, _ = yield ValuesIndices(values, indices)
+        return (placed(g, indices, canonical_dims(a, dimension(*args, **kwargs))[0], a.shape) if a.shape else g,)
+
+    symbol.vjp(rule)
+
+
+_selected(topk, lambda k, dim=-1, largest=True, sorted=True: dim)
+_selected(sort, lambda *, dim, descending, stable=False: dim)
+
+
+@kthvalue.vjp
+def _(a, k, dim=-1, keepdim=False):
+    values, indices = kthvalue(a, k, dim, keepdim)
+    g, _ = yield ValuesIndices(values, indices)
+    if not a.shape:
+        return (g,)
+    (d,) = canonical_dims(a, dim)
+    if not keepdim:
+        g, indices = (LTORCH["unsqueeze"](x, d) for x in (g, indices))
+    return (placed(g, indices, d, a.shape),)
+
+
+@msort.vjp
+def _(a):
+    values, indices = sort(a, dim=0)
+    g = yield values
+    return (placed(g, indices, 0, a.shape) if a.shape else g,)

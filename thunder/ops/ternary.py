@@ -7,7 +7,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
-from thunder.ops.backward import sum_to
+from thunder.ops.backward import logit_backward, sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.elementwise import _pair, broadcast_to
@@ -130,6 +130,36 @@ for _symbol in (clamp, clip):
         yield make(4, 3), make(3), make(4, 1, low=3, high=4)
 
 
+def _inside(a, min, max):
+    """Where a value is not below or above its bounds; None where there are none."""
+    low, high = (None if bound is None else compare(a, bound) for bound, compare in ((min, LTORCH["ge"]), (max, LTORCH["le"])))
+    return LTORCH["logical_and"](low, high) if low is not None and high is not None else low if high is None else high
+
+
+def _clamp_rule(symbol: Symbol, bounds) -> None:
+    """The cotangent where a value is kept; to a bound that is a tensor where it is taken, the upper one where the two cross."""
+
+    def rule(a, *args, **kwargs):
+        low, high = bounds(*args, **kwargs)
+        g = yield symbol(a, *args, **kwargs)
+        of_a = sum_to(where(_inside(a, low, high), g, 0.0), a.shape) if a.requires_grad else None
+        of_low = of_high = None
+        if type(low) is TensorProxy and low.requires_grad:
+            below = LTORCH["lt"](a, low)
+            of_low = sum_to(where(below if high is None else LTORCH["logical_and"](below, LTORCH["lt"](low, high)), g, 0.0), low.shape)
+        if type(high) is TensorProxy and high.requires_grad:
+            above = LTORCH["gt"](a, high)
+            of_high = sum_to(where(above if low is None else LTORCH["logical_or"](above, LTORCH["lt"](high, low)), g, 0.0), high.shape)
+        given = dict(zip(("min", "max"), (of_low, of_high), strict=True))
+        return of_a, *(given[name] for name in (("min", "max") if symbol in (clamp, clip) else (("min",) if symbol is clamp_min else ("max",))))
+
+    symbol.vjp(rule)
+
+
+_clamp_rule(clamp, lambda min=None, max=None: (min, max))
+_clamp_rule(clip, lambda min=None, max=None: (min, max))
+
+
 @composite(torch.clamp_min, torch.Tensor.clamp_min, meta=lambda a, min: _clamp_meta(a, min, name="clamp_min"))
 def clamp_min(a, min):
     return clamp(a, min, None)
@@ -140,6 +170,8 @@ def clamp_max(a, max):
     return clamp(a, None, max)
 
 
+_clamp_rule(clamp_min, lambda min: (min, None))
+_clamp_rule(clamp_max, lambda max: (None, max))
 for _symbol in (clamp_min, clamp_max):
 
     @_symbol.samples
@@ -151,6 +183,21 @@ for _symbol in (clamp_min, clamp_max):
 @composite(torch.addcmul, torch.Tensor.addcmul, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest")
 def addcmul(a, b, c, *, value=1):
     return a + (b * c if value == 1 else b * c * value)
+
+
+def _times(a, value):
+    return a if value == 1 else a * value
+
+
+def _of(f, x: TensorProxy):
+    """The cotangent of an operand, where it has one, summed to its shape."""
+    return sum_to(f(), x.shape) if type(x) is TensorProxy and x.requires_grad else None
+
+
+@addcmul.vjp
+def _(a, b, c, *, value=1):
+    g = yield addcmul(a, b, c, value=value)
+    return _of(lambda: g, a), _of(lambda: g * _times(c, value), b), _of(lambda: g * _times(b, value), c)
 
 
 @addcmul.samples
@@ -166,6 +213,12 @@ def addcdiv(a, b, c, *, value=1):
     return a + (b / c if value == 1 else b / c * value)
 
 
+@addcdiv.vjp
+def _(a, b, c, *, value=1):
+    g = yield addcdiv(a, b, c, value=value)
+    return _of(lambda: g, a), _of(lambda: g * (value / c), b), _of(lambda: -g * (_times(b, value) / (c * c)), c)
+
+
 @addcdiv.samples
 def _(make):
     yield make(4, 3), make(4, 3), make(3, low=0.5)
@@ -177,6 +230,12 @@ def lerp(start, end, weight):
     if type(weight) is not TensorProxy:
         return start + (end - start) * weight if weight < 0.5 else end - (end - start) * (1 - weight)
     return where(LTORCH["abs"](weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
+
+
+@lerp.vjp
+def _(start, end, weight):
+    g = yield lerp(start, end, weight)
+    return _of(lambda: g * (1 - weight), start), _of(lambda: g * weight, end), _of(lambda: g * (end - start), weight)
 
 
 @lerp.samples
@@ -202,6 +261,12 @@ def nan_to_num(a, nan=0.0, posinf=None, neginf=None):
     return where(LTORCH["isneginf"](a), low if neginf is None else neginf, out)
 
 
+@nan_to_num.vjp
+def _(a, nan=0.0, posinf=None, neginf=None):
+    g = yield nan_to_num(a, nan, posinf, neginf)
+    return (g * LTORCH["isfinite"](a),)
+
+
 @nan_to_num.samples
 def _(make):
     yield make(4, 3)
@@ -224,6 +289,12 @@ def logit(a, eps=None):
     if eps is not None:
         x = clamp(x, eps, 1.0 - eps)
     return LTORCH["log"](x / (1.0 - x))
+
+
+@logit.vjp
+def _(a, eps=None):
+    g = yield logit(a, eps)
+    return (logit_backward(g, a, eps),)
 
 
 @logit.samples
