@@ -1,13 +1,15 @@
 """How long does the first call take, and does it grow linearly with depth?
 
-    python benchmarks/first_call.py [--depths 2,8,16,32] [--systems torch.compile,thunder] [--width 32] [--repeat 3] [--threads 1] [--json FILE]
+    python benchmarks/first_call.py [--train] [--depths 2,8,16,32] [--systems torch.compile,thunder] [--width 32] [--repeat 3] [--threads 1] [--json FILE]
 
-A Llama-style model, forward under torch.no_grad() on the CPU. Every measurement has a process of its own with empty caches; the clock starts after the imports and
-after the model was built, and stops when the first call returns: what the C++ compiler takes and the run itself are counted. Modules that a system imports only
-while it compiles are found in a run of their own and imported before the clock starts, for every system alike. The median of --repeat runs counts;
-torch.compile, which takes long, runs once. One thread runs the operations: a second one waits for a core wherever others use the machine too.
+A Llama-style model on the CPU: forward under torch.no_grad(), or with --train forward and backward of the sum of its outputs. Every measurement has a process
+of its own with empty caches; the clock starts after the imports and after the model was built, and stops when the first call (with --train its backward)
+returns: what the C++ compiler takes and the run itself are counted. Modules that a system imports only while it compiles are found in a run of their own
+and imported before the clock starts, for every system alike. The median of --repeat runs counts; torch.compile, which takes long, runs once. One thread runs
+the operations: a second one waits for a core wherever others use the machine too.
 Printed for each depth: seconds of both, their ratio, seconds per block that was added since the depth before; for thunder also the instructions interpreted and
-bound symbols made per added block, which do not depend on the machine. Last, whether thunder's seconds and counts are linear in depth.
+bound symbols made (with --train those of the last forward and backward) per added block, which do not depend on the machine. Last, whether thunder's seconds and
+counts are linear in depth.
 """
 
 from __future__ import annotations
@@ -25,15 +27,18 @@ from pathlib import Path
 from statistics import median
 
 SYSTEMS = ("eager", "torch.compile", "thunder")
-RATIO_BAR, SECONDS_PER_BLOCK_BAR = 0.10, 0.05
+RATIO_BAR, SECONDS_PER_BLOCK_BAR, SECONDS_PER_BLOCK_BAR_TRAINING = 0.10, 0.05, 0.08
 # linear: a block of the last stretch of depths costs at most this times one before it. Counts repeat exactly; seconds, of the fastest run, do not.
 # Quadratic growth over depths 2, 8, 16, 32 gives 2.7.
 GROWTH_BARS = {"fastest": 2.0, "instructions": 1.01, "bound_symbols": 1.01}
 DEVIATION_BAR = 1e-4
 
 
-def measure_here(system: str, depth: int, width: int, threads: int, modules: list[str]) -> dict:
-    """One first call in this process, `modules` imported before: seconds, for thunder what was counted, and which modules were imported meanwhile."""
+def measure_here(system: str, depth: int, width: int, threads: int, modules: list[str], train: bool) -> dict:
+    """One first call in this process, `modules` imported before: seconds, for thunder what was counted, and which modules were imported meanwhile.
+
+    deviation: the largest absolute difference from eager's output, or with `train` the largest norm of a difference of gradients by the gradient's norm.
+    """
     import torch
 
     torch.set_num_threads(threads)
@@ -52,43 +57,56 @@ def measure_here(system: str, depth: int, width: int, threads: int, modules: lis
         with contextlib.suppress(ImportError):  # what the compilation generated is no module to import again
             importlib.import_module(name)
     loaded = set(sys.modules)
-    with torch.no_grad():
+    with torch.set_grad_enabled(train):
         start = time.perf_counter()
         output = compiled(tokens)
+        if train:
+            output.sum().backward()
         found: dict = {"seconds": time.perf_counter() - start}
         found["imported"] = [name for name in sys.modules if name not in loaded]
-        found["deviation"] = (output - model(tokens)).abs().max().item()
+        found["deviation"] = gradient_deviation(model, tokens) if train else (output - model(tokens)).abs().max().item()
     if system == "thunder":
         import thunder
 
         stats = thunder.compile_stats(compiled)
         assert stats is not None, "a compiled module has stats"
         found |= {"instructions": stats.interpreted_instructions, "bound_symbols": stats.bound_symbols_created}
+        if train:
+            found["bound_symbols"] = sum(len(traces[-1].bound_symbols) for traces in (thunder.last_traces(compiled), thunder.last_backward_traces(compiled)))
     return found
 
 
-def measure(system: str, depth: int, width: int, threads: int, modules: list[str]) -> dict:
+def gradient_deviation(model, tokens) -> float:
+    """How far the gradients that the parameters have are from eager's."""
+    ours = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    model(tokens).sum().backward()
+    reference = [parameter.grad for parameter in model.parameters()]
+    return max(((a - b).norm() / b.norm()).item() for a, b in zip(ours, reference, strict=True) if b.norm())
+
+
+def measure(system: str, depth: int, width: int, threads: int, modules: list[str], train: bool) -> dict:
     """One first call in a fresh process with empty caches. The answer has `error` where it failed."""
     with tempfile.TemporaryDirectory() as caches:
         environment = os.environ | {name: os.path.join(caches, name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "THUNDER_CACHE_DIR")}
         environment |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
-        request = json.dumps({"system": system, "depth": depth, "width": width, "threads": threads, "modules": modules})
+        request = json.dumps({"system": system, "depth": depth, "width": width, "threads": threads, "modules": modules, "train": train})
         done = subprocess.run([sys.executable, str(Path(__file__).resolve()), "--one"], input=request, env=environment, capture_output=True, text=True)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]}
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure_all(systems: list[str], depths: list[int], width: int, repeat: int, threads: int) -> list[dict]:
+def measure_all(systems: list[str], depths: list[int], width: int, repeat: int, threads: int, train: bool) -> list[dict]:
     """A row for each depth and system, with the median of the seconds; the systems take turns."""
     rows = []
-    modules = {system: measure(system, 1, width, threads, []).get("imported", []) for system in systems}
+    modules = {system: measure(system, 1, width, threads, [], train).get("imported", []) for system in systems}
     for depth in depths:
         runs: dict[str, list[dict]] = {system: [] for system in systems}
         for turn in range(repeat):
             for system in systems:
                 if turn == 0 or system != "torch.compile":
-                    runs[system].append(measure(system, depth, width, threads, modules[system]))
+                    runs[system].append(measure(system, depth, width, threads, modules[system], train))
         for system, found in runs.items():
             failed = next((run for run in found if "error" in run), None)
             seconds = [run["seconds"] for run in found if "seconds" in run]
@@ -142,7 +160,7 @@ def linearity(rows: list[dict], depths: list[int]) -> list[str]:
     return problems
 
 
-def verdict(rows: list[dict], depths: list[int]) -> list[str]:
+def verdict(rows: list[dict], depths: list[int], train: bool) -> list[str]:
     """Everything that falls short of the bars, and every measurement that failed."""
     problems = [f"{row['system']} at depth {row['depth']}: {row['error']}" for row in rows if "error" in row]
     problems += [f"{row['system']} at depth {row['depth']} deviates by {row['deviation']:.2g}" for row in rows if row.get("deviation", 0.0) > DEVIATION_BAR]
@@ -152,9 +170,10 @@ def verdict(rows: list[dict], depths: list[int]) -> list[str]:
             problems.append(f"depth {depth}: {ours['seconds'] / theirs['seconds']:.3f} of torch.compile's time, the bar is {RATIO_BAR}")
     slope = per_block(rows, "thunder", depths[0], depths[-1], "seconds") if len(depths) > 1 else None
     if slope is not None:
-        print(f"thunder: {slope:.4f} s per added block over all depths, the bar on a quiet core is {SECONDS_PER_BLOCK_BAR}")
-        if slope > SECONDS_PER_BLOCK_BAR:
-            problems.append(f"{slope:.4f} s per added block, the bar is {SECONDS_PER_BLOCK_BAR}")
+        bar = SECONDS_PER_BLOCK_BAR_TRAINING if train else SECONDS_PER_BLOCK_BAR
+        print(f"thunder: {slope:.4f} s per added block over all depths, the bar on a quiet core is {bar}")
+        if slope > bar:
+            problems.append(f"{slope:.4f} s per added block, the bar is {bar}")
     return problems + linearity(rows, depths)
 
 
@@ -163,6 +182,7 @@ def main() -> int:
         print(json.dumps(measure_here(**json.load(sys.stdin))))
         return 0
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--train", action="store_true", help="forward and backward instead of forward")
     parser.add_argument("--depths", type=lambda text: sorted({int(part) for part in text.split(",")}), default=[2, 8, 16, 32])
     parser.add_argument("--systems", default="torch.compile,thunder", help=f"of {', '.join(SYSTEMS)}")
     parser.add_argument("--width", type=int, default=32, help="of the model; a multiple of 8")
@@ -173,10 +193,10 @@ def main() -> int:
     systems = chosen.systems.split(",")
     if unknown := [name for name in systems if name not in SYSTEMS]:
         parser.error(f"no such system: {', '.join(unknown)}; known: {', '.join(SYSTEMS)}")
-    rows = measure_all(systems, chosen.depths, chosen.width, chosen.repeat, chosen.threads)
+    rows = measure_all(systems, chosen.depths, chosen.width, chosen.repeat, chosen.threads, chosen.train)
     if chosen.json:
         Path(chosen.json).write_text(json.dumps(rows, indent=1) + "\n")
-    problems = verdict(rows, chosen.depths)
+    problems = verdict(rows, chosen.depths, chosen.train)
     print("\n".join(problems) if problems else "holds")
     return int(bool(problems))
 

@@ -1023,6 +1023,31 @@ def function_without_materialized_cotangents(compile):
     return x.grad
 
 
+@torch.library.custom_op("thunder_tests::scaled_sine", mutates_args=())
+def scaled_sine(x: torch.Tensor, factor: int) -> torch.Tensor:
+    return torch.sin(x * factor)
+
+
+@scaled_sine.register_fake
+def _(x, factor):
+    return torch.empty_like(x)
+
+
+scaled_sine.register_autograd(
+    lambda ctx, g: (g * torch.cos(ctx.saved_tensors[0] * ctx.factor) * ctx.factor, None),
+    setup_context=lambda ctx, inputs, output: (ctx.save_for_backward(inputs[0]), setattr(ctx, "factor", inputs[1])),
+)
+
+
+@program
+def operator_of_a_library(compile):
+    x = data(0, 3).requires_grad_()
+    compiled = compile(lambda x: (scaled_sine(x, 2) * torch.ops.thunder_tests.scaled_sine(x, 3)).sum())
+    compiled(x).backward()
+    with torch.no_grad():
+        return x.grad, compiled(x)
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xfail(strict=True, reason=GAPS[n])) if n in GAPS else n for n in PROGRAMS])
 def test_trains_as_in_eager(name):
     compare(PROGRAMS[name])

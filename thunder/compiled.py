@@ -16,7 +16,7 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import NumberProxy, Proxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
@@ -37,7 +37,7 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_backward_without, lower_with_derivatives
+from thunder.pipeline import gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
 from thunder.transforms.base import asked, check_transforms
 from thunder.transforms.check_results import check_results
 
@@ -227,12 +227,13 @@ class Compiled:
     def _lower(self, captured: Captured, modes: tuple) -> CacheEntry:
         options = self.options
         captured.transform(options, self.overrides)
+        program = functools.partial(self._program, captured)
         backward: list[Trace] = []
         if captured.output_requires_grad and not options.disable_torch_autograd:
-            traces, backward, run = self._lower_with_derivatives(captured, modes)
+            traces, backward, run = _connect(captured.computation, options, modes, program)
         else:
             traces = lower(captured.computation, options, options.executors)
-            run = self._in_modes(self._program(traces[-1], captured), modes)
+            run = _in_modes(program(traces[-1]), modes)
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
                 run = _without_grad(run)
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
@@ -253,26 +254,10 @@ class Compiled:
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
         ) from failure
 
-    def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
-        """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""
-        options = self.options
-        forward, backward, cut = lower_with_derivatives(captured.computation, options, options.executors)
-        run = connected(
-            self._in_modes(self._program(forward[-1], captured), modes), self._program(backward[-1], captured),
-            lambda missing: self._program(lower_backward_without(cut, missing, options, options.executors)[-1], captured),
-            _result_of(captured.computation, cut.outputs),
-            [o.requires_grad for o in cut.outputs],
-        )  # fmt: skip
-        return forward, backward, run
-
-    def _program(self, trace: Trace, captured: Captured) -> Callable:
+    def _program(self, captured: Captured, trace: Trace) -> Callable:
         if self.options.debug.check_traces:
             trace._callable = check_results(trace, captured.where).python_callable()
         return trace.python_callable()
-
-    @staticmethod
-    def _in_modes(function: Callable, modes: tuple) -> Callable:
-        return no_autocast(function) if compat.autocast_in(modes) else function
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict):
         self.stats.last_entry = entry
@@ -336,6 +321,33 @@ def _by_name(fn: Any) -> Any:
     for name in getattr(fn, "__qualname__", "<locals>").split("."):
         found = getattr(found, name, None)
     return found
+
+
+def _in_modes(function: Callable, modes: tuple) -> Callable:
+    return no_autocast(function) if compat.autocast_in(modes) else function
+
+
+def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Callable[[Trace], Callable]) -> tuple[list[Trace], list[Trace], Callable]:
+    """The traces of a computation's forward and backward, and the two as a function connected to autograd.
+
+    The backward for all outputs is compiled before the forward runs. One that some outputs play no part in, and one that is itself differentiated, are compiled
+    when they are first met. `program` makes a callable of a trace.
+    """
+    forward, backward, cut = lower_with_derivatives(computation, options, options.executors)
+
+    def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
+        gradients, needed = gradient_program(computation, cut, missing, options.executors)
+        arguments = {a for a in gradients.args if isinstance(a, Proxy)}
+        if any(isinstance(o, TensorProxy) and o.requires_grad and o not in arguments for o in gradients.output_proxies):
+            return _connect(gradients, options, modes, program)[2], needed
+        return _in_modes(program(lower(gradients, options, options.executors)[-1]), modes), needed
+
+    run = connected(
+        _in_modes(program(forward[-1]), modes), program(backward[-1]), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
+        make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
+        make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation),
+    )  # fmt: skip
+    return forward, backward, run
 
 
 def _result_of(computation: Trace, outputs: list) -> Callable:

@@ -9,6 +9,7 @@ import linecache
 import os
 import sys
 import warnings
+from typing import Any
 
 __all__ = [
     "ThunderError", "CaptureError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
@@ -22,7 +23,7 @@ class ThunderError(RuntimeError):
     bound_symbol: the line of a trace that a pass failed on, so that the user's line it came from can be named.
     """
 
-    bound_symbol = None
+    bound_symbol: Any = None
 
 
 class CaptureError(ThunderError):

@@ -214,7 +214,8 @@ class Symbol:
         """
         inputs = proxies_in(kwargs, proxies_in(args, [])) if kwargs else proxies_in(args, [])
         outputs = [out] if type(out) is TensorProxy else proxies_in(out, [])
-        if not subsymbols and outputs and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
+        # what is made here has no name yet
+        if not subsymbols and outputs and outputs[0].name and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
             return out
         context = recorder.context
         needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs)

@@ -64,8 +64,8 @@ class Capture(Host):
         for executor in options.executors:
             names.taken.update(executor.opmap)
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
-        self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
         self.recorder.memory = Memory(outside=self.written_to)
+        self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
         self.sources: dict[int, Source] = {}

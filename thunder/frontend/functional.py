@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import TensorProxy, like, proxies_in
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
 from thunder.errors import CaptureError
 from thunder.extend import resolve_executors
@@ -125,6 +125,9 @@ class Transformed:
     def enter(self, c, args: Sequence, kwargs: dict, grad_enabled: bool) -> tuple[list, list, Any]:
         """Calls the function apart. The lines it recorded, and its result flat."""
         with separate(c, grad_enabled) as level:
+            if level.memory is not None:
+                proxies = [p for p in proxies_in([args, kwargs], []) if isinstance(p, TensorProxy)]
+                level.memory.fixed |= dict.fromkeys(proxies, "a function under grad, vjp, jvp or vmap writes to its argument")
             result = c.call(self.inner(c), list(args), kwargs)
             leaves, spec = _flatten(c, result)
         return level.bound_symbols, leaves, spec
@@ -525,7 +528,16 @@ class _Called:
         return self.function(*args, **kwargs)
 
 
-HANDLERS = {
+def _torch_vjp_in_public(c, f, args, kwargs):
+    return _torch_vjp(c, f, args, {"has_aux": False, **kwargs})
+
+
+def _torch_jvp_in_public(c, f, args, kwargs):
+    return _torch_jvp(c, f, args, {"has_aux": False, **kwargs})
+
+
+HANDLERS = {torch.func.vjp: _torch_vjp_in_public, torch.func.jvp: _torch_jvp_in_public}
+HANDLERS |= {
     function: handler
     for name, handler in {
         "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp, "vmap": _torch_vmap,

@@ -469,10 +469,10 @@ BINARY: dict[str, dict] = {
     "minimum": _TENSORS | {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
     "fmax": _TENSORS | {"left": lambda g, y, a, b: _wins(g, a, b, "ge"), "right": lambda g, y, a, b: _loses(g, a, b, "ge")},
     "fmin": _TENSORS | {"left": lambda g, y, a, b: _wins(g, a, b, "le"), "right": lambda g, y, a, b: _loses(g, a, b, "le")},
-    "atan2": _F | _TENSORS | {"left": lambda g, y, a, b: g * (b / (a * a + b * b)), "right": lambda g, y, a, b: g * (-a / (a * a + b * b))},
-    "arctan2": _F | _TENSORS | {"left": lambda g, y, a, b: g * (b / (a * a + b * b)), "right": lambda g, y, a, b: g * (-a / (a * a + b * b))},
+    "atan2": _F | _TENSORS,
+    "arctan2": _F | _TENSORS,
     "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
-    "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * (a / y), "right": lambda g, y, a, b: g * (b / y)},
+    "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * a / y, "right": lambda g, y, a, b: g * b / y},
     "nextafter": _TENSORS | {"samples": "float"}, "heaviside": _TENSORS | {"samples": "same"},
     "logaddexp": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp")(b - a)), "right": lambda g, y, a, b: g / (1 + op("exp")(a - b))},
     "logaddexp2": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)), "right": lambda g, y, a, b: g / (1 + op("exp2")(a - b))},
@@ -496,6 +496,19 @@ for _name, _old in {"eq": None, "ne": "not_equal", "lt": "less", "le": "less_equ
     binary(_name, *_pair(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
     if _old is not None:
         binary(_old, *_pair(_old), promotes=Promotion.BOOL_RESULT, numbers="right")
+
+
+def _angle_rule(symbol: Symbol) -> None:
+    def rule(a, b):
+        g = yield symbol(a, b)
+        inverse = op("reciprocal")(a * a + b * b)
+        return tuple(sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None for x, slope in ((a, lambda: b), (b, lambda: -a)))
+
+    symbol.vjp(rule)
+
+
+_angle_rule(LTORCH["atan2"])
+_angle_rule(LTORCH["arctan2"])
 for _name in ("xlog1py", "zeta"):
     binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(1.5, 3.0))
 

@@ -472,7 +472,7 @@ def _(tensors, dim=0):
     d, start, parts = dim % len(g.shape), 0, []
     for x in tensors:
         if len(x.shape) != len(g.shape):  # an empty one-dimensional tensor, which cat passes over
-            parts.append(None)
+            parts.append(LTORCH["zeros_like"](x))
             continue
         parts.append(narrow(g, d, start, x.shape[d]))
         start = start + x.shape[d]

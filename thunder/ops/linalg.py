@@ -548,7 +548,7 @@ def _(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
 
 def _rows(x):
     """A tensor as a matrix: all dimensions but the last in one."""
-    return x if len(x.shape) == 2 else reshape(x, (-1, x.shape[-1]))
+    return x if len(x.shape) == 2 else reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 @linear.vjp
@@ -578,18 +578,20 @@ def _(a, other):
     return bmm(g, _swapped(other)), bmm(_swapped(a), g)
 
 
+def _times(x, factor):
+    return x if factor == 1 else x * factor
+
+
 @addmm.vjp
 def _(a, x, y, *, beta=1, alpha=1):
     g = yield addmm(a, x, y, beta=beta, alpha=alpha)
-    scaled = g if alpha == 1 else g * alpha
-    return sum_to(g if beta == 1 else g * beta, a.shape), mm(scaled, LTORCH["t"](y)), _second(x, scaled, y)
+    return sum_to(_times(g, beta), a.shape), _times(mm(g, LTORCH["t"](y)), alpha), _times(_second(x, g, y), alpha)
 
 
 @baddbmm.vjp
 def _(a, x, y, *, beta=1, alpha=1):
     g = yield baddbmm(a, x, y, beta=beta, alpha=alpha)
-    scaled = g if alpha == 1 else g * alpha
-    return sum_to(g if beta == 1 else g * beta, a.shape), bmm(scaled, _swapped(y)), bmm(_swapped(x), scaled)
+    return sum_to(_times(g, beta), a.shape), _times(bmm(g, _swapped(y)), alpha), _times(bmm(_swapped(x), g), alpha)
 
 
 @mv.vjp

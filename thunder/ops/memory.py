@@ -35,6 +35,7 @@ class Memory:
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.stale: set[Proxy] = set()  # views to make again before they are read
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
+        self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
         self._deriving = False
         for line in lines:
@@ -113,6 +114,8 @@ class Memory:
 
     def _check(self, target: TensorProxy) -> None:
         base = self.base(target)
+        if base in self.fixed:
+            raise CaptureError(self.fixed[base], location=user_location(), remedy=_REMEDY)
         if self.outside is not None:
             self.outside(base, base is not target)
         self.active = True

@@ -273,15 +273,6 @@ def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
 batch_norm_update.info |= {"not_differentiable": (1, 2), "statistics": (1, 2), "inplace": (batch_norm_, {1: 1, 2: 2})}
 
 
-@batch_norm_update.vjp
-def _(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, mean, scale, new_mean, new_var = backward.native_batch_norm(a, weight, bias, running_mean, running_var, True, momentum, eps)
-    g, _, _ = yield out, new_mean, new_var
-    wanted = [x is not None and x.requires_grad for x in (a, weight, bias)]
-    ga, gw, gb = backward.native_batch_norm_backward(g, a, weight, None, None, mean, scale, True, eps, wanted)
-    return ga, None, None, gw, gb
-
-
 @alias(F.batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """In training mode the running statistics are written to."""
@@ -517,7 +508,13 @@ def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
     return out, save, like(save), like(running_mean), like(running_var)
 
 
+def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, mean, scale = torch.ops.aten._native_batch_norm_legit(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    return out, mean, scale, running_mean, running_var
+
+
 native_batch_norm_functional = Symbol("native_batch_norm_functional", _statistics_meta, id="native_batch_norm_functional", is_prim=True, fn=_run_statistics)
+native_batch_norm_functional.info |= {"statistics": (1, 2), "inplace": (native_batch_norm_, {3: 1, 4: 2})}
 
 
 @batch_norm_update.vjp

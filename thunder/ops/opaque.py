@@ -17,7 +17,7 @@ from thunder.ops.define import torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque", "written_by"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of"]
 
 _SYMBOLS: dict = {}
 
@@ -46,7 +46,9 @@ def _make(function) -> Symbol:
     custom = _custom_path(function)
     if custom is not None:
         module, name = custom
-        return Symbol(name, meta, module=module, id=f"{module}.{name}", is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
+        overload = getattr(function, "_overloadname", "default")
+        identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
+        return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
     made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
     made.autocast = autocast.OPAQUE.get(name)
     return made
@@ -83,6 +85,7 @@ def _identifier(function) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):
         name = f"{name.strip('_')}_{getattr(function.__self__, '__name__', 'attribute')}"
+    name = name.partition(".")[0]  # of `name.overload`
     return name if name.isidentifier() else "torch_function"
 
 
@@ -229,7 +232,7 @@ def _make_derivative(symbol: Symbol):
         flat, wanted = _wanted(args, kwargs)
         out, graph = forward(wanted, args, kwargs)
         g = yield out
-        cotangents = tuple(g) if isinstance(g, (tuple, list)) else (g,)
+        cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
         backward.info["differentiated_once"] = once
@@ -238,7 +241,18 @@ def _make_derivative(symbol: Symbol):
     return rule
 
 
-def _functional_derivative(symbol: Symbol):
+def vjp_of(symbol: Symbol) -> Symbol:
+    """`vjp_of_X(wanted, args, kwargs, cotangents)`: the gradients of the tensors in the wanted positions of X's arguments. cotangents: one, or None, for each tensor."""
+    made = _VJPS.get(symbol)
+    if made is None:
+        made = _VJPS[symbol] = _vjp_of(symbol)
+    return made
+
+
+_VJPS: dict[Symbol, Symbol] = {}
+
+
+def _vjp_of(symbol: Symbol) -> Symbol:
     def run(wanted: tuple, args: tuple, kwargs: dict, cotangents: tuple):
         inputs: list[torch.Tensor] = []
         _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x))
@@ -250,7 +264,8 @@ def _functional_derivative(symbol: Symbol):
             return tuple(o for o, g in zip(found, cotangents, strict=True) if g is not None)
 
         before = _generators(inputs)
-        gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None])
+        again = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors_in((args, kwargs, cotangents), []))
+        gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None], again)
         if any(not torch.equal(a, b) for a, b in zip(before, _generators(inputs), strict=True)):
             raise RuntimeError(f"{symbol.name} draws random numbers: it has no derivative as a function. Draw them outside of the function that is differentiated")
         return gradients
@@ -259,14 +274,24 @@ def _functional_derivative(symbol: Symbol):
         flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
         return tuple(like(flat[i]) for i in wanted)
 
-    backward = Symbol(f"vjp_of_{symbol.name}", meta, id=("vjp_of", symbol.id), is_prim=True, fn=run)
+    return Symbol(f"vjp_of_{symbol.name}", meta, id=("vjp_of", symbol.id), is_prim=True, fn=run)
+
+
+def _functional_derivative(symbol: Symbol):
+    backward = vjp_of(symbol)
 
     def rule(*args, **kwargs):
         _, wanted = _wanted(args, kwargs)
-        g = yield symbol(*args, **kwargs)
-        return _as_structure(backward(wanted, args, kwargs, tuple(_leaves(g, []))), args)
+        out = symbol(*args, **kwargs)
+        g = yield out
+        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args)
 
     return rule
+
+
+def _of_tensors(outputs, cotangents) -> tuple:
+    """The cotangents of the tensors among outputs, None for those without."""
+    return tuple(g for o, g in zip(_leaves(outputs, []), _leaves(cotangents, []), strict=True) if isinstance(o, TensorProxy))
 
 
 def _leaves(value, found: list) -> list:
@@ -286,11 +311,10 @@ def _generators(inputs: list) -> list[torch.Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
 
 
-def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Tensor]) -> tuple:
-    """The gradients of `function` at its inputs, connected to inputs and cotangents where grad mode is on, and under torch.func's transforms."""
+def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Tensor], again: bool) -> tuple:
+    """The gradients of `function` at its inputs; `again`, and under torch.func's transforms, they can be differentiated themselves."""
     if compat.in_functorch():
         return torch.func.vjp(function, *inputs)[1](tuple(cotangents))
-    again = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *cotangents))
     with torch.enable_grad():
         inputs = [x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_() for x in inputs]
         outputs = function(*inputs)

@@ -743,10 +743,10 @@ _scan_pair_rule(cummin)
 
 
 def _norm_gradient(g, y, a, order, dim, keepdim: bool):
-    """PyTorch's subgradients: 0 where the norm is 0; an infinite norm's is shared by the elements that reach it. None for orders below 1 other than 0."""
+    """PyTorch's subgradients: 0 where the norm is 0; an infinite norm's is shared by the elements that reach it. None for order 0, which counts."""
     g, y = _unreduced(g, a, dim, keepdim), _unreduced(y, a, dim, keepdim)
     if order == 0:
-        return LTORCH["zeros_like"](a)
+        return None
     if order == 1:
         return LTORCH["sgn"](a) * g
     if order == 2:
@@ -754,9 +754,7 @@ def _norm_gradient(g, y, a, order, dim, keepdim: bool):
     if order == math.inf:
         reached = LTORCH["eq"](LTORCH["abs"](a), y)
         return LTORCH["sgn"](a) * (reached / sum(reached, canonical_dims(a, dim), True)) * g
-    if order > 2:
-        return a * LTORCH["pow"](LTORCH["abs"](a), order - 2) * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
-    return None
+    return a * LTORCH["pow"](LTORCH["abs"](a), order - 2) * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
 
 
 def _norm_rule(symbol: Symbol, order_of) -> None:

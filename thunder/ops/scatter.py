@@ -497,10 +497,18 @@ def _(a, dim, index, source):
     return index_fill(g, dim, index, 0) if a.requires_grad else None, None, None, index_select(g, dim, index)
 
 
+def _run_fill_value(g, dim, index):
+    return g.index_select(dim, index.unique(sorted=False)).sum()
+
+
+# what a value gets that was written to places of which some may be named twice
+filled_value = Symbol("filled_value", lambda g, dim, index: like(g, ()), id="filled_value", is_prim=True, fn=_run_fill_value)
+
+
 @index_fill.vjp
 def _(a, dim, index, value):
     g = yield index_fill(a, dim, index, value)
-    of_value = LTORCH["sum"](index_select(g, dim, index)) if isinstance(value, TensorProxy) and value.requires_grad else None
+    of_value = filled_value(g, dim, index) if isinstance(value, TensorProxy) and value.requires_grad else None
     return index_fill(g, dim, index, 0) if a.requires_grad else None, None, None, of_value
 
 

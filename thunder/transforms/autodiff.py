@@ -28,7 +28,7 @@ from thunder.errors import MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 
-__all__ = ["Linearization", "joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
+__all__ = ["Linearization", "by_formula", "joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- get_grad, put_grads
@@ -200,6 +200,10 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         return
     if "differentiated_once" in line.sym.info:
         raise MissingImplementationError(f"a second derivative is asked for, but {line.sym.info['differentiated_once']}")
+    if "formula" in line.sym.info:
+        for sub in by_formula(line):
+            _derivatives(sub, executors, out, functional)
+        return
     rule = _rule_for(line, executors)
     if functional and (again := line.sym.info.get("functional_rule")) is not None:
         rule = again, True
@@ -217,6 +221,14 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
             f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
             "or call it under torch.no_grad()"
         )
+
+
+def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
+    """The lines of the formula that stands for a kernel where it is differentiated: they compute the kernel's results."""
+    with recording(Recorder(line.context, lambda: line.location)) as recorder:
+        result = line.sym.info["formula"](*line.args, **line.kwargs)
+    lines, aliases = adopt(recorder.bound_symbols, result, line.output)
+    return lines + [LTORCH["clone"].bind(new, output=old, context=line.context) for old, new in aliases.items()]
 
 
 def _identity(a):

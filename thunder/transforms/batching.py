@@ -18,8 +18,10 @@ from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxie
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
+from thunder.ops.attention import flash_attention, flash_attention_backward
 from thunder.ops.elementwise import BINARY, UNARY
 from thunder.ops.explain import as_torch
+from thunder.transforms.autodiff import by_formula
 from thunder.transforms.levels import write
 
 __all__ = ["batched", "RULES"]
@@ -92,11 +94,16 @@ class _Batch:
     def by_torch(self, line: BoundSymbol):
         """One operation that torch.vmap carries out; where the operation is none of PyTorch's, its decomposition."""
         symbol = line.sym
+        differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs)
+        if "formula" in symbol.info and differentiated:
+            for sub in by_formula(line):
+                self.line(sub)
+            return None
         if symbol.fn is not None and symbol.executor is None:
             mapped = tuple(p in self.moved for p in line.inputs if isinstance(p, TensorProxy))
             args, kwargs = map_structure(self.at, line.args), map_structure(self.at, line.kwargs)
             return mapped_symbol(symbol)(mapped, self.size, self.randomness, args, kwargs)
-        if "own_derivative" in symbol.info and any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
+        if "own_derivative" in symbol.info and differentiated:
             raise MissingImplementationError(f"vmap of {symbol.name}, which has a derivative of its own, is differentiated: differentiate inside of vmap instead")
         if not line.subsymbols:
             raise MissingImplementationError(f"{symbol.qualified_name} cannot be mapped by vmap: define it by like=, or call it outside of the mapped function")
@@ -152,7 +159,7 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
     detaches = symbol.info.get("detaches")
     if detaches is not None:
         made.info["detaches"] = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
-    made.info |= {k: symbol.info[k] for k in ("differentiated_once",) if k in symbol.info}
+    made.info |= {k: symbol.info[k] for k in ("differentiated_once", "not_differentiable") if k in symbol.info}
     return made
 
 
@@ -183,7 +190,7 @@ def _rule(*names: str):
 
 
 def _mapped_only_first(batch: _Batch, line: BoundSymbol) -> bool:
-    return line.args[0] in batch.moved and not any(p in batch.moved for p in proxies_in(line.args[1:], []))
+    return isinstance(line.args[0], TensorProxy) and line.args[0] in batch.moved and not any(p in batch.moved for p in proxies_in(line.args[1:], []))
 
 
 def _aligned(batch: _Batch, x, rank: int):
@@ -221,7 +228,7 @@ def _shifted(dim, rank: int):
 def _along(batch: _Batch, line: BoundSymbol):
     a, rank = line.args[0], len(line.args[0].shape)
     dim = line.args[1] if len(line.args) > 1 else None
-    if not rank or not _mapped_only_first(batch, line):
+    if not rank or not _mapped_only_first(batch, line) or (dim is None and line.sym in (LTORCH["softmax"], LTORCH["log_softmax"])):
         return None
     if dim is None or dim == ():
         dim = tuple(range(rank))
@@ -311,3 +318,23 @@ def _layer_norm(batch: _Batch, line: BoundSymbol):
 def _embedding(batch: _Batch, line: BoundSymbol):
     a, weight, *rest = line.args
     return line.sym(batch.at(a), weight, *rest, **line.kwargs) if _mapped_only_first(batch, line) else None
+
+
+def _flash(batch: _Batch, line: BoundSymbol):
+    """The kernel has one batch dimension: the batch is put in front of it."""
+    tensors = [x for x in line.args if isinstance(x, TensorProxy)]
+    whole = line.inputs[0].shape[0]
+    if any(x.shape[0] != whole for x in tensors):
+        return None
+
+    def merged(x):
+        if not isinstance(x, TensorProxy):
+            return x
+        found = batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape))
+        return LTORCH["reshape"](found, (batch.size * whole, *x.shape[1:]))
+
+    results = line.sym(*map(merged, line.args))
+    return tuple(LTORCH["reshape"](r, (batch.size, *o.shape)) for r, o in zip(results, line.outputs, strict=True))
+
+
+RULES |= {flash_attention: _flash, flash_attention_backward: _flash}

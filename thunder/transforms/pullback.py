@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.symbol import Recorder, recording
+from thunder.core.symbol import Context, Recorder, recording
+from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
 from thunder.transforms.autodiff import Derivative, Linearization
+from thunder.transforms.dce import dce
 from thunder.transforms.levels import Level, needed_for, renamed, typed, write
 
-__all__ = ["Pullback", "pushforward"]
+__all__ = ["Pullback", "pushforward", "gradients_of"]
 
 
 def _linearized(level: Level, executors: Sequence) -> Linearization:
@@ -92,6 +94,22 @@ def pushforward(level: Level, arguments: Sequence[Proxy], tangents: Sequence, ex
     write(recorder, linear.forward, table)
     write(recorder, needed_for([*starts, *transposed.forward, *again.bound_symbols], results), table)
     return [table.get(g, g) for g in results]
+
+
+def gradients_of(trace: Trace, cotangents: Sequence[TensorProxy | None], outputs: Sequence[TensorProxy], executors: Sequence) -> Trace:
+    """The gradients of a program as a program that can itself be differentiated: its arguments are those of `trace`, then the cotangents that are not None.
+
+    outputs: the values that the cotangents belong to. Returns one gradient for each argument of `trace`, None where there is none. The forward is computed again;
+    random lines stay in their order, so that the state of the generator before them gives their numbers again.
+    """
+    recorder = Recorder(Context(trace.names, grad_enabled=True))
+    arguments = [a for a in trace.args if isinstance(a, TensorProxy)]
+    with recording(recorder):
+        pullback = Pullback(Level(arguments, trace.bound_symbols, outputs), arguments, executors, recorder)
+        found = dict(zip(arguments, pullback(cotangents, recorder), strict=True))
+    gradients = tuple(found.get(a) if isinstance(a, TensorProxy) and a.requires_grad else None for a in trace.args)
+    given = [c for c in cotangents if c is not None]
+    return dce(trace.replace(args=[*trace.args, *given], bound_symbols=recorder.bound_symbols, output=gradients, name="gradients"))
 
 
 def _constant(values: Any) -> None:

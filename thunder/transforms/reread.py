@@ -22,31 +22,27 @@ def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: se
     joins = [b for b in lines if b.sym is _STACK or b.sym is _CAT]
     if not joins:
         return saved, []
-    left = dict.fromkeys(saved)
     views = {o: b for b in lines if OpTags.VIEW in b.sym.tags and len(b.inputs) == 1 for o in b.outputs}
-    bases = {o: _base(o, views) for o in views}
+    left: dict[Proxy, dict] = {}  # what is saved, by whose memory it may be
+    for o in saved:
+        left.setdefault(_base(o, views), {})[o] = None
     again: list[BoundSymbol] = []
     for join in reversed(joins):
         whole = join.outputs[0]
-        users = [o for o in left if bases.get(o, o) is whole]
-        parts = [(part, line) for part, line in _parts(join) if part in left and not _lives(part, bases, left, arguments)] if users else []
+        users = left.get(whole)
+        if not users:
+            continue
+        # a part is worth reading where its memory is kept for nothing else
+        parts = [(part, line) for part, line in _parts(join) if list(left.get(base := _base(part, views), ())) == [part] and base not in arguments]
         if not parts:
             continue
-        left[whole] = None
         for user in users:
-            if user is not whole:
-                del left[user]
-                again += [line for line in _way(user, whole, views) if line not in again]
+            again += [line for line in _way(user, whole, views) if line not in again]
+        left[whole] = {whole: None}
         for part, line in parts:
-            left.pop(part, None)
-            again.append(line)
-    return list(left), again
-
-
-def _lives(part: Proxy, bases: dict, left: dict, arguments: set[Proxy]) -> bool:
-    """Whether the memory of a tensor is kept without it."""
-    base = bases.get(part, part)
-    return base in arguments or any(bases.get(other, other) is base for other in left if other is not part)
+            if left.pop(_base(part, views), None) is not None:
+                again.append(line)
+    return [o for kept in left.values() for o in kept], again
 
 
 def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:
