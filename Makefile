@@ -14,7 +14,7 @@ $(RUN):
 
 $(VENV)/.installed: pyproject.toml | $(RUN)
 	$(RUN) -c 'import torch' 2>/dev/null || $(RUN) -m pip install -q '$(TORCH)'
-	$(RUN) -m pip install -q -e '.[dev,transformers]'
+	$(RUN) -m pip install -q -e '.[dev,transformers,plots]'
 	touch $@
 
 demo: $(VENV)/.installed

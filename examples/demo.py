@@ -1,19 +1,19 @@
-"""A byte-level GPT reads Python's own standard library: compiled by thunder, beside eager PyTorch and torch.compile.
+"""A byte-level GPT reads Python's own standard library, and learns it: compiled by thunder, beside eager PyTorch and torch.compile.
 
     python examples/demo.py
 
-Shows the deviation from eager, seconds of the first call, microseconds of a warm one, what the compiled program looks like, and what happens when the
-input changes its shape. Forward only, under torch.no_grad(), on the CPU.
+Forward, under torch.no_grad(), on the CPU: the deviation from eager, seconds of the first call, microseconds of a warm one, what the compiled program looks like, and
+what happens when the input changes its shape. Then `train.py` trains one beside eager; the exit code is 1 where their loss curves do not agree.
 """
 
 from __future__ import annotations
 
 import argparse
-import sysconfig
+import sys
 import time
-from pathlib import Path
 
 import torch
+import train
 
 import thunder
 from thunder.tests.litgpt_model import GPT
@@ -21,16 +21,6 @@ from thunder.tests.measuring import compile_with, cxx_compiler, interleaved, med
 
 BATCH, TIME, OTHER_TIME = 4, 128, 96
 LINE = 150  # characters of a line that is shown
-
-
-def standard_library_text(length: int) -> torch.Tensor:
-    """The first bytes of source files of the standard library, as token ids from 0 to 255."""
-    text = b""
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        text += path.read_bytes()
-        if len(text) >= length:
-            return torch.frombuffer(bytearray(text[:length]), dtype=torch.uint8).long()
-    raise RuntimeError(f"the standard library's sources are shorter than {length} bytes")
 
 
 def heading(text: str) -> None:
@@ -50,15 +40,16 @@ def excerpt(trace: object, *, first: int, last: int, arguments: int = 4) -> str:
     return "\n".join(text if len(text) <= LINE else text[: LINE - 4] + " ..." for text in head + program)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=train.Setup.steps, help="steps of training")
     parser.add_argument("--rounds", type=int, default=60, help="interleaved rounds for the warm calls")
     chosen = parser.parse_args()
 
     torch.manual_seed(0)
     model = GPT.from_name("llama2-like", n_layer=chosen.layers, n_embd=128, head_size=32, intermediate_size=344, vocab_size=256, block_size=256).eval()
-    tokens = standard_library_text(BATCH * TIME).view(BATCH, TIME)
+    tokens = train.standard_library_text(BATCH * TIME).view(BATCH, TIME)
     print(f"thunder {thunder.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"A Llama-style GPT over bytes: {chosen.layers} blocks, {sum(p.numel() for p in model.parameters()):,} parameters; input {tuple(tokens.shape)}")
     print(f"The text begins: {bytes(tokens[0, :60].tolist()).decode(errors='replace')!r}")
@@ -71,6 +62,8 @@ def main() -> None:
         compiled = programs["thunder"]
         show_traces(compiled)
         second_shape(compiled, model, tokens[:, :OTHER_TIME])
+    heading("Training: eager and thunder from one seed, step by step, examples/train.py")
+    return 0 if train.compare(train.Setup(layers=chosen.layers, steps=chosen.steps)) else 1
 
 
 def first_calls(programs: dict, tokens: torch.Tensor) -> None:
@@ -115,4 +108,4 @@ def second_shape(compiled, model: torch.nn.Module, tokens: torch.Tensor) -> None
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

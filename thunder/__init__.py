@@ -14,7 +14,9 @@ import importlib
 __version__ = "0.1.0"
 
 _FROM = {
-    "thunder.compiled": ("jit",),
+    "thunder.compiled": ("jit", "add_transform"),
+    "thunder.transforms.base": ("Transform",),
+    "thunder.extend.opaque": ("opaque",),
     "thunder.tracing": ("trace",),
     "thunder.module": ("ThunderModule",),
     "thunder.options": ("DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS"),

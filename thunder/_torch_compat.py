@@ -13,7 +13,8 @@ from torch.utils._device import DeviceContext
 __all__ = [
     "modes_restored",
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
-    "autocast_state", "tensor_batch_check", "keeps_graph",
+    "autocast_state", "tensor_batch_check", "keeps_graph", "in_functorch",
+    "functorch_implementations", "children_of",
 ]  # fmt: skip
 
 any_autocast = torch._C._is_any_autocast_enabled
@@ -140,9 +141,35 @@ def autocast_in(modes: tuple):
     return modes[3]
 
 
+def children_of(spec) -> list:
+    """The parts of a pytree's structure; `children_specs` before torch 2.12."""
+    return spec.children() if hasattr(spec, "children") else spec.children_specs
+
+
+def in_functorch() -> bool:
+    """Whether a torch.func transform runs now."""
+    return _functorch_stack() is not None
+
+
+def functorch_implementations() -> dict:
+    """The functions behind torch.func's transforms, by the transform's name, where this PyTorch has them: calls of them are read. Without, they are refused."""
+    from torch._functorch import eager_transforms, vmap
+
+    found = {
+        "grad": getattr(eager_transforms, "grad_impl", None),
+        "grad_and_value": getattr(eager_transforms, "grad_and_value_impl", None),
+        "vjp": getattr(eager_transforms, "_vjp_with_argnums", None),
+        "jvp": getattr(eager_transforms, "_jvp_with_argnums", None),
+        "vmap": getattr(vmap, "vmap_impl", None),
+        "basis": getattr(eager_transforms, "_construct_standard_basis_for", None),
+        "basis in chunks": getattr(eager_transforms, "_chunked_standard_basis_for_", None),
+    }
+    return {name: function for name, function in found.items() if function is not None}
+
+
 def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
     """The name of another system that is tracing this call (torch.func, a FakeTensorMode, torch.export), or None."""
-    if _functorch_stack() is not None:
+    if in_functorch():
         return "a torch.func transform"
     if torch.compiler.is_compiling():
         return "torch.compile or torch.export"
@@ -151,3 +178,4 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
     if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"
     return None
+

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import dataclasses
 import functools
 import sys
 import threading
@@ -16,10 +16,10 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import Proxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
-from thunder.errors import CaptureError, RecompileWarning, SharpEdgeWarning, ThunderError, user_line, warn_user
+from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
@@ -37,9 +37,11 @@ from thunder.options import (
     resolve_cache_option,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import lower, lower_backward_without, lower_gradient, lower_with_derivatives
+from thunder.pipeline import gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
+from thunder.transforms.base import asked, check_transforms
+from thunder.transforms.check_results import check_results
 
-__all__ = ["jit", "Compiled", "CacheEntry", "CompileStats"]
+__all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
 
 
 class CacheEntry:
@@ -104,6 +106,7 @@ class Compiled:
         self._entries: dict[tuple, list[CacheEntry]] = {}  # by modes; the last one that fitted comes first
         self._lock = threading.RLock()
         self._warned = False
+        self.overrides: tuple[dict[str, torch.Tensor], ...] = ({}, {}) if isinstance(fn, torch.nn.Module) else ()  # of parameters, of buffers
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn, updated=())
 
@@ -205,66 +208,56 @@ class Compiled:
         counters = frozenset().union(*(entry.captured.effects for entry in stats.interpreter_cache))
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self!r}", file=sys.stderr)
-        with torch.enable_grad() if options.derivative is not None else contextlib.nullcontext():
-            captured = self._capture(args, kwargs, counters)
+        captured = self._capture(args, kwargs, counters)
         if options.debug.show_interpreter_progress:
             print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
         stats.interpreted_instructions = captured.instructions
         stats.bound_symbols_created = len(captured.computation.bound_symbols)
         start = clock()
+        try:
+            return self._lower(captured, modes)
+        except ThunderError as error:
+            if error.bound_symbol is not None and error.bound_symbol.location is not None:
+                add_location(error, captured.where(error.bound_symbol.location))
+            raise
+        finally:
+            stats.times["prologue"] = (start, clock())
+
+    def _lower(self, captured: Captured, modes: tuple) -> CacheEntry:
+        options = self.options
+        captured.transform(options, self.overrides)
+        program = functools.partial(self._program, captured)
         backward: list[Trace] = []
-        if options.derivative is not None:
-            traces, run = self._lower_gradient(captured, modes)
-        elif captured.output_requires_grad and not options.disable_torch_autograd:
-            traces, backward, run = self._lower_with_derivatives(captured, modes)
+        if captured.output_requires_grad and not options.disable_torch_autograd:
+            traces, backward, run = _connect(captured.computation, options, modes, program)
         else:
             traces = lower(captured.computation, options, options.executors)
-            run = self._in_modes(traces[-1].python_callable(), modes)
+            run = _in_modes(program(traces[-1]), modes)
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
                 run = _without_grad(run)
-        stats.times["prologue"] = (start, clock())
-        return CacheEntry(captured, traces, run, modes, backward)
+        return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
     def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
         """A program that fails while it is captured has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
         try:
-            return capture(self.fn, args, kwargs, self.options, counters)
+            return capture(self.fn, args, kwargs, self.options, counters, self.overrides)
         except (ThunderError, SharpEdgeWarning):
             raise
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
             failure = error
         self.fn(*args, **kwargs)
-        location, ours = user_line(failure)
-        if not ours:  # the user's own code raised it: a backward of theirs, read while the forward is captured
+        location, theirs = user_line(failure)
+        if theirs:  # the user's own code raised it: a backward of theirs, read while the forward is captured
             raise failure
         raise CaptureError(
             f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
         ) from failure
 
-    def _lower_gradient(self, captured: Captured, modes: tuple) -> tuple[list[Trace], Callable]:
-        if captured.epilogue_fn is not None:
-            raise CaptureError(
-                "the function has effects, or returns something else than tensors in tuples, lists and dicts: its derivative as a function is not defined",
-                remedy="return tensors, and differentiate a function without effects",
-            )
-        traces = lower_gradient(captured.computation, self.options, self.options.executors)
-        return traces, _without_grad(self._in_modes(traces[-1].python_callable(), modes))
-
-    def _lower_with_derivatives(self, captured: Captured, modes: tuple) -> tuple[list[Trace], list[Trace], Callable]:
-        """The backward for all outputs is compiled before the forward runs, one that some outputs play no part in when it is first met."""
-        options = self.options
-        forward, backward, cut = lower_with_derivatives(captured.computation, options, options.executors)
-        run = connected(
-            self._in_modes(forward[-1].python_callable(), modes), backward[-1].python_callable(),
-            lambda missing: lower_backward_without(cut, missing, options, options.executors)[-1].python_callable(), _result_of(captured.computation, cut.outputs),
-            [o.requires_grad for o in cut.outputs],
-        )  # fmt: skip
-        return forward, backward, run
-
-    @staticmethod
-    def _in_modes(function: Callable, modes: tuple) -> Callable:
-        return no_autocast(function) if compat.autocast_in(modes) else function
+    def _program(self, captured: Captured, trace: Trace) -> Callable:
+        if self.options.debug.check_traces:
+            trace._callable = check_results(trace, captured.where).python_callable()
+        return trace.python_callable()
 
     def _run(self, entry: CacheEntry, inputs: tuple, args: tuple, kwargs: dict):
         self.stats.last_entry = entry
@@ -310,8 +303,7 @@ class Compiled:
         """An error of an operation names the user's line it came from."""
         location = entry.captured.user_location(entry.computation_traces[-1], error.__traceback__)
         if location is not None and not getattr(error, "__notes__", None):
-            filename, line, function, source = location
-            error.add_note(f"in the user's program: {filename}:{line}, in {function}\n    {source.strip()}")
+            add_location(error, location)
 
     # --- copies
     def __deepcopy__(self, memo):
@@ -331,12 +323,40 @@ def _by_name(fn: Any) -> Any:
     return found
 
 
+def _in_modes(function: Callable, modes: tuple) -> Callable:
+    return no_autocast(function) if compat.autocast_in(modes) else function
+
+
+def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Callable[[Trace], Callable]) -> tuple[list[Trace], list[Trace], Callable]:
+    """The traces of a computation's forward and backward, and the two as a function connected to autograd.
+
+    The backward for all outputs is compiled before the forward runs. One that some outputs play no part in, and one that is itself differentiated, are compiled
+    when they are first met. `program` makes a callable of a trace.
+    """
+    forward, backward, cut = lower_with_derivatives(computation, options, options.executors)
+
+    def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
+        gradients, needed = gradient_program(computation, cut, missing, options.executors)
+        arguments = {a for a in gradients.args if isinstance(a, Proxy)}
+        if any(isinstance(o, TensorProxy) and o.requires_grad and o not in arguments for o in gradients.output_proxies):
+            return _connect(gradients, options, modes, program)[2], needed
+        return _in_modes(program(lower(gradients, options, options.executors)[-1]), modes), needed
+
+    run = connected(
+        _in_modes(program(forward[-1]), modes), program(backward[-1]), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
+        make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
+        make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation),
+    )  # fmt: skip
+    return forward, backward, run
+
+
 def _result_of(computation: Trace, outputs: list) -> Callable:
     """(inputs, outputs) -> the structure that the computation returns, made of distinct outputs and of inputs returned as they are."""
     places = {p: f"inputs[{i}]" for i, p in enumerate(computation.args) if isinstance(p, Proxy)} | {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
     printer = Printer(print_depth=1)
     expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
-    return compile_source(f"import torch\ndef result(inputs, outputs):\n  return {expression}", "result", printer.context)
+    numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(computation.args) if isinstance(a, NumberProxy))
+    return compile_source(f"import torch\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
 
 
 def _without_grad(function: Callable) -> Callable:
@@ -402,7 +422,7 @@ def jit(
         cache=resolve_cache_option(cache),
         sharp_edges=resolve_sharp_edges(sharp_edges),
         disable_torch_autograd=disable_torch_autograd,
-        transforms=tuple(transforms or ()),
+        transforms=check_transforms(() if transforms is None else transforms),
         debug=debug,
         compile_options=compile_options,
     )
@@ -420,4 +440,24 @@ def jit_with(fn: Callable, options: JitOptions):
     if isinstance(fn, torch.nn.parallel.DistributedDataParallel):
         raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
     compiled = Compiled(fn, options)
-    return ThunderModule(fn, compiled) if isinstance(fn, torch.nn.Module) else compiled
+    if not isinstance(fn, torch.nn.Module):
+        return compiled
+    module = ThunderModule(fn, compiled)
+    for transform in options.transforms:
+        if asked(transform, "transform_module"):
+            transform.transform_module(module)
+    return module
+
+
+def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):
+    """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has; everything else is kept.
+
+    disable_torch_autograd_support: results never require grad. Raises OptionError for what is not compiled, or no transform.
+    """
+    compiled = cfn if isinstance(cfn, Compiled) else getattr(cfn, "_compiled", None)
+    if not isinstance(compiled, Compiled):
+        raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: thunder.jit(..., transforms=[...]) makes one")
+    added = check_transforms(transform if isinstance(transform, (tuple, list)) else [transform])
+    options = compiled.options
+    disabled = options.disable_torch_autograd or disable_torch_autograd_support
+    return jit_with(compiled.fn, dataclasses.replace(options, transforms=(*options.transforms, *added), disable_torch_autograd=disabled, used_compile_options={}))

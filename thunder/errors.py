@@ -9,15 +9,21 @@ import linecache
 import os
 import sys
 import warnings
+from typing import Any
 
 __all__ = [
     "ThunderError", "CaptureError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
-    "RecompileWarning", "warn_user", "user_line",
+    "RecompileWarning", "warn_user", "user_line", "add_location",
 ]  # fmt: skip
 
 
 class ThunderError(RuntimeError):
-    """Base of all errors that are thunder's own."""
+    """Base of all errors that are thunder's own.
+
+    bound_symbol: the line of a trace that a pass failed on, so that the user's line it came from can be named.
+    """
+
+    bound_symbol: Any = None
 
 
 class CaptureError(ThunderError):
@@ -65,14 +71,29 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def user_line(error: BaseException) -> tuple[tuple | None, bool]:
-    """(filename, line number, function name, source line) of the innermost line outside of thunder that an exception went through; whether thunder raised it."""
-    found, traceback, code = None, error.__traceback__, None
+    """Where an exception went through the user's code, and whether it was raised there.
+
+    (filename, line number, function name, source line) of the innermost line outside of thunder and torch, or else outside of thunder; None where there is none.
+    """
+    torch = sys.modules.get("torch")
+    libraries = (_HERE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep) if torch is not None and torch.__file__ else (_HERE,)
+    found, torchs, traceback, code = None, None, error.__traceback__, None
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not code.co_filename.startswith(_HERE):
-            found = code.co_filename, traceback.tb_lineno, code.co_name, linecache.getline(code.co_filename, traceback.tb_lineno)
+            line = code.co_filename, traceback.tb_lineno, code.co_name, linecache.getline(code.co_filename, traceback.tb_lineno)
+            if code.co_filename.startswith(libraries):
+                torchs = line
+            else:
+                found = line
         traceback = traceback.tb_next
-    return found, code is not None and code.co_filename.startswith(_HERE)
+    return found or torchs, code is not None and not code.co_filename.startswith(libraries)
+
+
+def add_location(error: BaseException, location: tuple) -> None:
+    """Adds to an error the user's line, (filename, line number, function name, source line), that it is about."""
+    filename, line, function, source = location
+    error.add_note(f"in the user's program: {filename}:{line}, in {function}\n    {source.strip()}")
 
 
 def warn_user(text: str, category: type[Warning]) -> None:

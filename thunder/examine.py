@@ -14,7 +14,7 @@ from thunder.errors import ThunderError
 from thunder.frontend.calls import NOT_OPERATIONS
 from thunder.inspection import last_entry
 from thunder.ops import inplace_of, lookup
-from thunder.transforms.memory_budget import nbytes, storages
+from thunder.transforms.memory_budget import nbytes, roots
 
 __all__ = ["examine", "torch_calls", "saved_for_backward", "SavedValue", "SavedValues"]
 
@@ -117,9 +117,9 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
     trace = entry.computation_traces[-1]
     tensors, others = trace.output[1]
     maker = {o: line for line in trace.bound_symbols for o in line.outputs}
-    roots, counted, found = storages(trace), {a for a in trace.args if isinstance(a, TensorProxy)}, []
-    for value in sorted((*tensors, *others), key=lambda v: v in roots):  # before views of it, the value that owns the memory
-        line, root = maker.get(value), roots.get(value, value)
+    shows, counted, found = roots(trace.bound_symbols), {a for a in trace.args if isinstance(a, TensorProxy)}, []
+    for value in sorted((*tensors, *others), key=lambda v: v in shows):  # before views of it, the value that owns the memory
+        line, root = maker.get(value), shows.get(value, value)
         size = None if not isinstance(value, TensorProxy) else 0 if root in counted else nbytes(root)
         counted.add(root)
         location = entry.captured.where(line.location) if line is not None and line.location else None

@@ -145,7 +145,7 @@ def last_compile_options(fn: Any, /) -> None:
 
 def get_auto_registered_torch_op_names(fn: Any, /) -> set[str]:
     """Names of the torch functions in the acquired trace that have no definition of thunder's and were taken as opaque operations."""
-    return {line.sym.qualified_name for line in _called(fn).stats.last_traces[0].bound_symbols if OpTags.OPAQUE in line.sym.tags}
+    return {line.sym.qualified_name for line in _called(fn).stats.last_traces[0].bound_symbols if OpTags.OPAQUE in line.sym.tags and line.sym.id[0] == "opaque"}
 
 
 def last_sharp_edges(fn: Any) -> list[str]:

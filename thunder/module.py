@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from thunder.transforms.base import asked
 
 __all__ = ["ThunderModule"]
 
@@ -91,31 +94,55 @@ class ThunderModule(torch.nn.Module):
         else:
             delattr(self._model, name)
 
-    # --- parameters, buffers, submodules: the wrapped module's, under its own names
+    # --- what transforms put in the place of the wrapped module's tensors
+    @property
+    def _overrides_parameters(self) -> dict[str, torch.Tensor]:
+        """Parameters by dotted name that take the place of the wrapped module's, or stand beside them. The wrapped module stays as it was."""
+        return self._compiled.overrides[0]
+
+    @property
+    def _overrides_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers by dotted name that take the place of the wrapped module's, or stand beside them."""
+        return self._compiled.overrides[1]
+
+    def set_parameter(self, name: str, value: torch.nn.Parameter) -> None:
+        """Puts another parameter in the place of the one at a dotted path, or beside the module's own. The wrapped module stays as it was."""
+        if not isinstance(value, torch.nn.Parameter):
+            raise TypeError(f"cannot assign '{torch.typename(value)}' as parameter '{name}' (torch.nn.Parameter or None expected)")
+        self._overrides_parameters[name] = value
+
+    # --- parameters, buffers, submodules: overrides first, then the wrapped module's, under its own names
     def get_buffer(self, target: str) -> torch.Tensor:
-        """The buffer at a dotted path of the wrapped module. Raises AttributeError where the path leads to none."""
-        return self._model.get_buffer(target)
+        """The buffer at a dotted path. Raises AttributeError where the path leads to none."""
+        found = self._overrides_buffers.get(target)
+        return self._model.get_buffer(target) if found is None else found
 
     def get_parameter(self, target: str) -> torch.nn.Parameter:
-        """The parameter at a dotted path of the wrapped module. Raises AttributeError where the path leads to none."""
-        return self._model.get_parameter(target)
+        """The parameter at a dotted path. Raises AttributeError where the path leads to none."""
+        found = self._overrides_parameters.get(target)
+        return self._model.get_parameter(target) if found is None else found  # type: ignore[return-value]
 
     def get_submodule(self, target: str) -> torch.nn.Module:
         """The submodule at a dotted path of the wrapped module. Raises AttributeError where the path leads to none."""
         return self._model.get_submodule(target)
 
     def set_buffer(self, name: str, value: torch.Tensor) -> None:
-        """Replaces the buffer at a dotted path."""
+        """Replaces the buffer at a dotted path: the override where there is one or the wrapped module has no such buffer, else the module's own."""
         owner, _, last = name.rpartition(".")
-        setattr(self._model.get_submodule(owner), last, value)
+        if name in self._overrides_buffers or last not in self._model.get_submodule(owner)._buffers:
+            self._overrides_buffers[name] = value
+        else:
+            setattr(self._model.get_submodule(owner), last, value)
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """(name, parameter) pairs of the wrapped module; shared parameters once unless remove_duplicate is False."""
-        return self._model.named_parameters(prefix, recurse, remove_duplicate)
+        """(name, parameter) pairs: overrides first, then the wrapped module's; shared parameters once unless remove_duplicate is False."""
+        own = self._model.named_parameters(prefix, recurse, remove_duplicate and not self._overrides_parameters)
+        return _overridden(self._overrides_parameters, own, prefix, recurse, remove_duplicate)
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, buffer) pairs of the wrapped module; shared buffers once unless remove_duplicate is False."""
-        return self._model.named_buffers(prefix, recurse, remove_duplicate)
+        """(name, buffer) pairs: overrides first, then the wrapped module's; shared buffers once unless remove_duplicate is False."""
+        own = self._model.named_buffers(prefix, recurse, remove_duplicate and not self._overrides_buffers)
+        return _overridden(self._overrides_buffers, own, prefix, recurse, remove_duplicate)
 
     def named_children(self) -> Iterator[tuple[str, torch.nn.Module]]:
         return self._model.named_children()
@@ -123,21 +150,67 @@ class ThunderModule(torch.nn.Module):
     def named_modules(self, memo=None, prefix: str = "", remove_duplicate: bool = True):
         return self._model.named_modules(memo, prefix, remove_duplicate)
 
-    def state_dict(self, *args, **kwargs) -> dict[str, Any]:
-        """The wrapped module's state dict: the same keys and the same tensors."""
-        return self._model.state_dict(*args, **kwargs)
+    # --- state dicts, in the transformed form and in the original's
+    def state_dict(self, *args, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+        """The wrapped module's state dict with what transforms replaced or added in it: the same tensors."""
+        found = self._model.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for table in self._compiled.overrides:
+            found.update({prefix + name: value if keep_vars else value.detach() for name, value in table.items()})
+        return found
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """Loads into the wrapped module."""
-        return self._model.load_state_dict(state_dict, strict=strict, assign=assign)
+        """Loads what `state_dict` gave. Errors are PyTorch's."""
+        parameters, buffers = self._compiled.overrides
+        if not parameters and not buffers:
+            return self._model.load_state_dict(state_dict, strict=strict, assign=assign)
+        overridden = parameters | buffers
+        own = {k: v for k, v in state_dict.items() if k not in overridden}
+        result = self._model.load_state_dict(own, strict=False, assign=assign)
+        missing = [k for k in (*result.missing_keys, *overridden) if k not in state_dict]
+        problems = _key_problems(list(result.unexpected_keys), missing) if strict else []
+        for name, was in overridden.items():
+            if name in state_dict and was.shape != state_dict[name].shape:
+                problems.append(_size_problem(name, state_dict[name], was))
+        _raise(problems, self)
+        for name in overridden:
+            if name in state_dict:
+                _load(parameters if name in parameters else buffers, name, state_dict[name], assign)
+        result.missing_keys[:] = missing
+        return result
 
-    def original_state_dict(self, *args, **kwargs) -> dict[str, Any]:
+    def original_state_dict(self, *, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """The state dict of the module as it was before transforms changed its weights; without such transforms the same as `state_dict`."""
-        return self._model.state_dict(*args, **kwargs)
+        transforms = [t for t in reversed(self._lc_transforms) if asked(t, "reverse_transform_state_dict_for_submodule")]
+        if not transforms:
+            return self.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        found = self._by_submodule(self.state_dict(keep_vars=keep_vars))
+        destination = {} if destination is None else destination
+        for name, part in found.items():
+            for transform in transforms:
+                part = transform.reverse_transform_state_dict_for_submodule(self, name, part)
+            destination.update({f"{prefix}{name}.{k}" if name else f"{prefix}{k}": v for k, v in part.items()})
+        return destination
 
     def load_original_state_dict(self, state_dict) -> None:
-        """Loads a state dict of the module as it was before transforms."""
-        self._model.load_state_dict(state_dict)
+        """Loads a state dict of the module as it was before transforms: each puts the entries of each submodule into its own form. Errors are PyTorch's."""
+        transforms = [t for t in self._lc_transforms if asked(t, "transform_state_dict_for_submodule")]
+        transformed = {}
+        for name, part in self._by_submodule(state_dict).items():
+            for transform in transforms:
+                part = transform.transform_state_dict_for_submodule(self, name, part)
+            transformed.update({f"{name}.{k}" if name else k: v for k, v in part.items()})
+        self.load_state_dict(transformed)
+
+    def _by_submodule(self, state_dict: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Entries by the innermost submodule that has them, under their names in it."""
+        modules = {name for name, _ in self._model.named_modules(remove_duplicate=False)}
+        parts: dict[str, dict[str, Any]] = {}
+        for key, value in state_dict.items():
+            owner = key
+            while owner not in modules:
+                owner = owner.rpartition(".")[0]
+            parts.setdefault(owner, {})[key[len(owner) + 1 :] if owner else key] = value
+        return parts
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         self._model._load_from_state_dict(*args, **kwargs)
@@ -148,10 +221,23 @@ class ThunderModule(torch.nn.Module):
 
     def _apply(self, fn, recurse: bool = True):
         self._model._apply(fn, recurse)
+        for table in self._compiled.overrides:
+            for name, value in table.items():
+                with torch.no_grad():
+                    made = fn(value)
+                if not isinstance(value, torch.nn.Parameter):
+                    table[name] = made
+                elif value.is_meta:
+                    table[name] = torch.nn.Parameter(made, value.requires_grad)
+                else:  # the same parameter, which an optimizer may hold
+                    value.data = made
         return self
 
     def requires_grad_(self, requires_grad: bool = True):
         self._model.requires_grad_(requires_grad)
+        for value in self._overrides_parameters.values():
+            if value.is_floating_point() or value.is_complex():
+                value.requires_grad_(requires_grad)
         return self
 
     @contextlib.contextmanager
@@ -162,15 +248,59 @@ class ThunderModule(torch.nn.Module):
         """
         yield
 
-    # --- copies keep module and options, and drop what was compiled
+    # --- copies keep module, options and overrides, and drop what was compiled
     def __deepcopy__(self, memo):
-        import copy
-
-        from thunder.compiled import jit_with
-
-        return jit_with(copy.deepcopy(self._model, memo), self._compiled.options)
+        return _restored(copy.deepcopy(self._model, memo), self._compiled.options, copy.deepcopy(self._compiled.overrides, memo))
 
     def __reduce__(self):
-        from thunder.compiled import jit_with
+        return _restored, (self._model, self._compiled.options, self._compiled.overrides)
 
-        return jit_with, (self._model, self._compiled.options)
+
+def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> ThunderModule:
+    """A compiled module with the overrides of another: transforms are not asked again for what they gave."""
+    from thunder.compiled import Compiled
+
+    compiled = Compiled(model, options)
+    for table, given in zip(compiled.overrides, overrides, strict=True):
+        table.update(given)
+    return ThunderModule(model, compiled)
+
+
+def _overridden(overrides: dict, own: Iterator, prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
+    if not overrides:
+        yield from own
+        return
+    seen: set[int] = set()
+    prefix = prefix + "." if prefix else ""
+    first = [(prefix + name, value) for name, value in overrides.items() if recurse or "." not in name]
+    for name, value in (*first, *((n, v) for n, v in own if n.removeprefix(prefix) not in overrides)):
+        if not (remove_duplicate and id(value) in seen):
+            seen.add(id(value))
+            yield name, value
+
+
+def _key_problems(unexpected: list[str], missing: list[str]) -> list[str]:
+    found = []
+    for keys, what in ((unexpected, "Unexpected key(s)"), (missing, "Missing key(s)")):
+        if keys:
+            found.append(f"{what} in state_dict: {', '.join(f'{k!r}'.replace(chr(39), chr(34)) for k in keys)}. ")
+    return found
+
+
+def _size_problem(name: str, given: torch.Tensor, was: torch.Tensor) -> str:
+    return f"size mismatch for {name}: copying a param with shape {given.shape} from checkpoint, the shape in current model is {was.shape}."
+
+
+def _raise(problems: list[str], module: ThunderModule) -> None:
+    if problems:
+        text = "\n\t".join(problems)
+        raise RuntimeError(f"Error(s) in loading state_dict for {type(module._model).__name__}:\n\t{text}")
+
+
+def _load(table: dict[str, torch.Tensor], name: str, value: torch.Tensor, assign: bool) -> None:
+    was = table[name]
+    if assign:
+        table[name] = torch.nn.Parameter(value, was.requires_grad) if isinstance(was, torch.nn.Parameter) else value
+    else:
+        with torch.no_grad():
+            was.copy_(value)

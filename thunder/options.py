@@ -79,12 +79,12 @@ def check_memory_budget(given: Any) -> float:
 class DebugOptions:
     """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError; `register_option` adds one.
 
-    check_traces: every trace is checked after each pass. record_interpreter_history: the full log of interpreted instructions is kept.
+    check_traces: every trace is checked after each pass, and every line's result when it runs. record_interpreter_history: the full log of interpreted instructions is kept.
     show_interpreter_progress: says on stderr when interpretation begins and ends.
     """
 
     _registered: dict[str, tuple[type, Any, str]] = {
-        "check_traces": (bool, False, "check every trace after each pass"),
+        "check_traces": (bool, False, "check every trace after each pass, and what every line returns when it runs"),
         "record_interpreter_history": (bool, False, "keep the full log of interpreted instructions"),
         "show_interpreter_progress": (bool, False, "say on stderr when interpretation begins and ends"),
     }
@@ -127,7 +127,6 @@ class JitOptions:
     cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
     sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.ALLOW
     disable_torch_autograd: bool = False
-    derivative: str | None = None  # "grad" or "value_and_grad": what the compiled function computes in the place of the program's value
     transforms: Sequence = ()
     debug: DebugOptions = field(default_factory=DebugOptions)
     compile_options: dict[str, Any] = field(default_factory=dict)

@@ -5,31 +5,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from thunder.core.check import check
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
-from thunder.ops import LTORCH
+from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions
 from thunder.transforms.autodiff import joint_trace
+from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.partition import ForwardBackward, partition
+from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
+from thunder.transforms.reinplace import reinplace
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = ["lower", "lower_gradient", "lower_with_derivatives", "lower_backward_without"]
+__all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "inputs_behind", "random_devices"]
 
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    passes = [
-        ("Dead Code Elimination", dce),
-        ("Transform for execution", lambda trace: dispatch(trace, executors)),
-        *((f"Transform {type(t).__name__}", t.transform_trace_post_optimization) for t in options.transforms if hasattr(t, "transform_trace_post_optimization")),
+    return _run([acquired], [("Dead Code Elimination", dce), *_execution(options, executors)], options)
+
+
+def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
+    """The passes that make a program which runs, and what users' transforms do to it then."""
+    return [
+        ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
+        *_afterwards(options, executors),
     ]
-    return _run([acquired], passes, options)
+
+
+def _afterwards(options: JitOptions, executors: Sequence) -> list[tuple]:
+    return [
+        (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
+        for t in options.transforms
+        if asked(t, "transform_trace_post_optimization")
+    ]
 
 
 def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
@@ -38,27 +53,6 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
         if options.debug.check_traces:
             check(traces[-1])
     return traces
-
-
-def lower_gradient(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
-    """All traces of the gradients of a computation, with ones as cotangents; for "value_and_grad" the value beside them."""
-
-    def gradients(trace: Trace) -> Trace:
-        joint = joint_trace(trace, executors, cotangent=_ones)
-        found = [g for g in joint.output["output"] if g is not None]
-        return joint.replace(name=trace.name, output=(trace.output, found) if options.derivative == "value_and_grad" else found)
-
-    passes = [
-        ("Dead Code Elimination", dce),
-        ("Grad transform pass", lambda trace: dce(gradients(trace))),
-        ("Transform for execution", lambda trace: dce(dispatch(trace, executors))),
-        ("Delete Last Used", del_last_used),
-    ]
-    return _run([acquired], passes, options)
-
-
-def _ones(output: TensorProxy) -> TensorProxy:
-    return LTORCH["full"](output.shape, 1.0, device=output.device, dtype=output.dtype)
 
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
@@ -72,17 +66,47 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(recompute(joint, plan(joint, budget).recomputed if budget < 1.0 else ())))
         return cut[0].forward
 
-    execution = _execution(executors)
+    execution = _execution(options, executors)
     forward = _run(traces, [("Grad transform pass", differentiated), *execution], options)
     backward = _run([cut[0].backward], execution, options)
     return forward, backward, cut[0]
 
 
-def _execution(executors: Sequence) -> list:
-    return [("Transform for execution", lambda trace: dispatch(trace, executors)), ("Delete Last Used", del_last_used)]
-
-
 def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
-    return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(executors)], options)
+    return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(options, executors)], options)
+
+
+def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence) -> tuple[Trace, list[int]]:
+    """The gradients of a computation as a computation of their own, for a backward that is differentiated, and which of the computation's arguments it takes.
+
+    Its arguments are those, then the cotangents that are not missing.
+    """
+    outputs = [o for o in cut.outputs if o.requires_grad]
+    cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
+    for c in cotangents:
+        if c is not None:
+            c.name, c.requires_grad = acquired.names.make("cotangent"), True
+    gradients = gradients_of(dce(acquired), cotangents, outputs, executors)
+    read = {p for line in gradients.bound_symbols for p in line.inputs} | set(gradients.output_proxies)
+    needed = [i for i, a in enumerate(acquired.args) if not isinstance(a, TensorProxy) or a in read]
+    return gradients.replace(args=[*(acquired.args[i] for i in needed), *gradients.args[len(acquired.args) :]]), needed
+
+
+def random_devices(acquired: Trace) -> list | None:
+    """The devices whose default generators a computation may draw from; None where it draws from a generator of the user's."""
+    drawing = [line for line in acquired.bound_symbols if not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
+    if any(line.kwargs.get("generator") is not None for line in drawing):
+        return None
+    return list(dict.fromkeys(to_torch_device(o.device) for line in drawing for o in line.outputs if isinstance(o, TensorProxy)))
+
+
+def inputs_behind(cut: ForwardBackward, args: Sequence) -> list[tuple[int, int | None]]:
+    """What the gradients can be computed from again: the arguments that saved values were computed from, each with its place among the saved tensors or None."""
+    needed = {*cut.saved_tensors, *cut.saved_others}
+    for line in reversed(cut.forward.bound_symbols):
+        if not needed.isdisjoint(line.outputs) or not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)):
+            needed.update(line.inputs)
+    saved = {p: i for i, p in enumerate(cut.saved_tensors)}
+    return [(i, saved.get(a)) for i, a in enumerate(args) if not isinstance(a, TensorProxy) or a in needed]

@@ -8,6 +8,13 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 __all__ = ["to_torch_dtype", "to_torch_device", *LTORCH]
 
 
+def _register_custom_op(custom_op):
+    """The operation for what torch.library.custom_op made. Calling the operator needs no registration."""
+    from thunder.ops.opaque import symbol_for
+
+    return symbol_for(custom_op._opoverload)
+
+
 def __getattr__(name: str):
     try:
         return LTORCH[name]

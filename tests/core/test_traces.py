@@ -436,7 +436,7 @@ def test_check_says_where():
 
 def test_a_transform_that_breaks_the_trace_is_found():
     class Breaking:
-        def transform_trace_post_optimization(self, trace):
+        def transform_trace_post_optimization(self, trace, **kwargs):
             return trace.replace(bound_symbols=trace.bound_symbols[1:])
 
     compiled = thunder.jit(lambda x: x.sin().cos(), transforms=[Breaking()], debug_options=thunder.DebugOptions(check_traces=True))

@@ -164,45 +164,6 @@ def dict_view_as_an_argument(v):
     return sum(v)
 
 
-@refused("came from outside")
-def input_written_in_place(x):
-    x.add_(1)  # here
-    return x
-
-
-@refused("came from outside")
-def input_item_written(x):
-    x[0] = 1.0  # here
-    return x
-
-
-@refused("came from outside")
-def parameter_written_in_place(x):
-    with torch.no_grad():
-        PARAMETER.mul_(2)  # here
-    return x
-
-
-@refused("view")
-def view_of_an_input_written(x):
-    x.view(-1)[0:2].zero_()  # here
-    return x
-
-
-@refused("view")
-def base_written_while_a_view_is_read(x):
-    y = x + 1
-    v = y.view(-1)
-    y.add_(1)  # here
-    return v
-
-
-@refused("writes to its argument")
-def out_argument(x):
-    torch.add(x, 1, out=x)  # here
-    return x
-
-
 @refused("layout", torch.eye(3).to_sparse())
 def sparse_input(x):
     return x * 2

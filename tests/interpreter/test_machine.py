@@ -6,6 +6,7 @@ import gc
 import io
 import operator
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -517,3 +518,12 @@ def test_interpreting_is_not_absurdly_slow():
     start = time.perf_counter()
     Host().interpret(program, (10_000,))
     assert time.perf_counter() - start < 5
+
+
+def test_exceptions_under_a_trace_function():
+    """A debugger or coverage tool looks at the lines of the stubs that stand in tracebacks."""
+    program = "import sys\nfrom thunder.interpreter import Host\ndef f():\n" + "".join(f"    x{i} = {i}\n" for i in range(400))
+    program += "    try:\n        {}['a']\n    except KeyError as error:\n        return error.__traceback__.tb_lineno\n"
+    program += "def trace(frame, event, arg):\n    frame.f_lineno\n    return trace\nsys.settrace(trace)\nprint(Host().interpret(f, (), {}))\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.strip().isdigit(), done.stderr

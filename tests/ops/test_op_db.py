@@ -192,7 +192,7 @@ def test_errors_are_pytorchs(info):
         if want is None:
             continue
         if kwargs.get("out") is not None:
-            with pytest.raises(CaptureError, match="writes to its argument"):
+            with pytest.raises((*REFUSALS, CaptureError)):
                 traced(info.op, args, kwargs)
             continue
         with pytest.raises((*REFUSALS, CaptureError)) as got:

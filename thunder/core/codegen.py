@@ -142,6 +142,9 @@ class Printer:
         call = f"{self.callee(sym)}({arguments})"
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
+        if _has_dict(b.output):  # which no left-hand side takes apart
+            parts = [f"{p.name} = _result{path}" for p, path in _paths(b.output, "")]
+            return "; ".join([f"_result = {call}", *parts, "del _result"])
         text = f"{self.target(b.output)} = {call}"
         return f'{text}  # {b.output.name}: "{type_string(b.output)}"' if isinstance(b.output, TensorProxy) else text
 
@@ -155,6 +158,18 @@ class Printer:
             if "." in sym.module and not sym.module.startswith("torch.ops"):  # torch.ops makes its attributes when they are asked for
                 self.imports.add(f"import {sym.module}")
         return f"{sym.module}.{sym.name}"
+
+
+def _has_dict(x) -> bool:
+    return isinstance(x, dict) or isinstance(x, (tuple, list)) and any(map(_has_dict, x))
+
+
+def _paths(x, path: str) -> list[tuple[Proxy, str]]:
+    """The proxies in a structure, each with the subscripts that lead to it."""
+    if isinstance(x, Proxy):
+        return [(x, path)]
+    items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, (tuple, list)) else ()
+    return [found for k, v in items for found in _paths(v, f"{path}[{k!r}]")]
 
 
 def _number(x) -> str:

@@ -6,12 +6,13 @@ convex regions only.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 
-from thunder.core.proxies import Proxy
-from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.proxies import Proxy, TensorProxy, map_structure
+from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
-__all__ = ["Region", "convex_regions", "schedule"]
+__all__ = ["Region", "convex_regions", "schedule", "region_key"]
 
 
 class Region:
@@ -80,8 +81,34 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         group_of.append(group)
         for o in line.outputs:
             producer[o] = i
-    order = sorted((g for g in range(len(groups)) if groups[g]), key=lambda g: (level[g], min(groups[g])))
-    return [sorted(groups[g]) for g in order]
+    return _in_order(lines, [sorted(g) for g in groups if g], producer)
+
+
+def _in_order(lines: Sequence[BoundSymbol], groups: list[list[int]], producer: dict[Proxy, int]) -> list[list[int]]:
+    """Groups in an order in which they can run, as near to that of the program as it goes: values live no longer than they must. Effects stay where they are."""
+    stretch, stretch_of = 0, []  # stretches of lines between effects, which are stretches of their own
+    for line in lines:
+        has_effect = OpTags.DONT_DCE in line.sym.tags
+        stretch_of.append(stretch + has_effect)
+        stretch += 2 * has_effect
+    group_of = {i: g for g, group in enumerate(groups) for i in group}
+    before = [{group_of[producer[v]] for i in group for v in lines[i].inputs if v in producer} - {g} for g, group in enumerate(groups)]
+    after: list[list[int]] = [[] for _ in groups]
+    for g, needed in enumerate(before):
+        for other in needed:
+            after[other].append(g)
+    missing = [len(needed) for needed in before]
+    ready = [(stretch_of[group[0]], group[0], g) for g, group in enumerate(groups) if not missing[g]]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        _, _, g = heapq.heappop(ready)
+        ordered.append(groups[g])
+        for other in after[g]:
+            missing[other] -= 1
+            if not missing[other]:
+                heapq.heappush(ready, (stretch_of[groups[other][0]], groups[other][0], other))
+    return ordered
 
 
 def schedule(lines: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], output: Sequence[Proxy]) -> list[Region]:
@@ -94,3 +121,24 @@ def schedule(lines: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], outp
         needed = {o for i in group for o in lines[i].outputs if o in returned or any(r not in inside for r in readers.get(o, ()))}
         regions.append(Region([lines[i] for i in group], needed))
     return regions
+
+
+class _Value(tuple):
+    """A value of a region, by its number: what is left of a proxy when names do not count."""
+
+
+def region_key(region: Region):
+    """A hashable key that is equal for two regions which are the same program up to names, on values of the same metadata."""
+    numbers: dict[Proxy, _Value] = {}
+
+    def number(x):
+        if not isinstance(x, Proxy):
+            return x
+        found = numbers.get(x)
+        if found is None:
+            facts = (tuple(x.shape), x.dtype, x.device) if isinstance(x, TensorProxy) else (type(x), id(x))
+            found = numbers[x] = _Value((len(numbers), *facts))
+        return found
+
+    lines = [(line.sym, *(hashable(map_structure(number, part)) for part in (line.args, line.kwargs, line.output))) for line in region.lines]
+    return (tuple(lines), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)))

@@ -14,6 +14,7 @@ from typing import Any
 from thunder.core.proxies import Proxy, map_structure
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
+from thunder.errors import ThunderError
 
 __all__ = ["Rewriter", "rewrite"]
 
@@ -51,8 +52,13 @@ class Rewriter:
 def rewrite(trace: Trace, rule: Callable[[BoundSymbol, Rewriter], None]) -> Trace:
     """The trace that `rule` writes when it is shown each line in turn."""
     out = Rewriter()
-    for line in trace.bound_symbols:
-        rule(out.current(line), out)
+    line = None
+    try:
+        for line in trace.bound_symbols:
+            rule(out.current(line), out)
+    except ThunderError as error:
+        error.bound_symbol = error.bound_symbol or line
+        raise
     table = out.table
     output = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, trace.output) if table else trace.output
     return trace.replace(bound_symbols=out.lines, output=output)

@@ -82,24 +82,22 @@ class Context:
 class Recorder:
     """The list of lines being written: the only mutable thing while a function is traced.
 
-    context: see `Context`; replaced, not changed, when the program enters or leaves a mode. versions: proxies that an in-place operation
-    overwrote, by name, with what they stand for now. location: called for each line, gives where in the user's code it came from, in a form that costs
+    context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place operations
+    have made of values (`thunder.ops.memory`), where there may be any. location: called for each line, gives where in the user's code it came from, in a form that costs
     little; where: the same as (filename, line, function, source line), for errors.
     """
 
-    __slots__ = ("bound_symbols", "context", "versions", "location", "where")
+    __slots__ = ("bound_symbols", "context", "memory", "location", "where")
 
     def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None, where: Callable[[], tuple | None] | None = None):
         self.bound_symbols: list[BoundSymbol] = []
         self.context = context or Context(Names())
-        self.versions: dict[str, TensorProxy] = {}
+        self.memory: Any = None
         self.location, self.where = location, where
 
     def latest(self, x):
         """What a proxy stands for after the in-place operations recorded so far."""
-        while type(x) is TensorProxy and x.name in self.versions:
-            x = self.versions[x.name]
-        return x
+        return self.memory.latest(x) if self.memory is not None and self.memory.active else x
 
 
 _current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
@@ -188,8 +186,9 @@ class Symbol:
             args, kwargs = self._by_position(args, kwargs)
         if self.canonicalize is not None:
             args, kwargs = self.canonicalize(args, kwargs)
-        if recorder.versions:
-            args, kwargs = map_structure(recorder.latest, args), map_structure(recorder.latest, kwargs)
+        memory = recorder.memory
+        if memory is not None and memory.active:
+            args, kwargs = map_structure(memory.latest, args), map_structure(memory.latest, kwargs)
         if recorder.context.autocast is not None and self.autocast is not None:
             args, kwargs = recorder.context.autocast(self, args, kwargs)
         subsymbols = None
@@ -219,21 +218,32 @@ class Symbol:
         if not subsymbols and outputs and outputs[0].name and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
             return out
         context = recorder.context
-        needs_grad = context.grad_enabled and OpTags.DETACHED not in self.tags and any(type(i) is TensorProxy and i.requires_grad for i in inputs)
-        if needs_grad and "detaches" in self.info:
-            needs_grad = not self.info["detaches"](*args, **kwargs)
-        for o in outputs:
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs)
+        apart = self.info.get("not_differentiable", ()) if needs_grad else ()
+        for i, o in enumerate(outputs):
             if not o.name:
                 o.name = context.names.make()
-                if needs_grad and type(o) is TensorProxy and o.dtype.category >= 2:
+                if needs_grad and i not in apart and type(o) is TensorProxy and o.dtype.category >= 2:
                     o.requires_grad = True
+                elif self.executor is not None and type(o) is TensorProxy:
+                    o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
         line = BoundSymbol(self, args, kwargs, out, context=context, inputs=tuple(inputs), outputs=tuple(outputs))
         if subsymbols is not None:
             line._subsymbols = tuple(subsymbols)
         if recorder.location is not None:
             line.location = recorder.location()
+        if self.info and (change := self.info.get("bind_postprocess")) is not None:
+            line = change(line) or line
         recorder.bound_symbols.append(line)
+        if recorder.memory is not None and OpTags.VIEW in self.tags:
+            recorder.memory.add(line)
         return out
+
+    def connects(self, args, kwargs, inputs) -> bool:
+        """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
+        if OpTags.DETACHED in self.tags or not any(type(i) is TensorProxy and i.requires_grad for i in inputs):
+            return False
+        return "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
         """A line for this symbol with a given output, recorded nowhere."""

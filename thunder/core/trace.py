@@ -24,7 +24,8 @@ class Trace:
     """A program: `def name(args): bound_symbols; return output`. Never changed once made; `replace` gives a changed copy.
 
     args: proxies (or None where the printed `signature` says something else). names: the names taken, shared by every trace of the program.
-    provenance: the header line that says which pass made it. tables: side tables of single subsystems, keyed by value name.
+    provenance: the header line that says which pass made it. tables: side tables of single subsystems, keyed by value name; "objects" are those that lines
+    made of text (prologue, epilogue) name.
     """
 
     __slots__ = ("name", "args", "signature", "bound_symbols", "output", "names", "provenance", "tags", "tables", "_callable", "__weakref__")
@@ -55,14 +56,14 @@ class Trace:
         """The objects that the text names and does not import."""
         printer = Printer(print_depth=1)
         function_source(self, printer, include_decorators=False)
-        return printer.context
+        return self.tables.get("objects", {}) | printer.context
 
     def python_callable(self, *, include_decorators: bool = False) -> Callable:
         """The program as a function. Its source can be read in tracebacks and debuggers."""
         if self._callable is None or include_decorators:
             printer = Printer(print_depth=1)
             source = function_source(self, printer, include_decorators)
-            function = compile_source(source, self.name, printer.context)
+            function = compile_source(source, self.name, self.tables.get("objects", {}) | printer.context)
             if include_decorators:
                 return function
             self._callable = function

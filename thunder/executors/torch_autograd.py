@@ -1,9 +1,14 @@
-"""The connection to PyTorch's autograd: a compiled forward and its backward as one `torch.autograd.Function`."""
+"""The connection to PyTorch's autograd: a compiled forward and its backward as one `torch.autograd.Function`.
+
+A backward that is itself differentiated (`create_graph=True`) is another program: it computes the gradients from the inputs, the forward again, and is connected to
+autograd in the same way. So derivatives of any order are programs, compiled when they are first asked for.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -17,8 +22,12 @@ class ThunderFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, program, *inputs):
+        if program.random:
+            ctx.generators = [_generator(d).get_state() for d in program.random]
         outputs, (tensors, others) = program.forward(*inputs)
         ctx.program, ctx.others = program, others
+        ctx.kept = [inputs[i] for i in program.kept]
+        ctx.versions = [_version(x) for x in ctx.kept]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         if program.not_differentiable:
@@ -26,46 +35,106 @@ class ThunderFunction(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *cotangents):
         program = ctx.program
-        saved = [list(ctx.saved_tensors), list(ctx.others)]
+        tensors, others, kept = ctx.saved_tensors, list(ctx.others), ctx.kept
         ctx.maybe_clear_saved_tensors()
         if not compat.keeps_graph():
-            ctx.others = ()
+            ctx.others = ctx.kept = ()
         given = [cotangents[i] for i in program.differentiable]
         del cotangents
-        backward = program.backward if all(c is not None for c in given) else program.backward_without([i for i, c in enumerate(given) if c is None])
-        return (None, *backward(saved, given))
+        missing = tuple(i for i, c in enumerate(given) if c is None)
+        if torch.is_grad_enabled():
+            return (None, *_differentiable_gradients(ctx, program, tensors, kept, given, missing))
+        saved = [list(tensors), others]
+        del tensors, others, kept
+        return (None, *(program.without(missing) if missing else program.backward)(saved, given))
+
+
+def _differentiable_gradients(ctx, program: _Program, tensors: Sequence, kept: Sequence, given: list, missing: tuple) -> tuple:
+    """The gradients, connected to autograd: to the inputs and to the cotangents."""
+    if program.random is None:
+        raise RuntimeError(
+            "the backward of a compiled function that draws from a torch.Generator of yours is differentiated: it would have to draw the same numbers again. Draw them "
+            "outside of the compiled function, or from the default generator"
+        )
+    for x, version in zip(kept, ctx.versions, strict=True):
+        if _version(x) != version:
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: [{x.type()} {list(x.shape)}], an input of a compiled "
+                f"function, is at version {_version(x)}; expected version {version} instead."
+            )
+    run, needed = program.again(missing)
+    values = dict(zip(program.kept, kept, strict=True)) | {i: tensors[place] for i, place in program.saved}
+    with _restored(program.random, getattr(ctx, "generators", ())):
+        return run(*(values[i] for i in needed), *(c for c in given if c is not None))
+
+
+def _version(x) -> int:
+    return x._version if isinstance(x, torch.Tensor) and not x.is_inference() else 0
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+@contextlib.contextmanager
+def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -> Iterator[None]:
+    """The generators are what they were when the forward ran; afterwards, what they are now."""
+    generators = [_generator(d) for d in devices]
+    before = [g.get_state() for g in generators]
+    for g, state in zip(generators, states, strict=True):
+        g.set_state(state)
+    try:
+        yield
+    finally:
+        for g, state in zip(generators, before, strict=True):
+            g.set_state(state)
 
 
 class _Program:
-    __slots__ = ("forward", "backward", "make_without", "without", "lock", "differentiable", "not_differentiable")
+    """What the calls of one compiled forward share."""
 
-    def __init__(self, forward: Callable, backward: Callable, make_without: Callable, differentiable: list[int], not_differentiable: list[int]):
-        self.forward, self.backward, self.make_without = forward, backward, make_without
-        self.without: dict[tuple[int, ...], Callable] = {}
+    __slots__ = ("forward", "backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "kept", "saved", "random")
+
+    def __init__(self, forward: Callable, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool], inputs: Sequence, random: Sequence | None):
+        self.forward, self.backward, self.make_without, self.make_again = forward, backward, make_without, make_again
+        self.made: dict[tuple, Callable] = {}
         self.lock = threading.Lock()
-        self.differentiable, self.not_differentiable = differentiable, not_differentiable
+        self.differentiable = [i for i, r in enumerate(requires_grad) if r]
+        self.not_differentiable = [i for i, r in enumerate(requires_grad) if not r]
+        self.kept = [i for i, place in inputs if place is None]
+        self.saved = [(i, place) for i, place in inputs if place is not None]
+        self.random = random
 
-    def backward_without(self, missing: list[int]) -> Callable:
-        """The backward for outputs that play no part; compiled when first met, in whichever of autograd's threads."""
-        key = tuple(missing)
+    def once(self, key: tuple, make: Callable):
+        """`make()`, made when first asked for, in whichever of autograd's threads."""
         with self.lock:
-            if key not in self.without:
-                self.without[key] = self.make_without(missing)
-            return self.without[key]
+            if key not in self.made:
+                self.made[key] = make()
+            return self.made[key]
+
+    def without(self, missing: tuple) -> Callable:
+        """The backward for outputs that play no part."""
+        return self.once(("without", missing), lambda: self.make_without(missing))
+
+    def again(self, missing: tuple) -> tuple[Callable, list[int]]:
+        return self.once(("again", missing), lambda: self.make_again(missing))
 
 
-def connected(forward: Callable, backward: Callable, make_without: Callable, rebuild: Callable, requires_grad: list[bool]) -> Callable:
+def connected(
+    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable, make_again: Callable, inputs: Sequence, random: Sequence | None
+) -> Callable:  # fmt: skip
     """A function of the program's inputs: its result, connected to autograd.
 
-    forward(*inputs) gives (outputs, (saved tensors, saved others)); backward(saved, cotangents) gives a gradient or None for each input; make_without(indices)
-    gives the backward that is handed None for these cotangents; `rebuild(inputs, outputs)` makes the program's result. requires_grad says which outputs
-    cotangents come for.
+    forward(*inputs) gives (outputs, (saved tensors, saved others)); backward(saved, cotangents) gives a gradient or None for each input; `rebuild(inputs,
+    outputs)` makes the program's result. requires_grad says which outputs cotangents come for.
+
+    make_without(missing) gives the backward that is handed None for the cotangents in these places. make_again(missing) gives the backward as a differentiable
+    function of some inputs and of the cotangents that are not missing, and which inputs these are; they are among `inputs`, pairs of an input's place and its place
+    among the saved tensors or None. random: the devices whose generators the forward may draw from; None where it cannot be run again.
     """
-    differentiable = [i for i, r in enumerate(requires_grad) if r]
-    program = _Program(forward, backward, make_without, differentiable, [i for i, r in enumerate(requires_grad) if not r])
+    program = _Program(forward, backward, make_without, make_again, requires_grad, inputs, random)
     apply = ThunderFunction.apply
 
     def run(*inputs):

@@ -1,24 +1,29 @@
 """Executors: who carries out the operations of a trace. Users extend thunder here.
 
 An `OperatorExecutor` brings operations of its own (`register_operator`) and implementations of existing ones (`register_implementation`). The executors
-given to `thunder.jit` are asked in their order; the always-executors, `torch` and `python`, are asked last.
+given to `thunder.jit` are asked in their order; the always-executors, `torch` and `python`, are asked last. A `FusionExecutor` takes regions.
 """
 
 from __future__ import annotations
 
+import enum
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
-from thunder.errors import OptionError
+from thunder.errors import OptionError, warn_user
 
 __all__ = [
-    "Executor", "OperatorExecutor", "Implementation", "register_executor", "deregister_executor", "get_all_executors", "get_default_executors",
+    "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL", "Implementation", "register_executor", "deregister_executor", "get_all_executors", "get_default_executors",
     "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor", "add_always_executor",
     "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
 ]  # fmt: skip
+
+
+class FUEL_LEVEL(enum.Enum):
+    UNLIMITED = enum.auto()
 
 
 class Implementation:
@@ -28,6 +33,11 @@ class Implementation:
 
     def __init__(self, symbol: Symbol | None, checker: Callable | None, execution_transform: Callable | None, grad_transform: Callable | None = None):
         self.symbol, self.checker, self.execution_transform, self.grad_transform = symbol, checker, execution_transform, grad_transform
+
+    @property
+    def executes(self) -> bool:
+        """Whether it says how the operation is carried out, and not its derivative alone."""
+        return self.symbol is not None or self.execution_transform is not None
 
     def takes(self, line: BoundSymbol) -> bool:
         return self.checker is None or bool(self.checker(*line.args, **line.kwargs))
@@ -41,6 +51,7 @@ class Executor:
         self.implmap: dict[Any, Implementation] = {}
         self.opmap: dict[str, Symbol] = {}
         self.replacements: dict[Callable, Symbol] = {}  # user's functions that are diverted to a symbol
+        self._fuel: int | FUEL_LEVEL = FUEL_LEVEL.UNLIMITED
 
     def __repr__(self) -> str:
         return self.name
@@ -60,13 +71,49 @@ class Executor:
         return found if found is not None and found.takes(line) else None
 
     def can_execute(self, line: BoundSymbol) -> bool:
-        return line.sym.executor is self or self.implementation(line) is not None
+        found = self.implementation(line)
+        return line.sym.executor is self or found is not None and found.executes
 
-    can_execute_or_fuse = can_execute
+    def can_fuse(self, line: BoundSymbol) -> bool:
+        """Whether the line may be part of a region that this executor runs."""
+        return False
+
+    def can_execute_or_fuse(self, line: BoundSymbol) -> bool:
+        return self.can_execute(line) or self.can_fuse(line)
+
+    # --- fuel: a miscompilation is bisected by how many lines or regions an executor takes
+    def get_fuel(self, amount: int = 1, /) -> bool:
+        """Whether there is fuel for one more, which is used up."""
+        if isinstance(self._fuel, FUEL_LEVEL):
+            return True
+        if self._fuel < amount:
+            return False
+        self._fuel -= amount
+        return True
+
+    def set_fuel(self, value: int | FUEL_LEVEL) -> None:
+        """How many implementations or fusions this executor may still carry out, in the programs compiled from now on."""
+        if not isinstance(value, FUEL_LEVEL) and (type(value) is not int or value < 0):
+            raise OptionError(f"set_fuel({value!r}): fuel is a number of fusions, or FUEL_LEVEL.UNLIMITED")
+        self._fuel = value
+
+    def unavailable(self) -> str | None:
+        """Why this executor can take nothing here, in words; None where it can."""
+        return None
 
     def get_execution_transform(self, line: BoundSymbol) -> Callable | None:
         found = self.implementation(line)
         return found.execution_transform if found else None
+
+    def get_grad_transform(self, line: BoundSymbol | Symbol) -> Callable | None:
+        """The grad_transform registered for an operation; for a line, None as well where the checker says no."""
+        found = self.implmap.get(line.id) if isinstance(line, Symbol) else self.implementation(line)
+        return found.grad_transform if found else None
+
+    @property
+    def lookasides(self) -> dict[Callable, Symbol]:
+        """Functions that compiled programs call an operation of this executor for."""
+        return self.replacements
 
 
 class OperatorExecutor(Executor):
@@ -82,16 +129,19 @@ class OperatorExecutor(Executor):
         tags: Sequence = (),
         module: Any = None,
         replaces: Callable | Sequence[Callable] | None = None,
+        bind_postprocess: Callable[[BoundSymbol], BoundSymbol | None] | None = None,
         python_printer: Callable[[BoundSymbol, Printer], list[str]] | None = None,
     ) -> Symbol:
         """Makes a new operation that `fn` executes, and returns the symbol that programs call it by.
 
         Exactly one of `like` and `meta` types it. `meta` maps proxies to proxies and makes a primitive. `like` is written in thunder's operations, which
         become the decomposition. `replaces` names a function, or several, that compiled programs call this operation instead of. `module`
-        prints and calls the function as an attribute of a module.
+        prints and calls the function as an attribute of a module. bind_postprocess is shown each line that a call records, and may return another in its place.
+        python_printer(line, printer) gives the lines of text that a call is printed as, in the place of `outputs = name(arguments)`.
 
-        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found.
+        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found; TypeError for what is no function.
         """
+        _check_callable(f"register_operator({name!r})", like=like, meta=meta, fn=fn, bind_postprocess=bind_postprocess, python_printer=python_printer)
         if (like is None) == (meta is None):
             raise ValueError(f"register_operator({name!r}): give exactly one of like= and meta=")
         if fn is None and module is not None:
@@ -102,6 +152,8 @@ class OperatorExecutor(Executor):
             name, meta, id=f"{self.name}.{name}", module=getattr(module, "__name__", module), decomposition=like, is_prim=like is None, tags=tuple(tags),
             fn=fn, executor=self, python_printer=python_printer,
         )  # fmt: skip
+        if bind_postprocess is not None:
+            symbol.info["bind_postprocess"] = bind_postprocess
         self.opmap[name] = symbol
         for function in replaces if isinstance(replaces, (tuple, list)) else (replaces,) if replaces is not None else ():
             self.replacements[function] = symbol
@@ -113,24 +165,51 @@ class OperatorExecutor(Executor):
     ) -> None:  # fmt: skip
         """Says how this executor carries out an operation, instead of what was said before.
 
-        `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations.
+        With a grad_transform alone the operation is executed by others. `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations.
         `checker`, called with the same arguments, says whether it can: without one it always can. `grad_transform`, a function of the same arguments, computes the
-        result and says with get_grad and put_grads how the operation is differentiated.
+        result and says with get_grad and put_grads how the operation is differentiated. A torch function stands for the operation it is.
+
+        Raises ValueError unless exactly one of op and execution_transform is given, TypeError for what is no operation or no function.
         """
-        if (op is None) == (execution_transform is None):
-            raise ValueError("register_implementation: give exactly one of op and execution_transform")
-        self.implmap[getattr(sym_or_id, "id", sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
+        _check_callable("register_implementation", checker=checker, execution_transform=execution_transform, grad_transform=grad_transform)
+        if op is not None and not isinstance(op, Symbol):
+            raise TypeError(f"register_implementation: op is a {type(op).__name__}: give the operation that register_operator returned for it")
+        if (op is None) == (execution_transform is None) and (op is not None or grad_transform is None):
+            raise ValueError("register_implementation: give exactly one of op and execution_transform, or a grad_transform alone")
+        self.implmap[operation_id(sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
+
+
+def operation_id(given: Any) -> Any:
+    """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError for another function."""
+    if callable(given) and not isinstance(given, Symbol):
+        from thunder.ops import lookup
+
+        found = lookup(given)
+        if not isinstance(found, Symbol):
+            name = getattr(given, "__name__", type(given).__name__)
+            raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")
+        given = found
+    return getattr(given, "id", given)
+
+
+def _check_callable(what: str, **functions: Any) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{what}: {name}= is a function, not a {type(function).__name__}")
 
 
 def single_op_executor(
     executor_name: str, op_name: str, fn: Callable, meta: Callable, *, version: str | None = None, replaces: Callable | None = None,
-    tags: Sequence = (), checker: Callable | None = None, execution_transform: Callable | None = None,
+    tags: Sequence = (), checker: Callable | None = None, execution_transform: Callable | None = None, grad_transform: Callable | None = None,
 ) -> OperatorExecutor:  # fmt: skip
-    """An executor, registered, with one operation that replaces `fn` (or `replaces`) in compiled programs."""
+    """An executor, registered, with one operation that replaces `fn` (or `replaces`) in compiled programs.
+
+    checker, execution_transform, grad_transform: see `register_implementation`.
+    """
     executor = OperatorExecutor(executor_name, version=version)
     symbol = executor.register_operator(op_name, meta=meta, fn=fn, replaces=replaces or fn, tags=tags)
-    if execution_transform is not None:
-        executor.register_implementation(symbol, checker=checker, execution_transform=execution_transform)
+    if execution_transform is not None or grad_transform is not None:
+        executor.register_implementation(symbol, checker=checker, execution_transform=execution_transform, grad_transform=grad_transform)
     register_executor(executor)
     return executor
 
@@ -161,7 +240,7 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex"):
+        for name in ("torchex", "pythonex", "torch_compile", "cross_entropy", "apexex"):
             importlib.import_module(f"thunder.executors.{name}")
 
 
@@ -230,17 +309,26 @@ def remove_always_executor(executor: Executor | str) -> None:
     _ALWAYS[:] = [e for e in _ALWAYS if e.name != _named(executor)]
 
 
+_warned: set[str] = set()  # names of executors that a user was told about
+
+
 def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Executor, ...]:
     """Executors given as objects or registered names, the default ones for None, with the always-executors at the end.
 
-    Raises OptionError (a ValueError) for a name that is not registered.
+    Raises OptionError (a ValueError) for a name that is not registered, and for what is no list.
     """
     _load()
+    if isinstance(executors, (str, Executor)) or not isinstance(executors, Iterable | None):
+        given = repr(executors) if isinstance(executors, (str, Executor)) else f"a {type(executors).__name__}"
+        raise OptionError(f"executors= is a list of executors or their names, not {given}: executors=[...]; registered: {', '.join(sorted(_ALL))}")
     chosen: list[Executor] = []
     for e in get_default_executors() if executors is None else executors:
         found = e if isinstance(e, Executor) else _ALL.get(e)
         if found is None:
             raise OptionError(f"no executor is called {e!r}; registered: {', '.join(sorted(_ALL))}")
+        if executors is not None and (why := found.unavailable()) is not None and found.name not in _warned:
+            _warned.add(found.name)
+            warn_user(f"the executor {found.name} takes nothing here: {why}", UserWarning)
         chosen.append(found)
     return add_executor_lists(chosen, _ALWAYS)
 
@@ -248,3 +336,17 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
 def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) -> tuple[Executor, ...]:
     """Both lists, each executor once, at its first place."""
     return tuple(dict.fromkeys([*first, *second]))
+
+
+def __getattr__(name: str):
+    """What stands in files of its own, which import this one."""
+    home = _ELSEWHERE.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+_ELSEWHERE = {
+    "FusionExecutor": "thunder.extend.fusion", "StatefulExecutor": "thunder.extend.stateful", "TemporaryExecutor": "thunder.extend.stateful",
+}  # fmt: skip

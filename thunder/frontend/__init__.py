@@ -20,11 +20,13 @@ from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
 from thunder.frontend.capture import Capture
 from thunder.frontend.epilogue import EpilogueWriter
+from thunder.frontend.functional import Transformed
 from thunder.frontend.guards import PrologueWriter
 from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
+from thunder.transforms.base import check_replaced, transform_traces
 
 __all__ = ["Captured", "capture"]
 
@@ -36,6 +38,7 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
         self.parameters = c.parameters
+        c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         self.epilogue_traces = [trace] if trace is not None else []
@@ -59,9 +62,34 @@ class Captured:
         numbers = [n for n in c.numbers.values() if n.name in symbols]
         inputs = [*tensors, *numbers]
         c.input_sources = [c.real[p][1] for p in tensors] + [c.number_sources[n.name] for n in numbers]
-        self.any_input_requires_grad = any(p.requires_grad for p in tensors)
-        self.output_requires_grad = any(type(p) is TensorProxy and p.requires_grad and p not in c.real for p in proxies_in(output, []))
-        self.computation = Trace("computation", inputs, lines, output, c.recorder.context.names)
+        tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
+        if written := {v.name: None for v in c.recorder.memory.owner}:
+            tables["written"] = written
+        self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
+
+    @property
+    def computation(self) -> Trace:
+        return self.computation_traces[-1]
+
+    @property
+    def any_input_requires_grad(self) -> bool:
+        return any(type(p) is TensorProxy and p.requires_grad for p in self.computation.args)
+
+    @property
+    def output_requires_grad(self) -> bool:
+        arguments = set(self.computation.args)
+        return any(type(p) is TensorProxy and p.requires_grad and p not in arguments for p in self.computation.output_proxies)
+
+    def transform(self, options: JitOptions, overrides: tuple[dict, ...]) -> None:
+        """Lets the transforms change the three programs; what they changed is what runs."""
+        before = self.prologue_traces[-1], self.epilogue_traces[-1:]
+        transform_traces(options.transforms, self.prologue_traces, self.computation_traces, self.epilogue_traces, options.executors)
+        if self.prologue_traces[-1] is not before[0]:
+            self.prologue_fn = self.prologue_traces[-1].python_callable()
+        if self.epilogue_traces[-1:] != before[1]:
+            self.epilogue_fn = self.epilogue_traces[-1].python_callable()
+        for table in overrides:
+            check_replaced(self.computation, table)
 
     def where(self, location) -> tuple:
         """(filename, line, function, source line) of a line's location."""
@@ -95,6 +123,15 @@ class Captured:
         print_log(self._host, print_fn, **options)
 
 
+def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
+    """Argument name -> dotted path, of the arguments that are parameters or buffers of the compiled module."""
+    if not isinstance(c.fn, torch.nn.Module):
+        return {}
+    paths = {id(t): name for name, t in [*c.fn.named_buffers(), *c.fn.named_parameters()]}
+    paths |= {id(table[name]): name for table in c.overrides for name in table}
+    return {p.name: paths[id(c.real[p][0])] for p in tensors if id(c.real[p][0]) in paths}
+
+
 class _History:
     """What the queries about an interpretation need of its host, without what it captured."""
 
@@ -108,12 +145,13 @@ class _History:
         return filename, line, function, source or ""
 
 
-def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset()) -> Captured:
-    """Reads one call of a program. counters: paths that earlier readings saw written, whose numbers stay symbolic.
+def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset(), overrides: tuple[dict, ...] = ()) -> Captured:
+    """Reads one call of a program. counters: paths that earlier readings saw written, whose numbers stay symbolic. overrides: what stands
+    in the place of a module's parameters and buffers, by name.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
     """
-    c = Capture(fn, args, kwargs, options, counters)
+    c = Capture(fn, args, kwargs, options, counters, overrides)
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(dtype))
     cast = compat.autocast_state()
@@ -141,6 +179,8 @@ def _run(c: Capture):
     if type(fn) is types.MethodType:
         root.label = "self"
         fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
+    elif isinstance(fn, Transformed):
+        c.sources[id(fn)], c.keep[id(fn)] = root, fn
     elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
         c.read(fn, root)
     arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")

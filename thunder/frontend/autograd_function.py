@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
-from thunder.core.proxies import TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import Recorder, Symbol, adopt, current_recorder, recording
+from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol, Symbol, adopt, current_recorder
+from thunder.frontend.functional import separate
+from thunder.transforms.levels import renamed, typed
 
 __all__ = ["apply"]
 
@@ -43,8 +43,8 @@ def apply(c, f, args, kwargs):
     needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
     grad = torch.is_grad_enabled() and any(needs)
     ctx = FunctionContext(needs)
-    with _separate(c) as forward:
-        result = _forward(c, cls, ctx, inputs, kwargs)
+    with separate(c, False) as forward:
+        result = map_structure(c.recorder.latest, _forward(c, cls, ctx, inputs, kwargs))
     if ctx._dirty:
         c.refuse(f"{cls.__name__} marks tensors dirty: it writes to its inputs", "return new tensors in its place")
     if not grad:
@@ -58,14 +58,12 @@ def apply(c, f, args, kwargs):
     placeholders = [like(o) for o in proxies_in(outputs, [])]
     for p in placeholders:
         p.name = c.recorder.context.names.make()
-    with _separate(c) as backward:
-        gradients = c.call(_backward_of(cls), [ctx, *placeholders], {})
+    with separate(c, False) as backward:
+        gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-    symbol = Symbol(cls.__name__, id=("autograd_function", id(ctx)))
-    symbol.grad_rule = _rule(forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
-    line = symbol.bind(*inputs, output=outputs, context=c.recorder.context)
-    lines, line.aliases = adopt(forward.bound_symbols, result, outputs)
-    line._subsymbols = tuple(lines)
+    program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
+    program.symbol.info["not_differentiable"] = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}
+    line = program.line((*inputs, *program.free), outputs, c.recorder.context)
     line.location = c.own_location()
     c.recorder.bound_symbols.append(line)
     return outputs
@@ -85,31 +83,91 @@ def _backward_of(cls):
     return getattr(found, "__wrapped__", found)
 
 
-@contextmanager
-def _separate(c) -> Iterator[Recorder]:
-    """Lines are recorded apart, without grad."""
-    outer, enabled = c.recorder, torch.is_grad_enabled()
-    inner = Recorder(outer.context.replace(grad_enabled=False), outer.location, outer.where)
-    inner.versions = outer.versions
-    c.recorder = inner
-    torch._C._set_grad_enabled(False)
-    try:
-        with recording(inner):
-            yield inner
-    finally:
-        c.recorder = outer
-        torch._C._set_grad_enabled(enabled)
+class _Function:
+    """What was read of a Function's forward and backward, replayed wherever the operation is differentiated.
+
+    free: what the two read beside the inputs; the operation's line takes them as further arguments.
+    """
+
+    def __init__(self, cls, inputs, forward, result, backward, placeholders, gradients):
+        self.inputs, self.forward, self.result = inputs, forward, result
+        self.backward, self.placeholders, self.gradients = backward, placeholders, gradients
+        known = {*proxies_in(inputs, []), *placeholders, *(o for line in (*forward, *backward) for o in line.outputs)}
+        read = [p for line in (*forward, *backward) for p in line.inputs] + proxies_in([result, gradients], [])
+        self.free = list(dict.fromkeys(p for p in read if p not in known))
+        self.once = hasattr(cls.backward, "__wrapped__")
+        self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
+        self.symbol.grad_rule = self.rule
+        self.symbol.info |= {"functional_rule": self.functional_rule, "own_derivative": True}
+
+    def line(self, args: tuple, outputs, context) -> BoundSymbol:
+        """The operation as one line, the forward its decomposition."""
+        line = self.symbol.bind(*args, output=outputs, context=context)
+        table = self.arguments(args)
+        copies = renamed(self.forward, context.names, table)
+        lines, line.aliases = adopt(copies, map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result), outputs)
+        line._subsymbols = tuple(lines)
+        return line
+
+    def arguments(self, args: tuple) -> dict:
+        """What the inputs and free values are called with now."""
+        return dict(zip([*proxies_in(self.inputs, []), *self.free], proxies_in(args, []), strict=True))
+
+    def rule(self, *args):
+        """The derivative: both recordings replayed."""
+        recorder, table = current_recorder(), self.arguments(args)
+        recorder.bound_symbols += renamed(self.forward, recorder.context.names, table)
+        given = yield map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result)
+        return self.replayed(self.backward, table, given)
+
+    def functional_rule(self, *args):
+        """The derivative that can be differentiated again: the operation stays, so that its derivative is always this backward.
+
+        Values between, which the backward saved, are computed again. They are constants to it, as in PyTorch.
+        """
+        recorder, table = current_recorder(), self.arguments(args)
+        context = recorder.context
+        outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, self.result)
+        for o in proxies_in(outputs, []):
+            o.name = context.names.make()
+        line = self.line(args, outputs, context)
+        recorder.bound_symbols.append(line)
+        typed([line])
+        given = yield outputs
+        made = {**table}
+        recorder.bound_symbols += renamed(self.forward, context.names, made)
+        made |= zip(proxies_in(self.result, []), proxies_in(outputs, []), strict=True)
+        backward = [line if self.once else _with_grad(line) for line in self.backward]
+        return self.replayed(backward, made, given)
+
+    def replayed(self, lines, table: dict, given) -> tuple:
+        """Writes the backward for the cotangents `given`. The gradients."""
+        recorder = current_recorder()
+        outputs = [g for x, g in zip(tree_flatten(self.result)[0], tree_flatten(given)[0], strict=True) if isinstance(x, TensorProxy)]
+        table |= {p: g for p, g in zip(self.placeholders, outputs, strict=True) if g is not None}
+        lines = renamed(lines, recorder.context.names, table)
+        gradients = tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in self.gradients)
+        if self.once:
+            lines, gradients = self.as_one(lines, gradients, recorder.context)
+        recorder.bound_symbols += lines
+        return gradients
+
+    def as_one(self, lines: list[BoundSymbol], gradients: tuple, context) -> tuple[list[BoundSymbol], tuple]:
+        """A backward marked with once_differentiable as one operation, which has no derivative."""
+        symbol = Symbol(f"{self.symbol.name}_backward", id=("autograd_function_backward", id(self)))
+        symbol.info["differentiated_once"] = f"the backward of {self.symbol.name} is marked with @once_differentiable"
+        made = {o for line in lines for o in line.outputs}
+        read = dict.fromkeys(p for p in [*(p for line in lines for p in line.inputs), *proxies_in(gradients, [])] if p not in made)
+        outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, gradients)
+        for o in proxies_in(outputs, []):
+            o.name = context.names.make()
+        line = symbol.bind(*read, output=outputs, context=context)
+        subsymbols, line.aliases = adopt(lines, gradients, outputs)
+        line._subsymbols = tuple(subsymbols)
+        return [line], outputs
 
 
-def _rule(forward, result, backward, placeholders, gradients):
-    """The derivative: both recordings replayed, the cotangents in the place of the placeholders."""
-
-    def rule(*inputs):
-        current_recorder().bound_symbols += forward
-        given = yield result
-        table = dict(zip(placeholders, proxies_in(given, []), strict=False)) if given is not None else {}
-        lines = [line.swap(table) for line in backward]
-        current_recorder().bound_symbols += lines
-        return tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in gradients)
-
-    return rule
+def _with_grad(line: BoundSymbol) -> BoundSymbol:
+    copy = line.replace(subsymbols=line.subsymbols)
+    copy.aliases, copy.context = line.aliases, line.context and line.context.replace(grad_enabled=True)
+    return copy

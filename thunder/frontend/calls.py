@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.frontend import autograd_function, containers
+from thunder.frontend import autograd_function, containers, functional
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -27,6 +27,7 @@ from thunder.frontend.native import (
     impure,
     native_module,
 )  # fmt: skip
+from thunder.frontend.strides import LAYOUT_QUESTIONS, answer
 from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -35,7 +36,10 @@ from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
-__all__ = ["call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare", "NOT_OPERATIONS", "sharp_edge", "RecordingMode"]
+__all__ = [
+    "call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare",
+    "NOT_OPERATIONS", "sharp_edge", "materialize", "RecordingMode",
+]  # fmt: skip
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
 IDENTITY_CALLS = {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType}
@@ -84,17 +88,16 @@ def _shape(p: TensorProxy):
     return torch.Size(p.shape) if all(type(n) is int for n in p.shape) else SymbolicSize(p.shape)
 
 
+_STATED = {
+    "shape": lambda c, p: _shape(p), "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
+}  # fmt: skip
+
+
 def tensor_attribute(c, p: TensorProxy, n: str):
     """What user code sees of a tensor."""
-    p = c.recorder.latest(p)
-    if n == "shape":
-        return _shape(p)
-    if n in _CONVERTED:
-        return _CONVERTED[n](p)
-    if n in ("requires_grad", "ndim"):
-        return getattr(p, n)
-    if n == "__class__":
-        return kind_of(c, p)
+    if n in _STATED:
+        return _STATED[n](c, c.recorder.latest(p))
     real, source = c.real.get(p, (None, None))
     if real is not None:
         with torch._C.DisableTorchFunction():
@@ -140,11 +143,11 @@ def _materialized(c, values):
     """Arguments of an operation: snapshots read, real tensors lifted, lists as they are."""
     t = type(values)
     if t is dict:
-        return {k: _materialize(c, v) for k, v in values.items()}
-    return [_materialize(c, v) for v in values]
+        return {k: materialize(c, v) for k, v in values.items()}
+    return [materialize(c, v) for v in values]
 
 
-def _materialize(c, v):
+def materialize(c, v):
     t = type(v)
     if t is TensorProxy or t is int or t is float or v is None or t is bool or t is str:
         return v
@@ -168,6 +171,8 @@ def record(c, function, args, kwargs):
     """A call of a torch function."""
     if function in NOT_OPERATIONS:
         return function(*args, **kwargs)
+    if function in LAYOUT_QUESTIONS:
+        return answer(c, function, args, kwargs)
     c.synchronize()
     args, kwargs = _materialized(c, args), _materialized(c, kwargs)
     if lookup(function) is not None:
@@ -238,7 +243,7 @@ def binary(c, symbol, a, b):
             return result
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
-        return ARITHMETIC[symbol](_materialize(c, a), _materialize(c, b))
+        return ARITHMETIC[symbol](materialize(c, a), materialize(c, b))
     return ARITHMETIC[symbol](a, b)
 
 
@@ -264,7 +269,7 @@ def compare(c, symbol, a, b):
                 c.class_name(type(x), n, getattr(type(x), n))
     if type(a) is TensorProxy or type(b) is TensorProxy:
         c.synchronize()
-        return COMPARISONS[symbol](_materialize(c, a), _materialize(c, b))
+        return COMPARISONS[symbol](materialize(c, a), materialize(c, b))
     return COMPARISONS[symbol](a, b)
 
 
@@ -280,7 +285,7 @@ def call(c, f, args, kwargs):
         return _call_method(c, f, args, kwargs)
     if c.replacements and (symbol := _replacement(c, f)) is not None:
         return _call_symbol(c, symbol, args, kwargs)
-    handler = HANDLERS.get(id(f))
+    handler = HANDLERS.get(id(f)) or c.handlers.get(id(f))
     if handler is not None:
         return handler(c, f, args, kwargs)
     if t is types.FunctionType:
@@ -367,6 +372,7 @@ def _call_symbol(c, symbol, args, kwargs):
 
 
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
+_BY_TYPE |= functional.KINDS
 
 
 def _call_function(c, f, args, kwargs):
@@ -375,7 +381,7 @@ def _call_function(c, f, args, kwargs):
     if inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
-    if native_module(module) and id(f) not in c.fresh:
+    if native_module(module) and id(f) not in c.fresh and not module.startswith("torch._functorch"):
         named = _BY_NAME.get((module, f.__name__))
         if named is not None:
             return named(c, f, args, kwargs)
@@ -662,7 +668,7 @@ def _associative_scan(c, f, args, kwargs):
 
 
 # handlers of functions whose modules are imported only by programs that use them
-_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan}
+_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan, **functional.BY_NAME}
 
 
 def _constant(value):
@@ -726,6 +732,7 @@ def _install() -> None:
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks,
         torch._C._log_api_usage_once: _constant(None),
+        **functional.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)

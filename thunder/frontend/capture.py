@@ -20,14 +20,16 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy
-from thunder.core.symbol import Context, Names, Recorder
+from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
-from thunder.frontend import calls, containers
+from thunder.frontend import calls, containers, triton_kernels
+from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
 from thunder.interpreter import Host, format_location
-from thunder.ops import autocast
+from thunder.ops import autocast, inplace
+from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 
@@ -38,7 +40,7 @@ _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", 
 
 @functools.cache
 def _is_library(module: str | None) -> bool:
-    return bool(module) and (native_module(module) or module.startswith("torch."))
+    return bool(module) and (native_module(module) or module.startswith(("torch.", "triton.")))
 
 
 class Capture(Host):
@@ -47,28 +49,36 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset()):
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset(), overrides: tuple[dict, ...] = ()):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
         self.counters = counters  # paths that earlier readings saw written, in words: the numbers there stay symbolic
         self.parameters = parameter_names(fn)
+        self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
+        self.replaced = replaced_tensors(fn, overrides)
+        self.replaced_sources: dict[Source, tuple[dict, str]] = {}
         self.replacements = options.replacements
         names = Names()
         names.taken |= _RESERVED
         for executor in options.executors:
             names.taken.update(executor.opmap)
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
+        self.recorder.memory = Memory(outside=self.written_to)
+        self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
+        self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
         self.pinned: dict[Source, Any] = {}  # modules of the compiled root: the entry may hold them
-        root = fn.__self__ if type(fn) is types.MethodType else fn
+        root = original(fn)
+        root = root.__self__ if type(root) is types.MethodType else root
         self.rooted = {id(m) for m in root.modules()} if isinstance(root, torch.nn.Module) else set()
         self.constants: dict[str, Any] = {}
         self.constant_sources: dict[int, Source] = {}
         self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
         self.real: dict[TensorProxy, tuple[torch.Tensor, Source]] = {}
+        self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
         # what the program was found to depend on
         self.guards: dict[tuple, Any] = {}
         self.namespaces: dict[int, tuple] = {}
@@ -241,6 +251,8 @@ class Capture(Host):
         """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is reached."""
         is_argument = source.root.key in ("args", "kwargs")
         key = source if is_argument else id(value)
+        if self.replaced and id(value) in self.replaced:
+            self.replaced_sources[source] = self.replaced[id(value)]
         found = self.tensors.get(key)
         if found is None:
             with torch._C.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
@@ -257,14 +269,66 @@ class Capture(Host):
         if self.symbolic and is_argument:
             guarded = tuple(n if n < 2 else None for n in shape)
             shape = tuple(n if n < 2 else self.number(n, source.child("size", i)) for i, n in enumerate(shape))
-        names = self.recorder.context.names
+        names, dtype = self.recorder.context.names, from_tensor_dtype(value.dtype)
+        if source in self.replaced_sources:  # read in the shape and dtype that the program was written for; a transform changes what reads it
+            table, name = self.replaced_sources[source]
+            value = table[name]
+            guarded = tuple(value.shape)
         proxy = TensorProxy(
-            names.claim(source.name(self.parameters)), shape=shape, dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device),
-            requires_grad=value.requires_grad or (is_argument and self.options.derivative is not None),
+            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
+        for base in self.mutated:
+            self._share(base, proxy, value)
         return proxy
+
+    def written_to(self, base: TensorProxy, is_view: bool) -> None:
+        """An in-place operation writes to `base`, or to a view of it. Raises where the program or thunder can not allow it."""
+        if base not in self.real:
+            return
+        with torch._C.DisableTorchFunction():
+            differentiable, leaf = self.real[base][0].requires_grad and torch.is_grad_enabled(), self.real[base][0].is_leaf
+        if differentiable:
+            if leaf:
+                raise RuntimeError(f"a {'view of a ' * is_view}leaf Variable that requires grad is being used in an in-place operation.")
+            self.refuse("an argument that requires grad, and is the result of another operation, is written to", "write to a clone of it")
+        if base not in self.mutated:
+            self.mutated[base] = None
+            for other, (tensor, _) in self.real.items():
+                self._share(base, other, tensor)
+
+    def _share(self, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
+        """Two tensors from outside, one of which is written to: the same memory in the same layout is one value here, another overlap is refused."""
+        real = self.real[base][0]
+        with torch._C.DisableTorchFunction():
+            apart = other is base or real.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
+        if apart:
+            return
+        if tensor is real:
+            self.guard(self.real[other][1], "same", self.real[base][1])
+            self.recorder.memory.same(other, base)
+            return
+        self.refuse(
+            f"{base.name} is written to, and {other.name} shares memory with it",
+            "pass a clone of one of the two, or pass one tensor and make the other from it inside the function",
+        )
+
+    def write_back(self) -> None:
+        """The last lines of the program: what came from outside gets what was written to it."""
+        memory = self.recorder.memory
+        if not memory.active:
+            return
+        with recording(self.recorder):
+            for base in self.mutated:
+                value = memory.latest(base)
+                if value is base:
+                    continue
+                if value.requires_grad and not base.requires_grad:
+                    self.refuse(f"{base.name}, which does not require grad, is overwritten with what does", "write to it under torch.no_grad(), or detach the value")
+                inplace.write_back.record(self.recorder, (base, value), {}, None)
+                memory.written_back(base)
+            memory.settle()
 
     def lift(self, value):
         """A real tensor that came from nowhere the program can name: pinned."""
@@ -275,7 +339,7 @@ class Capture(Host):
         """The first variable that a result is stored in gives it its name, where that is free."""
         current = value.name
         names = self.recorder.context.names
-        if current[:1] == "t" and current[1:].isdigit() and name not in names.taken and current not in self.recorder.versions:
+        if current[:1] == "t" and current[1:].isdigit() and name not in names.taken and value not in self.recorder.memory.current:
             names.taken.add(name)
             value.name = name
 
@@ -518,6 +582,8 @@ class Capture(Host):
             return
         if id(o) not in self.sources:
             self._known(o, self.const(o))
+        if self.replaced and isinstance(o, torch.nn.Module) and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in self.replaced:
+            self.refuse(f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own", "leave this buffer to the module")
         self.overlay[id(o), n] = v
         self.effects[id(o), n] = ("attr", o, n)
         self.written.add(self.sources[id(o)].attr(n))
@@ -709,7 +775,8 @@ class Capture(Host):
         """(filename, line, function, source line) of the innermost frame that is not library code."""
         location = self.own_location()
         if location is None:  # the program has returned: where it is defined
-            target = self.fn.forward if isinstance(self.fn, torch.nn.Module) else self.fn
+            fn = original(self.fn)
+            target = fn.forward if isinstance(fn, torch.nn.Module) else fn
             code = getattr(getattr(target, "__func__", target), "__code__", None)
             return None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname, linecache.getline(code.co_filename, code.co_firstlineno))
         filename, line, _, source, function = format_location(location)
@@ -752,6 +819,7 @@ def name_of_cell(f, cell) -> int | None:
 
 def parameter_names(fn) -> tuple[str, ...]:
     """Names of the positional parameters that the user wrote, without self; beyond them `name_0`, `name_1` for `*name`."""
+    fn = original(fn)
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     bound = isinstance(target, types.MethodType)
     target = getattr(target, "__func__", target)
@@ -776,3 +844,13 @@ def refuse_unusual(value: torch.Tensor, source: Source, capture: Capture) -> Non
         capture.refuse(f"{source.describe(capture.parameters)} is a {type(value).__name__}, a tensor subclass with its own rules", "pass a plain tensor")
     if value.layout is not torch.strided:
         capture.refuse(f"{source.describe(capture.parameters)} has layout {value.layout}", "pass a dense tensor")
+
+
+def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:
+    """For the id of each of the module's own tensors that is replaced: (the overrides, its name in them). What the module has not itself is added, not replaced."""
+    found: dict[int, tuple[dict, str]] = {}
+    if any(overrides):
+        own = dict(fn.named_parameters(remove_duplicate=False)) | dict(fn.named_buffers(remove_duplicate=False))
+        for table in overrides:
+            found |= {id(own[name]): (table, name) for name in table if name in own}
+    return found

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thunder.core.proxies import NumberProxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, Names
+from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.frontend import containers
 from thunder.frontend.calls import SymbolicSize
@@ -112,7 +112,7 @@ class EpilogueWriter:
 
     def _proxy(self, value) -> str:
         if isinstance(value, TensorProxy):
-            value = self.c.recorder.latest(value)
+            value = latest(self.c, value)
         found = self.values.get(id(value))
         if found is None:
             found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
@@ -268,10 +268,16 @@ class EpilogueWriter:
         return trace, function, tuple(value for _, value in self.values.values())
 
 
+def latest(c, value: TensorProxy) -> TensorProxy:
+    """What a proxy stands for in the end; views of what was written to are made again."""
+    with recording(c.recorder):
+        return c.recorder.latest(value)
+
+
 def _latest(c, value):
     t = type(value)
     if t is TensorProxy:
-        return c.recorder.latest(value)
+        return latest(c, value)
     if t is tuple or t is list:
         return t([_latest(c, x) for x in value])
     if t is dict:

@@ -94,12 +94,15 @@ def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str
     return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
 
 
-def written(name: str, signature: str, lines: list[BoundSymbol], result: str, names: Names, objects: dict) -> tuple[Trace, Callable]:
+def written(name: str, signature: str, lines: list[BoundSymbol], result: str | tuple[Text, ...], names: Names, objects: dict) -> tuple[Trace, Callable]:
     """A program whose lines are text: the trace that shows it, and the function."""
-    trace = Trace(name, (), lines, Text(result), names, signature=signature)
+    trace = Trace(name, (), lines, result if isinstance(result, tuple) else Text(result), names, signature=signature, tables={"objects": objects})
+    if isinstance(result, tuple):
+        result = Printer().value(result)
     body = [f"  {text}" for line in lines for text in line.kwargs["text"]]
     source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
-    return trace, compile_source(source, name, objects)
+    trace._callable = compile_source(source, name, objects)
+    return trace, trace._callable
 
 
 class PrologueWriter:
@@ -168,13 +171,15 @@ class PrologueWriter:
 
     def read(self, source: Source) -> str:
         base, key = source.base, source.key
+        replaced = self.capture.replaced_sources.get(source)
+        if replaced is not None:
+            return f"{self.pin(replaced[0], 'D')}.get({replaced[1]!r}, MISSING)"
         table = self.table(source)
         if table is not None:
             return f"{self.pin(table, 'D')}.get({key!r}, MISSING)"
         if self.in_dict(source):
             return f"{self.variable(base.attr('__dict__'))}.get({key!r}, MISSING)"
         if source.step == "item" and base.step == "attr" and base.key in _MODULE_TABLES:
-            return f"{self.variable(base)}.get({key!r}, MISSING)"
             return f"{self.variable(base)}.get({key!r}, MISSING)"
         if source.step == "attr" and key == "__dict__":
             return f"{self.variable(base)}.__dict__"
@@ -201,24 +206,26 @@ class PrologueWriter:
 
     # --- the checks
     def write(self) -> tuple[Trace, Callable]:
-        capture = self.capture
         self._call_shape()
+        self._overrides()
         self._namespaces()
         self._hooks()
         for (source, kind, _), want in self._module_entries():
             self._guard(source, kind, want)
         self._functions()
         self._tensors()
+        self._apart()
         self._numbers()
         self._distinct()
-        inputs = [self.variable(s) for s in capture.input_sources]
-        result = f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})"
-        return written("prologue", "fn, args, kwargs", self.lines, result, self.names, self.objects)
+        return self._returning_inputs()
 
     def write_extraction(self) -> tuple[Trace, Callable]:
         """A prologue that checks nothing: it only finds the computation's inputs again."""
-        inputs = [self.variable(s) for s in self.capture.input_sources]
-        return written("prologue", "fn, args, kwargs", self.lines, f"({', '.join(inputs)}{',' if len(inputs) == 1 else ''})", self.names, self.objects)
+        return self._returning_inputs()
+
+    def _returning_inputs(self) -> tuple[Trace, Callable]:
+        inputs = tuple(Text(self.variable(s)) for s in self.capture.input_sources)
+        return written("prologue", "fn, args, kwargs", self.lines, inputs, self.names, self.objects)
 
     def _call_shape(self) -> None:
         capture = self.capture
@@ -231,6 +238,14 @@ class PrologueWriter:
                 self.miss("check_order", f"tuple(kwargs) != {self.pin(order, 'order')}", f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))")
         else:
             self.miss("check_empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
+
+    def _overrides(self) -> None:
+        """The parameters that transforms put in the place of the module's own are those that they were."""
+        for table in self.capture.overrides:
+            t = self.pin(table, "D")
+            self.objects["list"] = list
+            condition = f"list({t}) != {self.pin(list(table), 'names')}" if table else t
+            self.miss("check_overrides", condition, "'other parameters of the compiled module are replaced than before'")
 
     def _namespaces(self) -> None:
         """Functions, classes and modules found by name: one batched identity check for each namespace."""
@@ -341,6 +356,14 @@ class PrologueWriter:
             self.objects["shadowed"] = shadowed
             self.miss("check_builtins", f"not {where}.keys().isdisjoint({self.pin(tuple(names), 'names')})", f"shadowed({where}, {self.pin(tuple(names), 'names')})")
 
+    def _guard_stride(self, source: Source, path: str, want) -> None:
+        v = self.variable(source)
+        self.miss("check_stride", f"{v}.stride() != {want}", f"was_is({path + '.stride()'!r}, {str(want)!r}, {v}.stride())")
+
+    def _guard_offset(self, source: Source, path: str, want) -> None:
+        v = self.variable(source)
+        self.miss("check_offset", f"{v}.storage_offset() != {want}", f"was_is({path + '.storage_offset()'!r}, '{want}', {v}.storage_offset())")
+
     def _guard_array(self, source: Source, path: str, want) -> None:
         self.objects["same_array"] = same_array
         self.miss("check_array", f"not same_array({self.variable(source)}, {self.pin(want)})", f"{f'the numpy array {path} changed'!r}")
@@ -442,6 +465,20 @@ class PrologueWriter:
         inside = ", ".join(variables)
         self.miss("check_tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := why({self.pin(expected, 'expected')}, ({inside},)))", "reason")
 
+    def _apart(self) -> None:
+        """What is written to shares no memory with anything else that is passed in."""
+        capture = self.capture
+        if not capture.mutated:
+            return
+        same = {s for s, kind, _ in capture.guards if kind == "same"}
+        groups: dict[tuple, list] = {(w, m): [] for w in (True, False) for m in (True, False)}
+        for proxy, (_, source) in capture.real.items():
+            if source not in same and source in capture.tensor_guards:
+                groups[proxy in capture.mutated, source.root.key not in ("args", "kwargs")].append(self.variable(source))
+        self.objects["apart"] = Apart()
+        arguments = [f"({', '.join(found)}{',' * (len(found) == 1)})" for found in groups.values()]
+        self.miss("check_apart", f"not apart({', '.join(arguments)})", "'what is written to shares memory with another tensor now'")
+
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
         for (a, relation, b), outcome in self.capture.relations.items():
@@ -462,6 +499,33 @@ class PrologueWriter:
             if len(variables) > 1:
                 self.objects.setdefault("id", id)
                 self.miss("check_distinct", f"len({{{', '.join(f'id({v})' for v in variables)}}}) != {len(variables)}", f"{f'two {what} became one object'!r}")
+
+
+class Apart:
+    """Whether tensors that are written to have memory of their own. Those of modules, which stay where they are, are looked at again when one has moved."""
+
+    __slots__ = ("places", "fixed", "fine")
+
+    def __init__(self):
+        self.places, self.fixed, self.fine = None, frozenset(), True
+
+    def __call__(self, written_fixed: tuple, written: tuple, fixed: tuple, others: tuple) -> bool:
+        places = [*map(torch.Tensor.data_ptr, written_fixed), None, *map(torch.Tensor.data_ptr, fixed)]
+        if places != self.places:
+            own = [t.untyped_storage().data_ptr() for t in written_fixed if t.numel()]
+            self.fixed = frozenset(own)
+            self.fine = len(self.fixed) == len(own) and self.fixed.isdisjoint(t.untyped_storage().data_ptr() for t in fixed)
+            self.places = places
+        if not self.fine:
+            return False
+        if not written and not others:
+            return True
+        own = [t.untyped_storage().data_ptr() for t in written if t.numel()]
+        apart = {*own}
+        if len(apart) != len(own) or not apart.isdisjoint(self.fixed):
+            return False
+        rest = {t.untyped_storage().data_ptr() for t in others}
+        return rest.isdisjoint(self.fixed) and (not apart or rest.isdisjoint(apart) and apart.isdisjoint(t.untyped_storage().data_ptr() for t in fixed))
 
 
 def changed_name(space, names, want, label: str) -> str:

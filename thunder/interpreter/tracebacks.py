@@ -8,6 +8,7 @@ user's instruction offset.
 from __future__ import annotations
 
 import builtins
+import dis
 import os
 import sys
 import types
@@ -17,6 +18,7 @@ _DIRECTORY = os.path.dirname(os.path.abspath(__file__))
 HIDDEN = {os.path.join(_DIRECTORY, name) for name in os.listdir(_DIRECTORY) if name.endswith(".py")}
 HIDDEN.add(__file__)
 _GET_FRAME = "<frame>"  # no identifier: it cannot clash with the user's names
+_NOTHING = bytes((dis.opmap["NOP"], 0))
 _STUB = compile("f()", "<stub>", "eval").replace(co_names=(_GET_FRAME,))
 
 
@@ -28,7 +30,9 @@ def hide(filename: str) -> None:
 def stub_frame(code, stub, global_names, local_names):
     """A real frame object that looks like a frame of `code`. Returns the frame and the stub, to be kept for next time."""
     if stub is None:
+        missing = len(code.co_code) - len(_STUB.co_code)
         stub = _STUB.replace(
+            co_code=_STUB.co_code + _NOTHING * (missing // 2),  # a line table longer than its code makes CPython write out of bounds when somebody traces
             co_filename=code.co_filename,
             co_name=code.co_name,
             co_qualname=code.co_qualname,

@@ -170,6 +170,36 @@ flash_attention_backward = Symbol(
     "flash_attention_backward", lambda g, query, key, value, *rest: (like(query), like(key), like(value)), id="flash_attention_backward", is_prim=True,
     tags=(OpTags.MATMUL_OP,), fn=_run_flash_backward,
 )  # fmt: skip
+flash_attention.info["not_differentiable"] = (1,)
+
+
+@flash_attention.vjp
+def _(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    out, sums = flash_attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    g, _ = yield out, sums
+    return flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
+
+
+def _run_mathematically(query, key, value, attn_mask, is_causal, scale, enable_gqa):
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+# the same by products, which PyTorch can differentiate twice; the kernel's backward it cannot
+mathematical_attention = Symbol(
+    "mathematical_attention", lambda *args: _flash_meta(*args)[0], id="mathematical_attention", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_mathematically
+)
+
+
+@flash_attention_backward.vjp
+def _(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
+    """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole one."""
+    given = yield flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
+    once = opaque.vjp_of(mathematical_attention)
+    inside = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    last = 3 if attn_mask is None else 4  # g comes after the other tensors
+    gq, gk, gv, gg = opaque.vjp_of(once)((0, 1, 2, last), ((0, 1, 2), inside, {}, (g,)), {}, tuple(given))
+    return gg, gq, gk, gv
 
 
 def _run_bias(mask, dtype):
@@ -239,7 +269,7 @@ def _attention_rule(symbol):
             return flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
         if _is_mathematical(query, key, value, attn_mask, enable_gqa) and 0.0 <= dropout_p < 1.0:
             return (yield from _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale))
-        return (yield from opaque.derivative_of(symbol)(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa))
+        return NotImplemented
 
     symbol.vjp(rule)
 

@@ -81,6 +81,7 @@ def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
 
 
 native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta)
+native_layer_norm.info["not_differentiable"] = (1, 2)  # the mean and deviation: its backward's own derivative accounts for them
 native_layer_norm_backward = kernel(
     "native_layer_norm_backward", "default",
     lambda g, a, normalized_shape, mean, rstd, weight, bias, mask: (
@@ -107,6 +108,66 @@ def _index_backward(g, shape, indices):
 
 # zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked
 index_backward = Symbol("index_backward", lambda g, shape, indices: like(g, tuple(shape)), id="index_backward", is_prim=True, fn=_index_backward)
+
+
+# ---------------------------------------------------------------------------------------------------------------- second derivatives
+# PyTorch differentiates its kernels where autograd has to; for these it computes their formula in operations as soon as a second derivative may follow
+
+
+def formula(symbol: Symbol) -> Callable:
+    """The decorated function computes what a kernel computes, in operations: differentiating the kernel differentiates that."""
+
+    def define(function: Callable) -> Callable:
+        symbol.info["formula"] = function
+        return function
+
+    return define
+
+
+@formula(silu_backward)
+def _silu_backward(g, x):
+    s = op("sigmoid")(x)
+    return g * s * (1 + x * (1 - s))
+
+
+@formula(hardsigmoid_backward)
+def _hardsigmoid_backward(g, x):
+    return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
+
+
+@formula(mish_backward)
+def _mish_backward(g, x):
+    t = op("tanh")(op("softplus")(x))
+    return g * (t + x * op("sigmoid")(x) * (1 - t * t))
+
+
+@native_layer_norm.vjp
+def _(a, normalized_shape, weight, bias, eps):
+    y, mean, rstd = native_layer_norm(a, normalized_shape, weight, bias, eps)
+    g, _, _ = yield y, mean, rstd
+    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
+    ga, gw, gb = native_layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask)
+    return ga, None, gw, gb
+
+
+@formula(native_layer_norm_backward)
+def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask):
+    """mean and rstd are computed again, as what they are: functions of `a`. The epsilon that rstd has and the variance has not is found from the two."""
+    rank = len(a.shape) - len(normalized_shape)
+    dims = tuple(range(rank, len(a.shape)))
+    centred = a - op("mean")(a, dims, True)
+    variance = op("mean")(centred * centred, dims, True)
+    epsilon = op("detach")(1 / (rstd * rstd) - variance)
+    normal = centred * op("rsqrt")(variance + epsilon)
+    weighted = g if weight is None else g * weight
+    inner = weighted - op("mean")(weighted, dims, True) - normal * op("mean")(weighted * normal, dims, True)
+    of_weight = op("reshape")(g * normal, (-1, *normalized_shape)) if mask[1] else None
+    of_bias = op("reshape")(g, (-1, *normalized_shape)) if mask[2] else None
+    return (
+        inner * op("rsqrt")(variance + epsilon) if mask[0] else None,
+        op("sum")(of_weight, 0) if mask[1] else None,
+        op("sum")(of_bias, 0) if mask[2] else None,
+    )
 
 
 def _getitem_backward(g, shape, key):

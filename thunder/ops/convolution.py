@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.dims import pair
@@ -243,7 +243,7 @@ def _conv_rule(symbol: Symbol, rank: int):
         if isinstance(padding, str):
             totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(pair(dilation, rank), weight.shape[2:], strict=True)]
             if any(type(t) is not int or t % 2 for t in totals):  # PyTorch pads one side more and convolves then
-                return (yield from opaque.derivative_of(symbol)(a, weight, bias, stride, padding, dilation, groups))
+                return NotImplemented
             padding = [t // 2 for t in totals]
         return (
             yield from _with_gradients(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,11 +17,12 @@ from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
-__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "register_inplace"]
+__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace"]
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
 _BY_TORCH: dict[Callable, Callable] = {}
+_FORMS: dict[Any, Callable] = {}  # id of an operation -> torch's in-place callable
 STAND_INS: dict[str, Callable] = {}  # qualified name of an operator that a library registered with torch.library -> what it means in terms of operations
 _INPLACE: dict[Callable, Symbol] = {}  # torch's in-place callable -> the operation whose result it writes back
 
@@ -32,7 +34,7 @@ def lookup(function) -> Callable | None:
     except TypeError:  # unhashable: no function of torch's
         return None
     if found is None and STAND_INS and isinstance(function, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
-        return STAND_INS.get(getattr(function, "_qualified_op_name", None) or function._schema.name)
+        return STAND_INS.get(str(getattr(function, "_qualified_op_name", None) or function._schema.name))
     return found
 
 
@@ -42,6 +44,11 @@ def inplace_of(function) -> Symbol | None:
         return _INPLACE.get(function)
     except TypeError:
         return None
+
+
+def inplace_form(symbol: Symbol) -> Callable | None:
+    """The callable of torch that does in place, with the same arguments, what `symbol` does: a Tensor method where there is one."""
+    return _FORMS.get(symbol.id)
 
 
 _NAMESPACES = [
@@ -97,6 +104,7 @@ def register_inplace(symbol: Symbol, name: str) -> None:
         function = getattr(space, f"{name}_", None)
         if function is not None and not name.startswith("__"):
             _INPLACE[function] = symbol
+            _FORMS.setdefault(symbol.id, function)
 
 
 def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:

@@ -11,7 +11,7 @@ import torch
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, user_location
 from thunder.errors import CaptureError
-from thunder.ops import define, opaque
+from thunder.ops import define
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward, sum_to
 from thunder.ops.data import convert
@@ -351,6 +351,14 @@ def setitem(a, key, value):
 define._INPLACE[torch.Tensor.__setitem__] = setitem
 
 
+def setitem_(a, key, value):
+    a[key] = value
+    return a
+
+
+setitem.info["inplace"] = setitem_, {0: 0}
+
+
 @setitem.samples
 def _(make):
     rows = make(2, dtype=torch.int64, low=0, high=3)
@@ -465,7 +473,7 @@ def _(a, key):
 def _(a, key, value):
     given = isinstance(value, TensorProxy) and value.requires_grad
     if given and any(e[0] == "mask" for e in place(a, key).entries):  # how many elements it takes is known when it runs
-        return (yield from opaque.derivative_of(setitem)(a, key, value))
+        return NotImplemented
     g = yield setitem(a, key, value)
     of_value = None
     if given:

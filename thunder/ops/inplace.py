@@ -1,41 +1,44 @@
-"""In-place operations on temporaries: the functional operation, and from then on the overwritten proxy stands for its result.
-
-Allowed where nobody else can see the mutation: on a value that the program made itself and that nothing else views. Everything else is a CaptureError.
-"""
+"""In-place operations: the functional operation is recorded, and from then on what was written to stands for its result (`thunder.ops.memory`)."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 
-from thunder.core.proxies import METHODS, TensorProxy
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.proxies import METHODS, TensorProxy, like, proxies_in
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
-from thunder.ops.define import LTORCH, alias, register_inplace
+from thunder.ops.backward import sum_to
+from thunder.ops.define import LTORCH, alias, register_inplace, torch_prim
+from thunder.ops.memory import Memory
+from thunder.ops.promotion import broadcast_shapes
 
-__all__ = ["write", "overwrite", "setitem", "overwriting", "refuse_unknown"]
+__all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown"]
 
-_REMEDY = "use the out-of-place form (x = x.add(y) for x.add_(y), torch.where or torch.scatter for an indexed assignment) or mutate a clone"
+_REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of the compiled function"
 
 
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
     target = args[0]
     if OpTags.SHAPE_OP in symbol.tags:
-        recorder = current_recorder()
-        assert recorder is not None, "in-place operations are recorded"
-        _refuse(recorder, f"{symbol.name}_ changes the shape of a tensor in place")
+        _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
 
 
 def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
-    """Makes `target` stand for `value`, in target's own dtype.
+    """Makes `target`, and everything that shares memory with it, hold `value`, in target's own dtype.
 
-    Raises CaptureError where somebody else could see it, RuntimeError where the shapes do not fit.
+    Raises RuntimeError where the shapes or types do not fit, as PyTorch does, CaptureError where what is written to can not be known.
     """
     recorder = current_recorder()
     assert recorder is not None, "in-place operations are recorded"
-    current = recorder.latest(target)
-    _check_private(recorder, current, name)
+    memory = recorder.memory
+    if memory is None:
+        memory = recorder.memory = Memory(recorder.bound_symbols, _own(recorder))
+    current = memory.latest(target)
     if value.shape != current.shape:
         raise RuntimeError(f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
     if value.dtype is not current.dtype:
@@ -43,37 +46,29 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
             raise RuntimeError(f"result type {_spoken(value)} can't be cast to the desired output type {_spoken(current)}")
         value = LTORCH["to"](value, dtype=current.dtype)
     if value is not current:
-        recorder.versions[current.name] = value
-    return target
+        memory.write(target, value)
+    return memory.holder(target)
+
+
+def _own(recorder: Recorder):
+    """Where nothing is written back, only what the lines of the recorder made may be written to."""
+
+    def check(base: TensorProxy, is_view: bool) -> None:
+        if not any(o is base for line in recorder.bound_symbols for o in line.outputs):
+            _refuse("an in-place operation writes to a tensor that was passed in")
+
+    return check
+
+
+write_back = Symbol("copy_", lambda target, value: None, module="ltorch", id="write_back", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.Tensor.copy_)
 
 
 def _spoken(t: TensorProxy) -> str:
     return {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "bool8": "Bool"}.get(t.dtype.name, t.dtype.name)
 
 
-def _check_private(recorder: Recorder, value: TensorProxy, name: str) -> None:
-    producer: BoundSymbol | None = None
-    for line in recorder.bound_symbols:
-        if any(o is value for o in line.outputs):
-            producer = line
-        elif line.inputs and line.inputs[0] is value and _may_view(line):
-            _refuse(recorder, f"{name}_ writes to a tensor that another tensor views")
-    if producer is None:
-        _refuse(recorder, f"{name}_ writes to a tensor that came from outside of the program (an input, a parameter, a buffer or a constant)")
-    elif _may_view(producer) or OpTags.OPAQUE in producer.sym.tags:
-        _refuse(recorder, f"{name}_ writes to a tensor that may be a view of another one")
-
-
-def _may_view(line: BoundSymbol) -> bool:
-    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]` decides by the arguments."""
-    if OpTags.VIEW not in line.sym.tags:
-        return False
-    decide = line.sym.info.get("views")
-    return decide is None or decide(*line.args, **line.kwargs)
-
-
-def _refuse(recorder: Recorder, reason: str):
-    raise CaptureError(f"{reason}; mutation that others can see is not supported yet", location=user_location(), remedy=_REMEDY)
+def _refuse(reason: str):
+    raise CaptureError(reason, location=user_location(), remedy=_REMEDY)
 
 
 def overwriting(symbol: Symbol) -> None:
@@ -90,27 +85,56 @@ def overwriting(symbol: Symbol) -> None:
     register_inplace(symbol, symbol.name)
 
 
-def refuse_out(function, out) -> None:
-    """`torch.add(a, b, out=c)` writes to c. Raises CaptureError unless `out` is None."""
-    if out is not None:
-        recorder = current_recorder()
-        assert recorder is not None, "operations are recorded"
-        _refuse(recorder, f"{getattr(function, '__name__', 'an operation')}(out=...) writes to its argument")
+def write_out(function, out, result, args: tuple, kwargs: dict):
+    """`function(..., out=out)`: the result is written to `out`, one tensor or one for each result.
 
-
-def refuse_unknown(function, kwargs: dict) -> None:
-    """A torch function without a definition that writes to its arguments cannot be an opaque operation."""
-    name = getattr(function, "__name__", "")
-    refuse_out(function, kwargs.get("out"))
-    if name.endswith("_") and not name.endswith("__"):
-        reason = f"{name} writes to its argument"
-    elif name in ("__setitem__", "__set__"):
-        reason = "an attribute or item of a tensor is assigned"
-    else:
-        return
+    Raises PyTorch's RuntimeError where a gradient would be asked for, and CaptureError where `out` would have to change its shape.
+    """
     recorder = current_recorder()
     assert recorder is not None, "operations are recorded"
-    _refuse(recorder, reason)
+    name = getattr(function, "__name__", "an operation")
+    if recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in((out, args, kwargs), [])):
+        raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.")
+    for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
+        if recorder.latest(target).shape != value.shape:
+            _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")
+        overwrite(target, value, name)
+    return out
+
+
+_NO_FUNCTION = {"set_", "resize_", "resize_as_", "requires_grad_", "rename_", "swap_tensors", "_resize_output_", "share_memory_", "__set__", "__setitem__", "__delitem__"}
+
+
+def writes(function) -> bool:
+    """Whether a torch function without a definition here writes to its first argument, by its name."""
+    name = getattr(function, "__name__", "")
+    return name in _NO_FUNCTION or name.endswith("_") and not name.endswith("__")
+
+
+def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
+    """An in-place function without a definition: what it does to a copy of its first argument is an operation; a `torch._foreach_` one has a form without underscore."""
+    name = function.__name__
+    if name in _NO_FUNCTION:
+        _refuse(f"{name} changes the memory of a tensor" if name[0] != "_" else "an attribute or item of a tensor is assigned")
+    targets = args[0]
+    if isinstance(targets, (tuple, list)):
+        results = call(getattr(torch, name[:-1]), args, kwargs)
+        for target, value in zip(targets, results, strict=True):
+            overwrite(target, value, name)
+    else:
+        overwrite(targets, call(_on_a_copy(function), args, kwargs), name)
+    return targets
+
+
+@functools.cache
+def _on_a_copy(function):
+    def run(target, *args, **kwargs):
+        out = target.clone()
+        function(out, *args, **kwargs)
+        return out
+
+    run.__name__ = f"{function.__name__}copy"
+    return run
 
 
 def _operator(name: str):
@@ -135,12 +159,38 @@ def setitem(a: TensorProxy, key, value) -> None:
 METHODS["__setitem__"] = setitem
 
 
+def _copied_into(a, src):
+    return torch.empty_like(a).copy_(src)
+
+
+@torch_prim(fn=_copied_into)
+def copied_into(a, src):
+    """src, broadcast and converted, in the layout of `a`, whose values are not read."""
+    if broadcast_shapes(a.shape, src.shape) != a.shape:
+        raise RuntimeError(f"output with shape {list(a.shape)} doesn't match the broadcast shape {list(broadcast_shapes(a.shape, src.shape))}")
+    return like(a)
+
+
+copied_into.info["inplace"] = torch.Tensor.copy_, {0: 0}
+
+
+@copied_into.vjp
+def _(a, src):
+    g = yield copied_into(a, src)
+    return None, sum_to(LTORCH["to"](g, dtype=src.dtype, device=src.device), src.shape)
+
+
+@copied_into.samples
+def _(make):
+    yield make(3, 4), make(3, 4)
+    yield make(3, 4), make(4)
+    yield make(3, 4), make(3, 1, dtype=torch.int64, low=0, high=9)
+
+
 @alias(torch.Tensor.copy_)
 def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """`a.copy_(src)`: src in a's shape, type and place."""
-    value = LTORCH["to"](src, dtype=a.dtype, device=a.device)
-    value = LTORCH["clone"](value if value.shape == a.shape else LTORCH["expand"](value, a.shape))
-    return overwrite(a, value, "copy")
+    return overwrite(a, copied_into(a, src), "copy")
 
 
 @alias(torch.Tensor.zero_, torch.zero_)

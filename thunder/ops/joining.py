@@ -10,7 +10,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, concrete, like
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
@@ -522,7 +522,7 @@ def _(a, dim, start, length):
 @repeat_interleave.vjp
 def _(a, repeats, dim=None, *, output_size=None):
     if isinstance(repeats, TensorProxy):
-        return (yield from opaque.derivative_of(repeat_interleave)(a, repeats, dim, output_size=output_size))
+        return NotImplemented
     g = yield repeat_interleave(a, repeats, dim, output_size=output_size)
     shape, d, _ = _interleaved(a, repeats, dim, output_size)
     summed = LTORCH["sum"](reshape(g, (*shape[:d], *(shape[d : d + 1] or (1,)), repeats, *shape[d + 1 :])), d + 1)

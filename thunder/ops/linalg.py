@@ -541,7 +541,7 @@ def _second(a, g, b, offs=None):
 @grouped_mm.vjp
 def _(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     if (len(mat_a.shape), len(mat_b.shape)) != (2, 3):
-        return (yield from opaque.derivative_of(grouped_mm)(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype))
+        return NotImplemented
     g = yield grouped_mm(mat_a, mat_b, offs=offs)
     return grouped_mm(g, LTORCH["transpose"](mat_b, -2, -1), offs=offs), _second(mat_a, g, mat_b, offs)
 
@@ -554,7 +554,7 @@ def _rows(x):
 @linear.vjp
 def _(a, weight, bias=None):
     if len(weight.shape) != 2:
-        return (yield from opaque.derivative_of(linear)(a, weight, bias))
+        return NotImplemented
     g = yield linear(a, weight, bias)
     g2, a2 = (unsqueeze(x, 0) if len(a.shape) == 1 else _rows(x) for x in (g, a))
     ga = mm(g2, weight) if len(a.shape) == 2 else reshape(mm(g2, weight), a.shape)
@@ -632,7 +632,7 @@ def _(a, other):
     if ranks == (3, 3):
         return (yield from _of_batches(a, other))
     if ranks not in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (3, 1)):
-        return (yield from opaque.derivative_of(matmul)(a, other))
+        return NotImplemented
     g = yield matmul(a, other)
     if ranks == (1, 1):
         return g * other, g * a

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite
@@ -427,7 +427,7 @@ def _kernel_rule(symbol: Symbol, options: Callable, symmetric: bool = True) -> N
         extra = options(values)
         how = _reduction(values["reduction"], values["size_average"], values["reduce"])
         if extra is None or a.dtype is not target.dtype or (target.requires_grad and not symmetric):
-            return (yield from opaque.derivative_of(symbol)(a, target, *args, **kwargs))
+            return NotImplemented
         g = yield symbol(a, target, *args, **kwargs)
         shape = broadcast_shapes(a.shape, target.shape)
         x, y = (t if t.shape == shape else LTORCH["expand"](t, shape) for t in (a, target))
@@ -449,7 +449,7 @@ _kernel_rule(soft_margin_loss, lambda values: (), symmetric=False)
 @binary_cross_entropy.vjp
 def _(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
     if target.requires_grad or (weight is not None and weight.requires_grad) or target.dtype is not a.dtype:
-        return (yield from opaque.derivative_of(binary_cross_entropy)(a, target, weight, size_average, reduce, reduction))
+        return NotImplemented
     g = yield binary_cross_entropy(a, target, weight, size_average, reduce, reduction)
     if weight is not None and weight.shape != a.shape:
         weight = LTORCH["expand"](weight, a.shape)
@@ -460,7 +460,7 @@ def _(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
 @binary_cross_entropy_with_logits.vjp
 def _(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
     if any(t is not None and t.requires_grad for t in (target, weight, pos_weight)):
-        return (yield from opaque.derivative_of(binary_cross_entropy_with_logits)(a, target, weight, size_average, reduce, reduction, pos_weight))
+        return NotImplemented
     g = yield binary_cross_entropy_with_logits(a, target, weight, size_average, reduce, reduction, pos_weight)
     if pos_weight is None:
         slope = LTORCH["sigmoid"](a) - target
@@ -509,7 +509,7 @@ def _has_kernel(a, weight) -> bool:
 @nll_loss.vjp
 def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
     if not _has_kernel(a, weight):
-        return (yield from opaque.derivative_of(nll_loss)(a, target, weight, size_average, ignore_index, reduce, reduction))
+        return NotImplemented
     out, gradient = _likelihood(a, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
     g = yield out
     return (gradient(g),)
@@ -518,7 +518,7 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
 @cross_entropy.vjp
 def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
     if not _is_index_target(a, target) or label_smoothing != 0.0 or not _has_kernel(a, weight):
-        return (yield from opaque.derivative_of(cross_entropy)(a, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing))
+        return NotImplemented
     d = 1 if len(a.shape) > 1 else 0
     logs = log_softmax(a, d)
     out, gradient = _likelihood(logs, target, weight, _reduction(reduction, size_average, reduce), ignore_index)

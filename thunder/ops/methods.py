@@ -8,7 +8,8 @@ from thunder.core.proxies import METHODS, TensorProxy
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
-from thunder.ops.define import alias, inplace_of, lookup
+from thunder.ops.define import LTORCH, alias, inplace_of, lookup
+from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["call_torch"]
@@ -17,15 +18,22 @@ __all__ = ["call_torch"]
 def call_torch(function, args: tuple, kwargs: dict):
     """Records a call of a torch function: as the operation it stands for, as an in-place write, or as an opaque operation."""
     if kwargs and "out" in kwargs:
-        inplace.refuse_out(function, kwargs["out"])
+        out = kwargs["out"]
         kwargs = {k: v for k, v in kwargs.items() if k != "out"}
+        if out is not None:
+            return inplace.write_out(function, out, call_torch(function, args, kwargs), args, kwargs)
     operation = lookup(function)
     if operation is not None:
         return operation(*args, **kwargs)
     functional = inplace_of(function)
     if functional is not None:
         return inplace.write(functional, args, kwargs)
-    inplace.refuse_unknown(function, kwargs)
+    written = opaque.written_by(function, args, kwargs)
+    if written:
+        symbol = opaque.symbol_for(function)
+        return call_mutating(symbol.name, function, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
+    if inplace.writes(function):
+        return inplace.write_unknown(function, args, kwargs, call_torch)
     return opaque.symbol_for(function)(*args, **kwargs)
 
 
@@ -109,6 +117,17 @@ for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy", "data_ptr"]:
             alias(getattr(_space, _name))(METHODS[_name])
 
 
+for _name in ("register_hook", "retain_grad"):
+
+    def _refuse(a, *args, name=_name, **kwargs):
+        raise CaptureError(
+            f"{name} on a tensor inside the compiled function: what it does to a gradient is no part of the program",
+            location=user_location(), remedy="write it as a torch.autograd.Function, or return the tensor and call it on the result",
+        )  # fmt: skip
+
+    alias(getattr(torch.Tensor, _name))(_refuse)
+
+
 def _attribute(a: TensorProxy, name: str):
     """An attribute of torch.Tensor that no operation defines."""
     found = getattr(torch.Tensor, name, None)
@@ -119,4 +138,11 @@ def _attribute(a: TensorProxy, name: str):
     return call_torch(found.__get__, (a,), {})
 
 
+@alias(torch.Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
+def data(a: TensorProxy) -> TensorProxy:
+    """`a.data`: the same memory, of which autograd knows nothing."""
+    return LTORCH["detach"](a)
+
+
+METHODS.properties["data"] = data
 METHODS.fallback = _attribute

@@ -11,7 +11,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol, user_location
 from thunder.errors import CaptureError
-from thunder.ops import backward, inplace, opaque
+from thunder.ops import backward, inplace
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import numel, wrap_dim
@@ -266,16 +266,23 @@ def batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
     return like(a), like(running_mean), like(running_var)
 
 
+def batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
+    return F.batch_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
+
+
+batch_norm_update.info |= {"not_differentiable": (1, 2), "statistics": (1, 2), "inplace": (batch_norm_, {1: 1, 2: 2})}
+
+
 @alias(F.batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """In training mode the running statistics are written to: on what comes from outside a CaptureError, until mutation can be seen outside."""
+    """In training mode the running statistics are written to."""
     if not training or running_mean is None:
         return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
     if momentum == 0.0:
         return batch_norm(a, None, None, weight, bias, True, momentum, eps)
     out, mean, var = batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
-    inplace.overwrite(running_mean, mean, "batch_norm in training mode updates running_mean: it")
-    inplace.overwrite(running_var, var, "batch_norm in training mode updates running_var: it")
+    inplace.overwrite(running_mean, mean, "running_mean")
+    inplace.overwrite(running_var, var, "running_var")
     return out
 
 
@@ -458,7 +465,7 @@ native_group_norm_backward = Symbol(
 @group_norm.vjp
 def _(a, num_groups, weight=None, bias=None, eps=1e-5):
     if any(type(n) is int and n == 0 for n in a.shape) or weight is None and bias is not None:
-        return (yield from opaque.derivative_of(group_norm)(a, num_groups, weight, bias, eps))
+        return NotImplemented
     sizes = (a.shape[0], a.shape[1], numel(a.shape[2:]), num_groups)
     y, mean, rstd = native_group_norm(a, weight, bias, *sizes, eps)
     g = yield y
@@ -484,7 +491,7 @@ native_batch_norm_backward = backward.kernel(
 def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """PyTorch's own kernel, which it takes on the CPU; cuDNN's are left to PyTorch."""
     if a.device.type != "cpu" or weight is None and bias is not None or (training and running_mean is not None):
-        return (yield from opaque.derivative_of(batch_norm)(a, running_mean, running_var, weight, bias, training, momentum, eps))
+        return NotImplemented
     y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
     g = yield y
     mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
@@ -501,13 +508,19 @@ def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
     return out, save, like(save), like(running_mean), like(running_var)
 
 
+def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
+    out, mean, scale = torch.ops.aten._native_batch_norm_legit(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    return out, mean, scale, running_mean, running_var
+
+
 native_batch_norm_functional = Symbol("native_batch_norm_functional", _statistics_meta, id="native_batch_norm_functional", is_prim=True, fn=_run_statistics)
+native_batch_norm_functional.info |= {"statistics": (1, 2), "inplace": (native_batch_norm_, {3: 1, 4: 2})}
 
 
 @batch_norm_update.vjp
 def _(a, running_mean, running_var, weight, bias, momentum, eps):
     if weight is None and bias is not None:
-        return (yield from opaque.derivative_of(batch_norm_update)(a, running_mean, running_var, weight, bias, momentum, eps))
+        return NotImplemented
     y, mean, rstd, new_mean, new_var = native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
     g, _, _ = yield y, new_mean, new_var
     mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]

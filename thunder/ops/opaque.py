@@ -10,14 +10,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Symbol, detached, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast
 from thunder.ops.define import torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of"]
 
 _SYMBOLS: dict = {}
 
@@ -28,6 +28,8 @@ def is_opaque(symbol: Symbol) -> bool:
 
 def symbol_for(function) -> Symbol:
     """The opaque operation for a torch function. One symbol per function."""
+    if isinstance(function, torch._ops.OpOverload) and function._overloadname == "default":
+        function = function.overloadpacket
     symbol = _SYMBOLS.get(function)
     if symbol is None:
         symbol = _SYMBOLS[function] = _make(function)
@@ -41,39 +43,63 @@ def _make(function) -> Symbol:
     def meta(*args, **kwargs):
         return _typed_by_running(function, name, args, kwargs)
 
-    custom = _custom_namespace(function)
+    custom = _custom_path(function)
     if custom is not None:
-        return Symbol(name, meta, module=custom, id=f"{custom}.{name}", is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
+        module, name = custom
+        overload = getattr(function, "_overloadname", "default")
+        identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
+        return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
     made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
     made.autocast = autocast.OPAQUE.get(name)
     return made
 
 
-def _custom_namespace(function) -> str | None:
-    """`torch.ops.<namespace>` of an operator that somebody registered with torch.library: its author's fake rule types it, so it is not opaque."""
-    overloads = getattr(function, "_qualified_op_name", None) or str(getattr(function, "_schema", ""))
-    namespace = overloads.partition("::")[0]
-    if not namespace or namespace in ("aten", "prims", "prim", "torchvision", "c10d", "_c10d_functional", "quantized"):
+def _custom_path(function) -> tuple[str, str] | None:
+    """("torch.ops.<namespace>", name) of an operator that somebody registered with torch.library: its author's fake rule types it, so it is not opaque."""
+    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return None
-    return f"torch.ops.{namespace}"
+    packet = function if isinstance(function, torch._ops.OpOverloadPacket) else function.overloadpacket
+    namespace, _, name = packet._qualified_op_name.partition("::")
+    if namespace in ("aten", "prims", "prim", "torchvision", "c10d", "_c10d_functional", "quantized"):
+        return None
+    return (f"torch.ops.{namespace}", name) if packet is function else (f"torch.ops.{namespace}.{name}", function._overloadname)
+
+
+def written_by(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
+    """The tensors among the arguments that an operator writes to, as its schema says."""
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        overloads = function.overloads()
+        if _custom_path(function) is None or overloads != ["default"]:
+            return []
+        function = function.default
+    if not isinstance(function, torch._ops.OpOverload) or _custom_path(function) is None:
+        return []
+    found: list = []
+    for i, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            proxies_in(args[i] if i < len(args) else kwargs.get(argument.name), found)
+    return found
 
 
 def _identifier(function) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):
         name = f"{name.strip('_')}_{getattr(function.__self__, '__name__', 'attribute')}"
+    name = name.partition(".")[0]  # of `name.overload`
     return name if name.isidentifier() else "torch_function"
 
 
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     mode = FakeTensorMode()
     known: dict[int, TensorProxy] = {}
+    given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
         if isinstance(x, TensorProxy):
             shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
             out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
             known[id(out)] = x
+            given.append(out)
             return out
         if isinstance(x, AnyProxy):
             return x.example
@@ -84,7 +110,6 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     try:
         with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
-            keep = (fake_args, fake_kwargs)  # ids in `known` stay valid while these live
             out = function(*fake_args, **fake_kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
@@ -93,14 +118,21 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
         ) from error
 
+    memory = getattr(current_recorder(), "memory", None)
+
     def typed(x):
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) in known:
             return known[id(x)]
-        return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        made = TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        if memory is not None:
+            storage = x.untyped_storage()._cdata
+            for argument in given:
+                if argument.untyped_storage()._cdata == storage:
+                    memory.share(made, known[id(argument)])
+        return made
 
-    del keep
     with torch._C.DisableTorchFunction():
         return map_structure(typed, out)
 
@@ -129,33 +161,57 @@ def _tensors_in(value, found: list) -> list:
     return found
 
 
-def derivative_of(symbol: Symbol):
-    """A rule for an operation without one: PyTorch differentiates it. It runs once, with grad on detached inputs, and its small graph is saved."""
-    rule = _DERIVATIVES.get(symbol)
+def derivative_of(symbol: Symbol, functional: bool = False):
+    """A rule for an operation without one: PyTorch differentiates it. It runs once, with grad on detached inputs, and its small graph is saved.
+
+    functional: nothing is saved; the backward runs the operation again, and can itself be differentiated, any number of times. What draws random numbers has no
+    such form: it keeps the graph, and can be differentiated once.
+    """
+    functional = functional and OpTags.RANDOM_OP not in symbol.tags
+    rule = _DERIVATIVES.get((symbol, functional))
     if rule is None:
-        rule = _DERIVATIVES[symbol] = _make_derivative(symbol)
+        rule = _DERIVATIVES[symbol, functional] = _functional_derivative(symbol) if functional else _make_derivative(symbol)
     return rule
 
 
 _DERIVATIVES: dict = {}
 
 
+def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
+    """The tensors among the arguments of an operation, and the positions of those that get a gradient."""
+    flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
+    return flat, tuple(i for i, p in enumerate(flat) if p.requires_grad and p.dtype.category >= 2)
+
+
+def _as_structure(gradients, args):
+    """The gradients of the arguments that require grad, in the places of these."""
+    gradients = iter(gradients)
+    return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
+
+
+def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
+    """Arguments for PyTorch, with `replaced(tensor)` in the wanted positions."""
+    position = iter(range(1 << 30))
+
+    def convert(x):
+        if not isinstance(x, torch.Tensor):
+            return as_torch(x)
+        return replaced(x) if next(position) in wanted else x
+
+    return map_structure(convert, args), map_structure(convert, kwargs)
+
+
 def _make_derivative(symbol: Symbol):
     def run_forward(wanted: tuple, args: tuple, kwargs: dict):
-        position = iter(range(1 << 30))
         inputs: list[torch.Tensor] = []
 
         def detached(x):
-            if not isinstance(x, torch.Tensor):
-                return as_torch(x)
-            if next(position) not in wanted:
-                return x
-            x = x.detach().requires_grad_()
-            inputs.append(x)
-            return x
+            inputs.append(x.detach().requires_grad_())
+            return inputs[-1]
 
+        args, kwargs = _with_inputs(wanted, args, kwargs, detached)
         with torch.enable_grad():
-            out = symbol.fn(*map_structure(detached, args), **map_structure(detached, kwargs))  # type: ignore[misc]
+            out = symbol.fn(*args, **kwargs)  # type: ignore[misc]
         return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(inputs, _tensors_in(out, []))
 
     def run_backward(graph: Graph, cotangents: tuple):
@@ -170,19 +226,102 @@ def _make_derivative(symbol: Symbol):
     name = symbol.name
     random = tuple(symbol.tags & {OpTags.RANDOM_OP})
     forward = Symbol(f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward)
+    forward.info["differentiated_once"] = once = f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run again"
 
     def rule(*args, **kwargs):
-        flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
-        wanted = tuple(i for i, p in enumerate(flat) if p.requires_grad and p.dtype.category >= 2)
+        flat, wanted = _wanted(args, kwargs)
         out, graph = forward(wanted, args, kwargs)
         g = yield out
-        cotangents = tuple(g) if isinstance(g, (tuple, list)) else (g,)
+        cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
-        gradients = iter(backward(graph, cotangents))
-        return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
+        backward.info["differentiated_once"] = once
+        return _as_structure(backward(graph, cotangents), args)
 
     return rule
+
+
+def vjp_of(symbol: Symbol) -> Symbol:
+    """`vjp_of_X(wanted, args, kwargs, cotangents)`: the gradients of the tensors in the wanted positions of X's arguments. cotangents: one, or None, for each tensor."""
+    made = _VJPS.get(symbol)
+    if made is None:
+        made = _VJPS[symbol] = _vjp_of(symbol)
+    return made
+
+
+_VJPS: dict[Symbol, Symbol] = {}
+
+
+def _vjp_of(symbol: Symbol) -> Symbol:
+    def run(wanted: tuple, args: tuple, kwargs: dict, cotangents: tuple):
+        inputs: list[torch.Tensor] = []
+        _with_inputs(wanted, args, kwargs, lambda x: inputs.append(x))
+
+        def function(*inputs):
+            given = iter(inputs)
+            args_, kwargs_ = _with_inputs(wanted, args, kwargs, lambda x: next(given))
+            found = _tensors_in(symbol.fn(*args_, **kwargs_), [])  # type: ignore[misc]
+            return tuple(o for o, g in zip(found, cotangents, strict=True) if g is not None)
+
+        before = _generators(inputs)
+        again = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors_in((args, kwargs, cotangents), []))
+        gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None], again)
+        if any(not torch.equal(a, b) for a, b in zip(before, _generators(inputs), strict=True)):
+            raise RuntimeError(f"{symbol.name} draws random numbers: it has no derivative as a function. Draw them outside of the function that is differentiated")
+        return gradients
+
+    def meta(wanted, args, kwargs, cotangents):
+        flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
+        return tuple(like(flat[i]) for i in wanted)
+
+    return Symbol(f"vjp_of_{symbol.name}", meta, id=("vjp_of", symbol.id), is_prim=True, fn=run)
+
+
+def _functional_derivative(symbol: Symbol):
+    backward = vjp_of(symbol)
+
+    def rule(*args, **kwargs):
+        _, wanted = _wanted(args, kwargs)
+        out = symbol(*args, **kwargs)
+        g = yield out
+        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args)
+
+    return rule
+
+
+def _of_tensors(outputs, cotangents) -> tuple:
+    """The cotangents of the tensors among outputs, None for those without."""
+    return tuple(g for o, g in zip(_leaves(outputs, []), _leaves(cotangents, []), strict=True) if isinstance(o, TensorProxy))
+
+
+def _leaves(value, found: list) -> list:
+    if isinstance(value, (tuple, list)):
+        for x in value:
+            _leaves(x, found)
+    elif isinstance(value, dict):
+        _leaves(list(value.values()), found)
+    else:
+        found.append(value)
+    return found
+
+
+def _generators(inputs: list) -> list[torch.Tensor]:
+    """The states of the default generators that an operation on these inputs draws from."""
+    devices = {x.device for x in inputs if x.device.type == "cuda"}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
+
+
+def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Tensor], again: bool) -> tuple:
+    """The gradients of `function` at its inputs; `again`, and under torch.func's transforms, they can be differentiated themselves."""
+    if compat.in_functorch():
+        return torch.func.vjp(function, *inputs)[1](tuple(cotangents))
+    with torch.enable_grad():
+        inputs = [x.view_as(x) if again and x.requires_grad else x.detach().requires_grad_() for x in inputs]
+        outputs = function(*inputs)
+    pairs = [(o, g) for o, g in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    if not pairs:
+        return tuple(torch.zeros_like(x) for x in inputs)
+    return torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=again, allow_unused=True, materialize_grads=True)
 
 
 def _detached_meta(symbol: Symbol, args, kwargs):

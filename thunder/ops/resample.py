@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import like
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops.define import composite, torch_prim
 from thunder.ops.dims import pair
 from thunder.ops.shape import MOVES, permute, reshape
@@ -147,7 +147,7 @@ def _(a, size=None, scale_factor=None, mode="nearest", align_corners=None, recom
     rank = len(a.shape) - 2
     kernel = _UPSAMPLE_BACKWARD.get((f"{mode} antialias" if antialias else mode, rank))
     if kernel is None:
-        return (yield from opaque.derivative_of(interpolate)(a, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias))
+        return NotImplemented
     g = yield interpolate(a, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     scales = (None,) * rank if scale_factor is None or recompute_scale_factor else tuple(map(float, pair(scale_factor, rank)))
     corners = () if mode.startswith("nearest") else (bool(align_corners),)
@@ -182,7 +182,7 @@ _GRID_BACKWARD = {
 def _(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     rank = len(a.shape) - 2
     if a.device.type != "cpu":  # cuDNN's sampler has a backward of its own
-        return (yield from opaque.derivative_of(grid_sample)(a, grid, mode, padding_mode, align_corners))
+        return NotImplemented
     g = yield grid_sample(a, grid, mode, padding_mode, align_corners)
     options = ("bilinear", "nearest", "bicubic").index(mode), ("zeros", "border", "reflection").index(padding_mode), bool(align_corners)
     return _GRID_BACKWARD[rank](g, a, grid, *options, [a.requires_grad, grid.requires_grad])

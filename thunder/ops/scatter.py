@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import Symbol, user_location
 from thunder.errors import CaptureError
-from thunder.ops import backward, opaque
+from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
@@ -420,8 +420,8 @@ def _(make):
 
 @embedding.vjp
 def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    if sparse or max_norm is not None:
-        return (yield from opaque.derivative_of(embedding)(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse))
+    if sparse:  # PyTorch's derivative makes the sparse gradient
+        return NotImplemented
     g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
@@ -447,7 +447,7 @@ index_select_backward = Symbol(
 @gather.vjp
 def _(a, dim, index, **options):
     if options.get("sparse_grad"):
-        return (yield from opaque.derivative_of(gather)(a, dim, index, **options))
+        return NotImplemented
     g = yield gather(a, dim, index)
     return (gather_backward(g, dim, index, a.shape),)
 
@@ -461,7 +461,7 @@ def _(a, dim, index):
 @scatter.vjp
 def _(a, dim, index, src=None, *, value=None, reduce=None):
     if reduce is not None:
-        return (yield from opaque.derivative_of(scatter)(a, dim, index, src, reduce=reduce))
+        return NotImplemented
     g = yield scatter(a, dim, index, src)
     of_src = None
     if isinstance(src, TensorProxy):
@@ -483,7 +483,7 @@ def _(a, dim, index, src):
 @index_add.vjp
 def _(a, dim, index, source, *, alpha=1):
     if not a.shape:
-        return (yield from opaque.derivative_of(index_add)(a, dim, index, source, alpha=alpha))
+        return NotImplemented
     g = yield index_add(a, dim, index, source, alpha=alpha)
     of_source = index_select(g, dim, index)
     return g, None, None, of_source if alpha == 1 else of_source * alpha
@@ -492,7 +492,7 @@ def _(a, dim, index, source, *, alpha=1):
 @index_copy.vjp
 def _(a, dim, index, source):
     if not a.shape:
-        return (yield from opaque.derivative_of(index_copy)(a, dim, index, source))
+        return NotImplemented
     g = yield index_copy(a, dim, index, source)
     return index_fill(g, dim, index, 0) if a.requires_grad else None, None, None, index_select(g, dim, index)
 
@@ -515,7 +515,7 @@ def _(a, dim, index, value):
 @index_put.vjp
 def _(a, indices, values, accumulate=False):
     if any(i is not None and i.dtype.category == 0 for i in indices):
-        return (yield from opaque.derivative_of(index_put)(a, indices, values, accumulate))
+        return NotImplemented
     g = yield index_put(a, indices, values, accumulate)
     of_a = g if accumulate or not a.requires_grad else index_put(g, indices, LTORCH["zeros_like"](values))
     key = tuple(slice(None) if i is None else i for i in indices)

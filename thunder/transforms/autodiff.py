@@ -8,7 +8,8 @@ A rule is a generator over proxies: it yields its operation's result, is sent th
         g = yield y
         return (y * (g - sum(g * y, dim, True)),)
 
-It is run once, with a placeholder for the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward).
+A rule that returns NotImplemented before it yields leaves the operation to PyTorch's derivative.
+A rule is run once, with a placeholder for the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward).
 `get_grad` and `put_grads` are the same thing for rules written as plain functions.
 
 Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = ltorch.cos(x)`, `t3 = ltorch.mul(t1, t2)`, `return (t0, t3)` with t1 the cotangent.
@@ -16,18 +17,18 @@ Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = lt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import MissingImplementationError
+from thunder.errors import MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 
-__all__ = ["joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
+__all__ = ["Linearization", "by_formula", "joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- get_grad, put_grads
@@ -81,7 +82,10 @@ class Derivative:
 def _run_generator(rule: Callable, line: BoundSymbol):
     """A generator rule as calls of get_grad and put_grads: the one form that everything below knows."""
     steps = rule(*line.args, **line.kwargs)
-    result = next(steps)
+    try:
+        result = next(steps)
+    except StopIteration:  # it declined
+        return NotImplemented
     cotangents = map_structure(lambda o: get_grad(o) if isinstance(o, TensorProxy) and o.dtype.category >= 2 else None, result)
     try:
         steps.send(cotangents)
@@ -102,10 +106,15 @@ def _put(line: BoundSymbol, argument, gradient) -> None:
         put_grad(argument, gradient)
 
 
-def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative:
-    """Runs the rule of a line. Raises MissingImplementationError where it returns another number of values than the operation has."""
+def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
+    """Runs the rule of a line; None where it returns NotImplemented in the place of yielding a result.
+
+    Raises MissingImplementationError where it returns another number of values than the operation has.
+    """
     with recording(Recorder(line.context, lambda: line.location)) as recorder:
         result = _run_generator(rule, line) if is_generator else rule(*line.args, **line.kwargs)
+    if result is NotImplemented:
+        return None
     marks = (get_grad_symbol, put_grad_symbol)
     lines = [b for b in recorder.bound_symbols if b.sym not in marks]
     gets = [(b.args[0], b.output) for b in recorder.bound_symbols if b.sym is get_grad_symbol]
@@ -150,7 +159,7 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
             forward.append(b)
         else:
             backward.append(b)
-    return Derivative(forward[::-1], backward[::-1], gets, puts)
+    return Derivative(forward[::-1], backward[::-1], gets, [(a, g) for a, g in puts if a.requires_grad])
 
 
 def _reads(b: BoundSymbol, gets: list) -> bool:
@@ -184,19 +193,27 @@ def _by_parts(line: BoundSymbol) -> bool:
     return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
 
 
-def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
+def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
     """Appends what differentiating `line` gives: by its rule, by its decomposition, or by PyTorch's own derivative."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
         out.append(line)
         return
+    if "differentiated_once" in line.sym.info:
+        raise MissingImplementationError(f"a second derivative is asked for, but {line.sym.info['differentiated_once']}")
+    if "formula" in line.sym.info:
+        for sub in by_formula(line):
+            _derivatives(sub, executors, out, functional)
+        return
     rule = _rule_for(line, executors)
-    if rule is not None:
-        out.append(differentiate(line, *rule))
+    if functional and (again := line.sym.info.get("functional_rule")) is not None:
+        rule = again, True
+    if rule is not None and (made := differentiate(line, *rule)) is not None:
+        out.append(made)
     elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line):
-        out.append(differentiate(line, opaque.derivative_of(line.sym), True))
+        out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         for sub in _typed(line):
-            _derivatives(sub, executors, out)
+            _derivatives(sub, executors, out, functional)
         for old, new in line.aliases.items():
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), _identity, True))
     else:
@@ -204,6 +221,14 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list) -> None:
             f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
             "or call it under torch.no_grad()"
         )
+
+
+def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
+    """The lines of the formula that stands for a kernel where it is differentiated: they compute the kernel's results."""
+    with recording(Recorder(line.context, lambda: line.location)) as recorder:
+        result = line.sym.info["formula"](*line.args, **line.kwargs)
+    lines, aliases = adopt(recorder.bound_symbols, result, line.output)
+    return lines + [LTORCH["clone"].bind(new, output=old, context=line.context) for old, new in aliases.items()]
 
 
 def _identity(a):
@@ -237,33 +262,61 @@ class _Gradients:
         self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
 
 
-def joint_trace(trace: Trace, executors: Sequence, cotangent: Callable = get_grad_symbol) -> Trace:
-    """A program and its backward in one trace, differentiated with respect to the arguments that require grad.
+class Linearization:
+    """A program with the derivative of each of its lines: `forward` are the lines that compute what the program does, and what its backward reads.
 
-    The lines of the forward come first, then `get_grad` for each output that cotangents come for, then the backward. It returns a dict: "output", for each
-    argument its gradient or None; "flat_args", the arguments; "fw_flat_out", what the program returns. `cotangent` maps an output to its cotangent where it is
-    known already: it is called in the place of get_grad.
+    functional: every line that it makes can be differentiated again; without it, what PyTorch differentiates saves a graph that is run once. needed: the lines that
+    are differentiated, where others stand between them.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see `differentiate`.
     """
-    steps: list = []
-    for line in trace.bound_symbols:
-        _derivatives(line, executors, steps)
-    forward = [b for s in steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)]
+
+    __slots__ = ("steps", "forward")
+
+    def __init__(self, lines: Iterable[BoundSymbol], executors: Sequence, *, functional: bool = False, needed: set | None = None):
+        self.steps: list = []
+        line = None
+        try:
+            for line in lines:
+                if needed is not None and line not in needed:
+                    self.steps.append(line)
+                else:
+                    _derivatives(line, executors, self.steps, functional)
+        except ThunderError as error:
+            error.bound_symbol = error.bound_symbol or line
+            raise
+        self.forward: list[BoundSymbol] = [b for s in self.steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)]
+
+    def backward(self, seeds: Iterable[tuple[Proxy, Any]], recorder: Recorder) -> dict[Proxy, Any]:
+        """Writes the backward to `recorder`, the current one. `seeds` are pairs of a value and its cotangent. The cotangents of all values that get one."""
+        grads = _Gradients()
+        for value, cotangent in seeds:
+            grads.add(value, cotangent)
+        for step in reversed(self.steps):
+            if isinstance(step, Derivative):
+                _backward(step, grads, recorder)
+        return grads.current
+
+
+def joint_trace(trace: Trace, executors: Sequence) -> Trace:
+    """A program and its backward in one trace, differentiated with respect to the arguments that require grad.
+
+    The lines of the forward come first, then `get_grad` for each output that cotangents come for, then the backward. It returns a dict: "output", for each
+    argument its gradient or None; "flat_args", the arguments; "fw_flat_out", what the program returns.
+
+    Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see `differentiate`.
+    """
+    linear = Linearization(trace.bound_symbols, executors)
     outputs = dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args))
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
     recorder = Recorder(context.replace(autocast=None, grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
-    grads = _Gradients()
     with recording(recorder):
-        for o in outputs:
-            grads.current[o] = cotangent(o)
-        for step in reversed(steps):
-            if isinstance(step, Derivative):
-                _backward(step, grads, recorder)
-        wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
-        gradients = tuple(grads.current.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
+        seeds = [(o, get_grad_symbol(o)) for o in outputs]
+        grads = linear.backward(seeds, recorder)
+    wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
+    gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
-    return trace.replace(bound_symbols=[*forward, *recorder.bound_symbols], output=output, name="joint")
+    return trace.replace(bound_symbols=[*linear.forward, *recorder.bound_symbols], output=output, name="joint")
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
@@ -291,8 +344,7 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
     for b in step.backward:
         recorder.bound_symbols.append(b.swap(table))
     for argument, gradient in step.puts:
-        if argument.requires_grad:
-            grads.add(argument, _cast(table.get(gradient, gradient), argument))
+        grads.add(argument, _cast(table.get(gradient, gradient), argument))
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:

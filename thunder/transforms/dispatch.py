@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from thunder.core.proxies import proxies_in
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation
+from thunder.extend.fusion import FusionExecutor
 
 __all__ = ["dispatch"]
 
@@ -18,18 +20,41 @@ def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
 
     Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the line before as its decomposition.
 
+    A fusion executor that may take a line gets its regions first; what it leaves goes to the others.
+
     Raises MissingImplementationError for an operation that no executor takes and that has no decomposition.
     """
-    return rewrite(trace, lambda line, rewriter: _place(line, tuple(executors), rewriter))
+    fusers = [e for e in executors if isinstance(e, FusionExecutor)]
+    left: set[int] = set()  # ids of lines that a fusion executor may take
+    placed = rewrite(trace, lambda line, rewriter: _place(line, tuple(executors), rewriter, left))
+    if not left:
+        return placed
+    fused = placed
+    for fuser in fusers:
+        fused = fuser.fusion_pass(fused)
+    others = tuple(e for e in executors if e not in fusers)
+
+    def rest(line: BoundSymbol, out: Rewriter) -> None:
+        """What a fusion executor left alone goes to the first of the others."""
+        of_a_region = line.sym.is_fusion or line.sym.executor is not None and id(line) not in left
+        out.write(line) if of_a_region else _place(line, others, out, left)
+
+    return rewrite(fused, rest)
 
 
-def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter) -> None:
+def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, left: set[int]) -> None:
     """Writes what executes `line`."""
     symbol = line.sym
     for executor in executors:
         found = executor.implementation(line)
-        if found is not None:
-            return _implement(line, executor, found, executors, out)
+        if isinstance(executor, FusionExecutor):
+            if found is not None and found.execution_transform is not None:
+                return _rewrite(line, executor, found.execution_transform, executors, out, left)
+            if executor.can_fuse(line):
+                left.add(id(line))
+                return out.write(line)
+        elif found is not None and found.executes and executor.get_fuel():
+            return _implement(line, executor, found, executors, out, left)
         if symbol.executor is executor:
             return out.write(line)
     if symbol.python_printer is not None:
@@ -39,24 +64,31 @@ def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter) ->
             f"no executor takes {symbol.qualified_name}: asked {', '.join(e.name for e in executors)}. Register an implementation, or a decomposition (like=)."
         )
     for sub in line.subsymbols:
-        _place(out.current(sub), executors, out)
+        _place(out.current(sub), executors, out, left)
     out.alias(line.aliases)
 
 
-def _implement(line: BoundSymbol, executor: Executor, found: Implementation, executors: tuple[Executor, ...], out: Rewriter) -> None:
+def _implement(line: BoundSymbol, executor: Executor, found: Implementation, executors: tuple[Executor, ...], out: Rewriter, left: set[int]) -> None:
     if found.execution_transform is None:
         assert found.symbol is not None, "an implementation has a symbol or an execution transform"
         return out.write(line.replace(sym=found.symbol, subsymbols=(line,)))
+    _rewrite(line, executor, found.execution_transform, executors, out, left)
+
+
+def _rewrite(line: BoundSymbol, executor: Executor, transform: Callable, executors: tuple[Executor, ...], out: Rewriter, left: set[int]) -> None:
+    """Writes what an execution transform makes of a line."""
     with recording(Recorder(line.context, lambda: line.location)) as recorder:
-        result = found.execution_transform(*line.args, **line.kwargs)
+        result = transform(*line.args, **line.kwargs)
     try:
         lines, aliases = adopt(recorder.bound_symbols, result, line.output)
     except ValueError:
         raise MissingImplementationError(
-            f"the execution transform of {executor.name} for {line.sym.qualified_name} returned another number of values than the operation has"
+            f"the execution transform of {executor.name} for {line.sym.qualified_name} returned another number of values than the operation has: "
+            f"return {len(proxies_in(line.output, []))} as the operation does, with any object where nobody reads one"
         ) from None
     # what the transform writes goes to the other executors, so that it may use the operation it implements; operations of this executor stay with it
     others = tuple(e for e in executors if e is not executor)
     for new in lines:
-        _place(out.current(new), executors if new.sym.executor is executor else others, out)
+        its_own = new.sym.executor is executor or isinstance(executor, FusionExecutor) and new.sym.id != line.sym.id
+        _place(out.current(new), executors if its_own else others, out, left)
     out.alias(aliases)

@@ -19,7 +19,7 @@ from thunder.core.trace import Trace
 from thunder.transforms.autodiff import sides
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "nbytes", "storages"]
+__all__ = ["Plan", "plan", "curve", "nbytes", "roots"]
 
 FLOPS_PER_BYTE = 100  # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
 STEPS = 24  # halvings of the interval of prices
@@ -85,7 +85,7 @@ def _is_view(line: BoundSymbol) -> bool:
     return OpTags.VIEW in line.sym.tags and line.sym.name not in _MAY_COPY and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1
 
 
-def _roots(lines: Sequence[BoundSymbol]) -> dict[Proxy, Proxy]:
+def roots(lines: Sequence[BoundSymbol]) -> dict[Proxy, Proxy]:
     """For views, the value whose memory they show."""
     found: dict[Proxy, Proxy] = {}
     for line in lines:
@@ -93,11 +93,6 @@ def _roots(lines: Sequence[BoundSymbol]) -> dict[Proxy, Proxy]:
             source = next(i for i in line.inputs if isinstance(i, TensorProxy))
             found |= dict.fromkeys(line.outputs, found.get(source, source))
     return found
-
-
-def storages(trace: Trace) -> dict[Proxy, Proxy]:
-    """For each value of a trace that is a view, the value whose memory it shows."""
-    return _roots(trace.bound_symbols)
 
 
 def _is_fixed(line: BoundSymbol) -> bool:
@@ -122,7 +117,7 @@ class _Flow:
         self.forward, _, backward = sides(recompute(joint))
         self.free = free
         self.maker = {o: line for line in self.forward for o in line.outputs}
-        self.root = _roots(self.forward)
+        self.root = roots(self.forward)
         read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         self.time = {line: estimated_time(line) for line in self.forward}

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.codegen import Printer
-from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
-from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
+from thunder.ops.inplace import write_back
 from thunder.transforms.autodiff import grad_transform_on_trace, sides
 from thunder.transforms.dce import dce
+from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reread import reread
 
@@ -36,27 +38,45 @@ def partition(joint: Trace) -> ForwardBackward:
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
     backward_lines = needed_lines(backward_lines, [g for g in gradients if g is not None])
+    overwritten = _overwritten(forward_lines, backward_lines)
+    if overwritten is not None:
+        backward_lines, gradients = [modified_in_place.bind(overwritten.name, output=None)], tuple(None for _ in gradients)
     made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
     read = dict.fromkeys(i for b in backward_lines for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
     tensors = [p for p in read if isinstance(p, TensorProxy)]
-    others = [*(p for p in read if not isinstance(p, TensorProxy)), *_numbers(backward_lines, joint.args)]
     arguments = set(a for a in joint.args if isinstance(a, Proxy))
     tensors, again = reread(forward_lines, tensors, arguments)
     backward_lines = [*again, *backward_lines]
+    others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
     outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, TensorProxy) and o not in arguments]
     forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
     backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
 
 
-def _numbers(lines: Sequence[BoundSymbol], arguments: Sequence) -> list[NumberProxy]:
-    """The symbolic numbers among the arguments that lines compute with, in sizes for instance."""
-    given = [a for a in arguments if isinstance(a, NumberProxy)]
-    used: set[str] = set()
-    if given:
-        map_structure(lambda x: used.update(x.expression.symbols()) if isinstance(x, NumberProxy) else None, [(b.args, b.kwargs) for b in lines])
-    return [a for a in given if a.name in used]
+def _overwritten(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
+    """An argument that the forward writes to and the backward would read as it was before."""
+    targets = {b.args[0] for b in forward if b.sym is write_back}
+    if not targets:
+        return None
+    shown = roots(forward)
+    for b in backward:
+        unread = b.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
+        for value in b.inputs:
+            root = shown.get(value, value)
+            if root in targets and not any(b.args[i] is value for i in unread):
+                return root
+    return None
+
+
+def _raise_modified(name: str):
+    raise RuntimeError(
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: {name}, which the compiled function writes to after it was used"
+    )
+
+
+modified_in_place = Symbol("modified_in_place", lambda name: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_raise_modified)
 
 
 def split_into_forward_and_backward(joint: Trace) -> tuple[Trace, Trace | None]:
@@ -83,6 +103,15 @@ def needed_lines(lines: Sequence[BoundSymbol], results: Sequence[Proxy]) -> list
             needed.update(b.inputs)
             kept.append(b)
     return kept[::-1]
+
+
+def _numbers(joint: Trace, lines: list[BoundSymbol]) -> list[NumberProxy]:
+    """The symbolic numbers that the prologue passes in and that sizes in `lines` are made of."""
+    numbers = [a for a in joint.args if isinstance(a, NumberProxy)]
+    if not numbers:
+        return []
+    symbols = set().union(*(n.expression.symbols() for n in numbers_in([(b.args, b.kwargs) for b in lines], [])))
+    return [n for n in numbers if n.name in symbols]
 
 
 def _print_unpack(line: BoundSymbol, printer: Printer) -> list[str]:

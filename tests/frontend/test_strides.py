@@ -1,0 +1,62 @@
+"""Programs that ask for strides, contiguity and offsets."""
+
+import pytest
+import torch
+
+import thunder
+
+
+def asking(x):
+    y = x * 2
+    z = y.t().contiguous() if not y.is_contiguous() else y
+    return z * y.stride(0) + z.stride(1), torch.empty(3, 4).stride(), x.is_contiguous(memory_format=torch.contiguous_format), y.t()[1:].stride(), x.stride(-1)
+
+
+def equal(a, b):
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b and type(a) is type(b)
+
+
+def test_answers_are_those_of_eager_for_every_layout():
+    compiled = thunder.jit(asking)
+    whole = torch.arange(24.0).reshape(8, 3)
+    for x, misses, reason in (
+        (whole[:4], 1, "first call"), (torch.arange(12.0).reshape(3, 4).t(), 2, "x.stride() was (3, 1), is (1, 4)"), (whole[::2], 3, "x.stride() was (1, 4), is (6, 1)"), (whole[4:], 3, None),
+    ):  # fmt: skip
+        for got, want in zip(compiled(x), asking(x), strict=True):
+            assert equal(got, want)
+        assert thunder.cache_misses(compiled) == misses and (reason is None or thunder.last_recompile_reasons(compiled)[0] == reason)
+
+
+def test_offsets_are_checked_where_they_are_asked_for():
+    compiled = thunder.jit(lambda x: (x[1:].storage_offset(), (x + 1).storage_offset()))
+    whole = torch.arange(6.0)
+    assert compiled(whole[:3]) == (1, 0) and compiled(whole[3:]) == (4, 0) and compiled(whole[:3]) == (1, 0)
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_in_place_and_inside_functions_with_a_backward():
+    class Doubling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2 if x.is_contiguous() else x * 3
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * g.stride(0)
+
+    def program(x, w):
+        y = x @ w
+        y += 1
+        y = y.t()
+        return Doubling.apply(y) + y.stride(0)
+
+    x, w = torch.ones(2, 3), torch.ones(3, 4)
+    assert torch.equal(thunder.jit(program)(x, w), program(x, w))
+
+
+@pytest.mark.parametrize("cache", ["constant values", "symbolic values"])
+def test_symbolic_sizes_become_fixed(cache):
+    compiled = thunder.jit(lambda x: x * x.stride(0), cache=cache)
+    for n in (4, 5):
+        x = torch.ones(3, n)
+        assert torch.equal(compiled(x), x * n)

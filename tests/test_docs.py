@@ -1,0 +1,75 @@
+"""README and the pages under docs/ run as they are printed: the Python blocks of a page in their order, in one namespace.
+
+A `text` block right after a Python block is what that block prints; `...` stands for whatever is there, and numbers of temporary values and times are not compared. `python tests/test_docs.py docs/page.md` prints what the blocks print.
+"""
+
+import contextlib
+import doctest
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "```python" in p.read_text())
+CHILD = [sys.executable, "-W", "error::UserWarning", "-W", "error::RuntimeWarning", __file__]
+
+
+def examples(text):
+    """(line before the block, code, what it is said to print or None) of each Python block of a page."""
+    blocks = list(BLOCK.finditer(text))
+    for block, after in zip(blocks, [*blocks[1:], None]):
+        if block[1] == "python":
+            follows = after is not None and after[1] == "text" and not text[block.end() : after.start()].strip()
+            yield text[: block.start(2)].count("\n"), block[2], after[2] if follows else None
+
+
+def comparable(text):
+    return re.sub(r"took \d+ milliseconds", "took 0 milliseconds", re.sub(r"\bt\d+\b", "t0", text))
+
+
+def run(page):
+    """What each Python block of a page prints. Lines of tracebacks are those of the page."""
+    namespace, printed = {"__name__": "page"}, []
+    for line, code, _ in examples(page.read_text()):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile("\n" * line + code, str(page), "exec"), namespace)
+        printed.append(out.getvalue())
+    return printed
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_run_and_print_what_they_show(page):
+    path, checker = ROOT / page, doctest.OutputChecker()
+    done = subprocess.run([*CHILD, page, "--json"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = 0
+    for (line, _, want), got in zip(examples(path.read_text()), json.loads(done.stdout), strict=True):
+        if want is not None:
+            if not checker.check_output(comparable(want), comparable(got), doctest.ELLIPSIS):
+                pytest.fail(f"{page}:{line} shows\n{want}\nand prints\n{got}", pytrace=False)
+            shown += 1
+    assert shown, "a page that shows nothing cannot be wrong"
+
+
+def test_links_lead_somewhere():
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_a_wrong_page_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n\n```python\nx = 1\n```\n")
+    assert [want for _, _, want in examples(page.read_text())] == ["3\n", None]
+    assert run(page) == ["2\n", ""]
+
+
+if __name__ == "__main__":
+    found = run(Path(sys.argv[1]))
+    print(json.dumps(found) if "--json" in sys.argv else "\n".join(f"--- block {i}\n{text}" for i, text in enumerate(found)))

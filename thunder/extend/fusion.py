@@ -1,0 +1,104 @@
+"""Fusion executors: they take regions of lines, and run each as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thunder.core.proxies import NumberProxy, Proxy, numbers_in
+from thunder.core.regions import Region, convex_regions, region_key, schedule
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace
+from thunder.errors import MissingImplementationError
+from thunder.extend import Executor, Implementation, operation_id
+
+__all__ = ["FusionExecutor"]
+
+KEPT = 1024  # compiled regions that an executor remembers
+
+
+class FusionExecutor(Executor):
+    """An executor that takes regions. A subclass has `fuse`; what it may fuse is said with `register_supported`, or by another `can_fuse`.
+
+        class Joining(FusionExecutor):
+            def fuse(self, region, counter):
+                function = self.once(region, lambda: compile_somehow(region))
+                return self.register_temporary_operation(f"{self.name}{counter}", function, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+    A fused line prints as `[t4, t5] = joining0(a, b)`, with the lines that it runs as comments below.
+    """
+
+    def __init__(self, name: str, *, version: str | None = None):
+        super().__init__(name, version=version)
+        self._compiled: dict[Any, Any] = {}  # by region_key
+        self.compilations = 0  # how often a region was compiled that was not known yet
+
+    def register_supported(
+        self, sym_or_id: Symbol | Any, checker: Callable | None = None, *, execution_transform: Callable | None = None, grad_transform: Callable | None = None
+    ) -> None:
+        """Says that this executor may fuse an operation, where `checker`, called with its arguments, says so.
+
+        execution_transform rewrites it first, in terms of other operations. grad_transform says how it is differentiated.
+        """
+        self.implmap[operation_id(sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
+
+    def can_execute(self, line: BoundSymbol) -> bool:
+        return line.sym.executor is self
+
+    def can_fuse(self, line: BoundSymbol) -> bool:
+        """Whether a line may be part of a region: it is supported, or all lines of its decomposition are. Never where it has effects, or symbolic numbers."""
+        if not fusible(line):
+            return False
+        if self.implementation(line) is not None:
+            return True
+        return line.sym.decomposition is not None and bool(line.subsymbols) and all(map(self.can_fuse, line.subsymbols))
+
+    def should_fuse(self, region: Region) -> bool:
+        """Whether a region is worth it. A single operation is not."""
+        return len(region.lines) > 1
+
+    def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
+        """The one line that runs a region (see `register_temporary_operation`), or None to leave it alone. counter: how many regions of the trace were fused."""
+        raise MissingImplementationError(f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it")
+
+    def fusion_pass(self, trace: Trace) -> Trace:
+        """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""
+        lines = trace.bound_symbols
+        groups = convex_regions(lines, self.can_fuse)
+        made: list[BoundSymbol] = []
+        counter = 0
+        for region in schedule(lines, groups, trace.output_proxies):
+            fused = None
+            if all(map(self.can_fuse, region.lines)) and self.should_fuse(region) and self.get_fuel():
+                while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
+                    counter += 1
+                fused = self.fuse(region, counter)
+            made += region.lines if fused is None else (fused,)
+            counter += fused is not None
+        return trace.replace(bound_symbols=made)
+
+    def register_temporary_operation(self, name: str, fn: Callable, *, inputs: Sequence[Proxy], outputs: Sequence[Proxy], bsyms: Sequence[BoundSymbol]) -> BoundSymbol:
+        """The line `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the lines that it takes the place of."""
+        symbol = Symbol(name, id=f"{self.name}.{name}", is_prim=True, fn=fn, executor=self, is_fusion=True)
+        return symbol.bind(*inputs, output=list(outputs), subsymbols=tuple(bsyms), context=bsyms[0].context if bsyms else None)
+
+    def once(self, region: Region, make: Callable[[], Callable]) -> Callable:
+        """`make()`, for a region whose like was not compiled yet: same program up to names, same metadata."""
+        key = region_key(region)
+        found = self._compiled.get(key)
+        if found is None:
+            while len(self._compiled) >= KEPT:
+                del self._compiled[next(iter(self._compiled))]
+            found = self._compiled[key] = make()
+            self.compilations += 1
+        return found
+
+
+def fusible(line: BoundSymbol) -> bool:
+    """What no region contains: lines with effects, those that draw random numbers or wait for the device, and what depends on symbolic numbers."""
+    if not line.sym.tags.isdisjoint(_ALONE) or line.sym.python_printer is not None or line.sym.is_fusion:
+        return False
+    return not any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs, line.output), []))
+
+
+_ALONE = {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.DEVICE_SYNC_OP, OpTags.IN_PLACE, OpTags.OPAQUE}

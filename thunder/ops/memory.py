@@ -1,0 +1,335 @@
+"""Memory: which values of a program share it, and what in-place operations have made of them.
+
+A program holds on to its proxies; when one is written to, it stands for another value from then on. Views of it, and what it is a view of, are written to as well: the
+written part is put into the whole (`through`), and other views are made again when somebody reads them. So the recorded program has no mutation in it; what
+came from outside is written back at the end (see `Capture`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from thunder.core.proxies import Proxy, TensorProxy, like
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
+from thunder.errors import CaptureError
+from thunder.ops.define import LTORCH
+
+__all__ = ["Memory", "may_view"]
+
+
+class Memory:
+    """The state of one recording.
+
+    active: whether anything was written to. outside: called with what is about to be written to, in the end, and whether that happens through a view; says no by raising.
+    """
+
+    def __init__(self, lines: list[BoundSymbol] = (), outside: Callable[[TensorProxy, bool], None] | None = None):  # type: ignore[assignment]
+        self.active = False
+        self.outside = outside
+        self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}  # view -> the line that made it and what it shows
+        self.views: dict[Proxy, list[Proxy]] = {}
+        self.made: set[Proxy] = set()
+        self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
+        self.owner: dict[Proxy, Proxy] = {}  # the other way round
+        self.stale: set[Proxy] = set()  # views to make again before they are read
+        self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
+        self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
+        self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
+        self._deriving = False
+        for line in lines:
+            self.add(line)
+
+    # --- what lines tell
+    def add(self, line: BoundSymbol) -> None:
+        """A view was recorded."""
+        if self._deriving or not may_view(line):
+            return
+        shown = next((i for i in line.inputs if type(i) is TensorProxy), None)
+        if shown is None:
+            return
+        shown = self.holder(shown)
+        for o in line.outputs:
+            if o is not shown and o not in self.view_of:
+                self.view_of[o] = line, shown
+                self.views.setdefault(shown, []).append(o)
+
+    def holder(self, x: TensorProxy) -> TensorProxy:
+        """The proxy that the program holds, for a value that was written into it."""
+        return self.owner.get(x, x)  # type: ignore[return-value]
+
+    def base(self, x: TensorProxy) -> TensorProxy:
+        """What a view shows in the end; the value itself where it is no view."""
+        x = self.holder(x)
+        while x in self.view_of:
+            x = self.view_of[x][1]
+        return x
+
+    # --- reading
+    def latest(self, x):
+        """What a proxy stands for after the writes recorded so far. Raises CaptureError where that is not known."""
+        if type(x) is not TensorProxy:
+            return x
+        x = self.holder(x)
+        if x in self.lost:
+            raise CaptureError(self.lost[x], location=user_location(), remedy=_REMEDY)
+        if x in self.stale:
+            self._derive(x)
+        return self.current.get(x, x)
+
+    def _derive(self, x: TensorProxy) -> None:
+        """Makes a view again from what it shows now, and with it the other results of its line."""
+        line, shown = self.view_of[x]
+        now = self.latest(shown)
+
+        def place(p):
+            return now if type(p) is TensorProxy and self.holder(p) is shown else p
+
+        self._deriving = True
+        try:
+            with _grad_enabled(line.context is None or line.context.grad_enabled):  # whoever reads it first
+                made = line.sym(*_mapped(place, line.args), **_mapped(place, line.kwargs))
+        finally:
+            self._deriving = False
+        for old, new in zip(line.outputs, [made] if type(made) is TensorProxy else _flat(made), strict=True):
+            if old in self.stale:
+                self.stale.discard(old)
+                self.current[old], self.owner[new] = new, old
+
+    # --- writing
+    def write(self, target: TensorProxy, value: TensorProxy) -> None:
+        """`target` holds `value` from now on, and whatever shares memory with it the corresponding part."""
+        target = self.holder(target)
+        self._check(target)
+        self._lose_shared(target)
+        self._hold(target, _with_history(self.latest(target), value))
+        while target in self.view_of:
+            line, shown = self.view_of[target]
+            whole = through(line, target, self.latest(shown), value)
+            if whole is None:
+                self._lose(target, line)
+                return
+            whole = _with_history(self.latest(shown), whole)
+            self._hold(shown, whole, kept=target)
+            target, value = shown, whole
+
+    def _check(self, target: TensorProxy) -> None:
+        base = self.base(target)
+        if base in self.fixed:
+            raise CaptureError(self.fixed[base], location=user_location(), remedy=_REMEDY)
+        if self.outside is not None:
+            self.outside(base, base is not target)
+        self.active = True
+
+    def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
+        self.current[target], self.owner[value] = value, target
+        self.stale.discard(target)
+        self._outdate(target, kept)
+
+    def _outdate(self, x: Proxy, kept: TensorProxy | None) -> None:
+        for view in self.views.get(x, ()):
+            if view is not kept:
+                self.stale.add(view)
+                self.current.pop(view, None)
+                self._outdate(view, None)
+
+    def _lose_shared(self, target: TensorProxy) -> None:
+        """Everything that may show the memory of `target` through a result of an operation that nothing is known of."""
+        if not self.shared:
+            return
+        base = self.base(target)
+        for x in (base, *self._below(base)):
+            for other in self.shared.get(x, ()):
+                root = self.base(other)
+                if root is base:
+                    continue
+                if self.outside is not None:
+                    self.outside(root, True)
+                for lost in (root, *self._below(root)):
+                    self.lost[lost] = "an operation that thunder does not know gave a view of a tensor; one of the two was written to, and the other is read again"
+
+    def _below(self, x: Proxy) -> list[Proxy]:
+        return [v for view in self.views.get(x, ()) for v in (view, *self._below(view))]
+
+    def _lose(self, target: TensorProxy, line: BoundSymbol) -> None:
+        """`target` may be a view or a copy of what it was made of, which nobody may read from here on."""
+        why = f"{line.sym.name}() gave a view or a copy, which of the two is not known here; its result was written to, and the tensor it was made of is read again"
+        base, kept = self.base(target), {target, *self._below(target)}
+        self.lost |= {x: why for x in (base, *self._below(base)) if x not in kept}
+
+    def share(self, a: TensorProxy, b: TensorProxy) -> None:
+        """Two values share memory in a way that is not known: when one is written to, the other is lost."""
+        for x, y in ((a, b), (b, a)):
+            self.shared.setdefault(self.holder(x), []).append(self.holder(y))
+
+    def same(self, x: TensorProxy, base: TensorProxy) -> None:
+        """`x` came from outside as another name of `base`: both are one memory in one layout."""
+        if x not in self.view_of:
+            self.view_of[x] = LTORCH["view"].bind(base, base.shape, output=x), base
+            self.views.setdefault(base, []).append(x)
+            if base in self.current:
+                self.stale.add(x)
+
+    # --- the end
+    def written_back(self, base: TensorProxy) -> None:
+        """What came from outside has its last value in its own memory now: from here on it stands for itself."""
+        self.current.pop(base, None)
+        self._outdate(base, None)
+
+    def settle(self) -> None:
+        """Views that were written to directly are made again from what they show when they are read next, so that results share memory as the program's do."""
+        for view, (line, shown) in list(self.view_of.items()):
+            if shown not in self.lost and self.current.pop(view, None) is not None:
+                self.stale.add(view)
+                self._outdate(view, None)
+            if line.context is None:  # another name from outside: it is what it names
+                self.stale.discard(view)
+
+
+@contextmanager
+def _grad_enabled(enabled: bool) -> Iterator[None]:
+    """Lines are recorded with or without grad."""
+    recorder = current_recorder()
+    assert recorder is not None, "memory is that of a recording"
+    context = recorder.context
+    recorder.context = context.replace(grad_enabled=enabled)
+    try:
+        yield
+    finally:
+        recorder.context = context
+
+
+def _with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
+    """What a tensor that requires grad holds after a write under no_grad: other numbers, and the history that it had."""
+    recorder = current_recorder()
+    if not old.requires_grad or recorder is None or recorder.context.grad_enabled:
+        return new
+    with _grad_enabled(True):
+        return _holding(old, new)
+
+
+_holding = Symbol("holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new)
+
+
+@_holding.vjp
+def _(old, new):
+    g = yield new
+    return g, None
+
+
+_REMEDY = "write to a clone: x = x.clone()"
+
+
+def may_view(line: BoundSymbol) -> bool:
+    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]` decides by the arguments."""
+    if OpTags.VIEW not in line.sym.tags:
+        return False
+    decide = line.sym.info.get("views")
+    return decide is None or decide(*line.args, **line.kwargs)
+
+
+def _flat(x) -> list:
+    return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (tuple, list)) else [x]
+
+
+def _mapped(f: Callable, x):
+    if isinstance(x, (tuple, list)):
+        return type(x)([_mapped(f, e) for e in x])
+    if isinstance(x, dict):
+        return {k: _mapped(f, v) for k, v in x.items()}
+    return f(x)
+
+
+# ---------------------------------------------------------------------------------------------------------------- writing through views
+
+
+def through(line: BoundSymbol, view: TensorProxy, whole: TensorProxy, part: TensorProxy) -> TensorProxy | None:
+    """`whole`, with `part` in the place that the view shows. None where it is not known whether the line made a view."""
+    write = _THROUGH.get(line.sym.name)
+    if write is None:
+        return None
+    return write(line, view, whole, part)
+
+
+def _again(line: BoundSymbol, view, whole, part):
+    """Views that undo themselves."""
+    return _dense(LTORCH[line.sym.name](part, *line.args[1:]))
+
+
+def _dense(a: TensorProxy) -> TensorProxy:
+    """The whole stays as it was laid out, for the views that are made of it later."""
+    return LTORCH["contiguous"](a, memory_format=torch.contiguous_format)
+
+
+def _reshaped(line: BoundSymbol, view, whole, part):
+    return LTORCH["reshape"](part, whole.shape)
+
+
+def _permuted(line: BoundSymbol, view, whole, part):
+    rank = len(whole.shape)
+    order = [d % rank for d in line.args[1]]
+    return _dense(LTORCH["permute"](part, tuple(order.index(d) for d in range(rank))))
+
+
+def _moved(line: BoundSymbol, view, whole, part):
+    return _dense(LTORCH["movedim"](part, line.args[2], line.args[1]))
+
+
+def _assigned(key: Callable):
+    def write(line: BoundSymbol, view, whole, part):
+        return LTORCH["setitem"](whole, key(line, view, whole), part)
+
+    return write
+
+
+def _along(whole: TensorProxy, dim: int, entry) -> tuple:
+    return (*(slice(None),) * (dim % max(len(whole.shape), 1)), entry)
+
+
+def _argument(line: BoundSymbol, position: int, name: str, default):
+    return line.args[position] if len(line.args) > position else line.kwargs.get(name, default)
+
+
+def _split_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
+    default = {"hsplit": 1 if len(whole.shape) > 1 else 0, "vsplit": 0, "dsplit": 2}.get(line.sym.name)
+    dim = default if default is not None else _argument(line, 2, "dim", 0)
+    start = 0
+    for o in line.outputs:
+        size = o.shape[dim]
+        if o is view:
+            return _along(whole, dim, slice(start, start + size))
+        start = start + size
+    raise AssertionError("the view is a result of the line")
+
+
+def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
+    return _along(whole, _argument(line, 1, "dim", 0), next(i for i, o in enumerate(line.outputs) if o is view))
+
+
+def _detached(line: BoundSymbol, view, whole, part):
+    """What autograd knows of the whole stays as it is, which a value of a trace has no way to say when it requires grad."""
+    if whole.requires_grad:
+        raise CaptureError("detach() or .data of a tensor that requires grad is written to", location=user_location(), remedy="write to it under torch.no_grad()")
+    return part
+
+
+def _expanded(line: BoundSymbol, view, whole, part):
+    raise RuntimeError(
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() the tensor before performing the operation."
+    )
+
+
+_THROUGH: dict[str, Callable] = {
+    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part), "permute": _permuted, "movedim": _moved, "detach": _detached,
+    **dict.fromkeys(("view", "unflatten", "unsqueeze", "squeeze"), _reshaped),
+    **dict.fromkeys(("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"), _assigned(_split_key)),
+    "expand": _expanded,
+    "unbind": _assigned(_unbind_key),
+    "getitem": _assigned(lambda line, view, whole: line.args[1]),
+    "select": _assigned(lambda line, view, whole: _along(whole, line.args[1], line.args[2])),
+    "narrow": _assigned(lambda line, view, whole: _along(whole, line.args[1], slice(line.args[2], line.args[2] + line.args[3]))),
+    "view_as_real": lambda line, view, whole, part: LTORCH["view_as_complex"](part),
+    "view_as_complex": lambda line, view, whole, part: LTORCH["view_as_real"](part),
+}  # fmt: skip

@@ -1,0 +1,179 @@
+"""`Transform`: what a user's transform may change, and when it is asked.
+
+    class Doubling(thunder.Transform):
+        def transform_trace_post_optimization(self, computation_trace, **kwargs):
+            return rewrite(computation_trace, ...)
+
+    thunder.jit(model, transforms=[Doubling()])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thunder.core.codegen import Text
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import Trace, TraceBuilder, timed_pass
+from thunder.errors import CaptureError, OptionError
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
+
+__all__ = ["Transform", "HOOKS", "check_transforms", "asked", "transform_traces", "with_parameter", "check_replaced"]
+
+
+class Transform:
+    """Base of the transforms given to `thunder.jit(transforms=...)`. Every hook is optional: one that is not overridden is not called.
+
+    A transform changes traces by returning others, and parameters by writing to the compiled module's overrides; the wrapped module stays as it was.
+    """
+
+    def transform_module(self, model) -> None:
+        """Once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`; `model.set_parameter(name, value)` replaces or adds a parameter.
+
+        Programs are read with the shapes and dtypes of the wrapped module's own parameters: a transform that replaces one by another form changes what reads it
+        in `transform_traces_pre_prologue`.
+        """
+
+    def transform_traces_pre_prologue(self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, **kwargs) -> tuple:
+        """At each compilation, before differentiation. Returns the three traces; the same object means no change.
+
+        epilogue_trace is None where the computation's value is the program's. The prologue returns the computation's arguments in order, so that a new argument
+        needs both (`with_parameter` does it). computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers. kwargs has executors_list.
+        """
+        return prologue_trace, computation_trace, epilogue_trace
+
+    def transform_state_dict_for_submodule(self, model, submodule_name: str, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """From the entries of one submodule in the original's form (keys without its prefix) to those of the transformed module."""
+        return state_dict
+
+    def reverse_transform_state_dict_for_submodule(self, model, submodule_name: str, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The way back, asked of the transforms in reverse order."""
+        return state_dict
+
+    def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
+        """At each compilation, on the program that would run: on the forward and on the backward separately. kwargs has executors_list."""
+        return computation_trace
+
+
+HOOKS = tuple(name for name, value in vars(Transform).items() if callable(value) and not name.startswith("_"))
+
+
+def asked(transform, hook: str) -> bool:
+    """Whether a transform has a hook of its own."""
+    found = getattr(type(transform), hook, None)
+    return found is not None and found is not getattr(Transform, hook)
+
+
+def check_transforms(transforms: Sequence) -> tuple:
+    """The transforms as a tuple. Raises OptionError, which names the hooks, for an object that has none of them and is no Transform."""
+    if callable(getattr(transforms, "transform_module", None)) or isinstance(transforms, (str, bytes)) or not hasattr(transforms, "__iter__"):
+        raise OptionError(f"transforms= is a list of transforms, not a {type(transforms).__name__}: transforms=[...]")
+    for t in (given := tuple(transforms)):
+        if isinstance(t, type):
+            raise OptionError(f"transforms= has the class {t.__name__}: give an instance, {t.__name__}(...)")
+        if not isinstance(t, Transform) and not any(asked(t, hook) for hook in HOOKS):
+            raise OptionError(f"transforms= has a {type(t).__name__}, which has none of the hooks of a thunder.Transform: {', '.join(HOOKS)}")
+    return given
+
+
+def transform_traces(transforms: Sequence, prologues: list[Trace], computations: list[Trace], epilogues: list[Trace], executors: Sequence) -> None:
+    """Asks each transform for other traces, and appends what changed to the three lists (the epilogues' may be empty).
+
+    Raises OptionError where a transform does not return three traces, or a prologue that gives the computation another number of arguments than it has.
+    """
+    for transform in transforms:
+        if not asked(transform, "transform_traces_pre_prologue"):
+            continue
+        before = prologues[-1], computations[-1], epilogues[-1] if epilogues else None
+        name = type(transform).__name__
+        found: list = []
+
+        def run(computation: Trace, transform=transform, before=before, name=name, found=found):
+            found[:] = _three(name, transform.transform_traces_pre_prologue(before[0], computation, before[2], executors_list=executors))
+            return found[1]
+
+        changed = timed_pass(f"Transform {name}", before[1], run)
+        for made, was, traces in ((found[0], before[0], prologues), (found[2], before[2], epilogues)):
+            if made is not was and made is not None:
+                made = made.trace() if isinstance(made, TraceBuilder) else made
+                traces.append(made.replace(provenance=changed.provenance))
+        if found[1] is not before[1]:
+            computations.append(changed)
+        given, wanted = _results(prologues[-1]), len(computations[-1].args)
+        if given is not None and given != wanted:
+            raise OptionError(
+                f"after {name}.transform_traces_pre_prologue the prologue returns {given} values and the computation has {wanted} arguments: "
+                "a new argument needs a new value of the prologue (thunder.transforms.base.with_parameter)"
+            )
+
+
+def _three(name: str, returned) -> tuple:
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        raise OptionError(f"{name}.transform_traces_pre_prologue returned {type(returned).__name__}: return (prologue_trace, computation_trace, epilogue_trace)")
+    return returned
+
+
+def _results(prologue: Trace) -> int | None:
+    return len(prologue.output) if isinstance(prologue.output, tuple) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- parameters in traces
+
+
+def _print_read(line: BoundSymbol, printer) -> list[str]:
+    name, table, key, check = line.args
+    t, c = printer.object(table), printer.object(check)
+    return [f"{name} = {t}.get({key!r})", f"if (reason := {c}({name}, {key!r})): return reason"]
+
+
+_read_parameter = Symbol("get_parameter", module="prims", is_prim=True, python_printer=_print_read)
+
+
+class _Check:
+    """Says in words why a value is not the parameter that a program was made for, or None."""
+
+    def __init__(self, proxy: TensorProxy):
+        self.expected = _facts(proxy)
+
+    def __call__(self, value, name: str) -> str | None:
+        found = (tuple(value.shape), from_tensor_dtype(value.dtype), from_tensor_device(value.device), value.requires_grad) if hasattr(value, "dtype") else None
+        return None if found == self.expected else f"parameter {name} was {self.expected[:3]}, is {found and found[:3]}"
+
+
+def _facts(p: TensorProxy) -> tuple:
+    return tuple(p.shape), p.dtype, p.device, p.requires_grad
+
+
+def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tuple[Trace, Trace, TensorProxy]:
+    """Both traces with one more argument: parameter or buffer `name` of the compiled module, which the prologue reads and checks, and its proxy."""
+    overrides = model._overrides_parameters if name in model._overrides_parameters else model._overrides_buffers
+    if name not in overrides:
+        raise OptionError(f"{name!r} is no parameter that a transform gave the module (model.set_parameter); it has {', '.join(model._overrides_parameters) or 'none'}")
+    value = overrides[name]
+    variable = computation.names.claim("t_" + "".join(c if c.isalnum() else "_" for c in name))
+    proxy = TensorProxy(
+        variable, shape=tuple(value.shape), dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device), requires_grad=value.requires_grad
+    )  # fmt: skip
+    read = prologue.names.claim(variable)
+    line = BoundSymbol(_read_parameter, (read, overrides, name, _Check(proxy)), {}, None, inputs=(), outputs=())
+    tables = computation.tables | {"parameters": computation.tables.get("parameters", {}) | {variable: name}}
+    return (
+        prologue.replace(bound_symbols=(*prologue.bound_symbols, line), output=(*prologue.output, Text(read))),
+        computation.replace(args=(*computation.args, proxy), tables=tables),
+        proxy,
+    )
+
+
+def check_replaced(computation: Trace, overrides: dict[str, Any]) -> None:
+    """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would compute with something else."""
+    for a in computation.args:
+        name = computation.tables.get("parameters", {}).get(a.name) if isinstance(a, Proxy) else None
+        if name not in overrides:
+            continue
+        value = overrides[name]
+        if (tuple(a.shape), a.dtype) != (tuple(value.shape), from_tensor_dtype(value.dtype)):
+            raise CaptureError(
+                f"parameter {name} was replaced by one of shape {tuple(value.shape)} and {value.dtype}, and the program reads it as {tuple(a.shape)}, {a.dtype}",
+                remedy="a transform that replaces a parameter by another form changes the computation in transform_traces_pre_prologue",
+            )

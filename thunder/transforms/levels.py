@@ -1,0 +1,65 @@
+"""Levels: a function under a functional transform is recorded apart; what the transform makes of it becomes part of the program around it.
+
+A level's lines are typed for the level: its arguments require grad where the transform differentiates. Outside, what requires grad follows from the program
+there, so the lines are typed anew where they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, Names, Recorder
+
+__all__ = ["Level", "write", "typed", "renamed", "needed_for"]
+
+
+class Level:
+    """What a function did when it was called with `arguments`: `lines` that make `outputs`. Both are flat; an output may be an argument or a value from outside."""
+
+    __slots__ = ("arguments", "lines", "outputs")
+
+    def __init__(self, arguments: Sequence[TensorProxy], lines: Sequence[BoundSymbol], outputs: Sequence):
+        self.arguments, self.lines, self.outputs = list(arguments), list(lines), list(outputs)
+
+
+def typed(lines: Iterable[BoundSymbol], grad_enabled: bool = True) -> None:
+    """Sets requires_grad of what the lines make, by what their inputs have now. The values belong to the level: nobody else has read it yet."""
+    for line in lines:
+        grad = grad_enabled and (line.context is None or line.context.grad_enabled) and line.sym.connects(line.args, line.kwargs, line.inputs)
+        plain = line.sym.info.get("not_differentiable", ())
+        for i, o in enumerate(line.outputs):
+            if isinstance(o, TensorProxy) and not any(o is p for p in line.inputs):
+                o.requires_grad = grad and o.dtype.category >= 2 and i not in plain
+
+
+def write(recorder: Recorder, lines: Iterable[BoundSymbol], table: dict[Proxy, Proxy]) -> None:
+    """Appends the lines of a level, with other values in the place of its arguments."""
+    lines = [line.swap(table) for line in lines]
+    typed(lines, recorder.context.grad_enabled)
+    recorder.bound_symbols += lines
+
+
+def renamed(lines: Iterable[BoundSymbol], names: Names, table: dict[Proxy, Proxy]) -> list[BoundSymbol]:
+    """Copies of the lines that make new values; `table`, which maps values to what is read in their place, learns these."""
+    return [_renamed(line, names, table) for line in lines]
+
+
+def _renamed(line: BoundSymbol, names: Names, table: dict) -> BoundSymbol:
+    for o in line.outputs:
+        if o not in table and not any(o is i for i in line.inputs):
+            table[o] = o.replace() if isinstance(o, TensorProxy) else type(o)("")
+            table[o].name = names.make()
+    for sub in line._subsymbols or ():
+        _renamed(sub, names, table)
+    return line.swap(table)
+
+
+def needed_for(lines: Sequence[BoundSymbol], results: Iterable) -> list[BoundSymbol]:
+    """The lines that `results` are made by."""
+    needed, kept = {r for r in results if isinstance(r, Proxy)}, []
+    for line in reversed(lines):
+        if not needed.isdisjoint(line.outputs):
+            needed.update(line.inputs)
+            kept.append(line)
+    return kept[::-1]

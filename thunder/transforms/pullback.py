@@ -1,0 +1,118 @@
+"""The two derivatives of a function that is recorded as a level: `Pullback` (reverse mode) and `pushforward` (forward mode)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import Context, Recorder, recording
+from thunder.core.trace import Trace
+from thunder.errors import MissingImplementationError
+from thunder.ops import LTORCH
+from thunder.transforms.autodiff import Derivative, Linearization
+from thunder.transforms.dce import dce
+from thunder.transforms.levels import Level, needed_for, renamed, typed, write
+
+__all__ = ["Pullback", "pushforward", "gradients_of"]
+
+
+def _linearized(level: Level, executors: Sequence) -> Linearization:
+    """The level's derivative. What its results do not need is not differentiated, but stays: the program around it may have seen it."""
+    linear = Linearization(level.lines, executors, functional=True, needed=set(needed_for(level.lines, level.outputs)))
+    for step in linear.steps:
+        if isinstance(step, Derivative):
+            _check_connected(step)
+    return linear
+
+
+def _check_connected(step: Derivative) -> None:
+    """What a rule computes its result with has to be differentiable itself: without this a second derivative would be zero without a word."""
+    results = {o for o, _ in step.gets}
+    for line in step.forward:
+        if line.context is not None and not line.context.grad_enabled and not results.isdisjoint(line.outputs):
+            raise MissingImplementationError(f"the rule of an operation computes its result without grad ({line.sym.qualified_name}): it has no derivative as a function")
+
+
+def _writer(recorder: Recorder) -> Recorder:
+    return Recorder(recorder.context.replace(grad_enabled=True, autocast=None, checkpoint=()), recorder.location, recorder.where)
+
+
+class Pullback:
+    """The derivative of a level at its arguments, as a function of cotangents.
+
+    Made, it writes the level's lines to `recorder`, that of the program around it, with those that only the backward reads; `arguments` are what the level's
+    arguments are there. Each call writes the backward.
+    """
+
+    def __init__(self, level: Level, arguments: Sequence[Proxy], executors: Sequence, recorder: Recorder):
+        self.level, self.used = level, False
+        self.table: dict[Proxy, Proxy] = dict(zip(level.arguments, arguments, strict=True))
+        self.linear = _linearized(level, executors)
+        write(recorder, self.linear.forward, self.table)
+
+    def __call__(self, cotangents: Sequence, recorder: Recorder, wanted: Sequence[Proxy] | None = None) -> list:
+        """The gradient, or None, of each value of `wanted`: of each argument. `cotangents` has one for each output, None where it is not differentiated."""
+        seeds = [(o, g) for o, g in zip(self.level.outputs, cotangents, strict=True) if g is not None]
+        with recording(_writer(recorder)) as backward:
+            grads = self.linear.backward(seeds, backward)
+        found = [grads.get(a) for a in (self.level.arguments if wanted is None else wanted)]
+        table, lines = dict(self.table), needed_for(backward.bound_symbols, found)
+        if self.used:
+            lines = renamed(lines, recorder.context.names, table)
+        self.used = True
+        write(recorder, lines, table)
+        return [table.get(g, g) for g in found]
+
+
+def pushforward(level: Level, arguments: Sequence[Proxy], tangents: Sequence, executors: Sequence, recorder: Recorder) -> list:
+    """The tangent, or None where it is zero, of each output of a level. tangents: one for each argument, None where it is zero.
+
+    The backward is linear in its cotangents; its own backward is the derivative forward: with J the Jacobian, c -> J' c has v -> J v for its pullback
+    (https://j-towns.github.io/2017/06/12/A-new-trick.html). No operation needs a second rule. The level's lines are written to `recorder`, too.
+    """
+    table: dict[Proxy, Proxy] = dict(zip(level.arguments, arguments, strict=True))
+    linear = _linearized(level, executors)
+    writer = _writer(recorder)
+    differentiable = [o if isinstance(o, TensorProxy) and o.requires_grad else None for o in level.outputs]
+    with recording(writer):
+        cotangents = [None if o is None else LTORCH["ones_like"](o) for o in differentiable]  # any value would do, where no formula takes its logarithm
+        starts, writer.bound_symbols = writer.bound_symbols, []
+        grads = linear.backward([(o, c) for o, c in zip(differentiable, cotangents, strict=True) if o is not None], writer)
+    gradients = [(grads[a], v) for a, v in zip(level.arguments, tangents, strict=True) if v is not None and a in grads]
+    backward = needed_for(writer.bound_symbols, [g for g, _ in gradients])
+    _constant(level.arguments)
+    _constant(o for line in linear.forward for o in line.outputs)
+    for c in cotangents:
+        if c is not None:
+            c.requires_grad = True
+    typed(backward)
+    transposed = Linearization(backward, executors, functional=True)
+    with recording(_writer(recorder)) as again:
+        found = transposed.backward(gradients, again)
+    results = [None if c is None else found.get(c) for c in cotangents]
+    write(recorder, linear.forward, table)
+    write(recorder, needed_for([*starts, *transposed.forward, *again.bound_symbols], results), table)
+    return [table.get(g, g) for g in results]
+
+
+def gradients_of(trace: Trace, cotangents: Sequence[TensorProxy | None], outputs: Sequence[TensorProxy], executors: Sequence) -> Trace:
+    """The gradients of a program as a program that can itself be differentiated: its arguments are those of `trace`, then the cotangents that are not None.
+
+    outputs: the values that the cotangents belong to. Returns one gradient for each argument of `trace`, None where there is none. The forward is computed again;
+    random lines stay in their order, so that the state of the generator before them gives their numbers again.
+    """
+    recorder = Recorder(Context(trace.names, grad_enabled=True))
+    arguments = [a for a in trace.args if isinstance(a, TensorProxy)]
+    with recording(recorder):
+        pullback = Pullback(Level(arguments, trace.bound_symbols, outputs), arguments, executors, recorder)
+        found = dict(zip(arguments, pullback(cotangents, recorder), strict=True))
+    gradients = tuple(found.get(a) if isinstance(a, TensorProxy) and a.requires_grad else None for a in trace.args)
+    given = [c for c in cotangents if c is not None]
+    return dce(trace.replace(args=[*trace.args, *given], bound_symbols=recorder.bound_symbols, output=gradients, name="gradients"))
+
+
+def _constant(values: Any) -> None:
+    for value in values:
+        if isinstance(value, TensorProxy):
+            value.requires_grad = False

@@ -1,0 +1,100 @@
+"""In-place operations again: what a program writes to is written to, where nobody reads the old value any more.
+
+Capture turns `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `copy_(x, t0)` at the end. Here the two become one again, and a temporary that the program
+overwrites is overwritten, so that nothing is copied that PyTorch does not copy.
+
+Before: `t0 = torch.add(x, 1)`, `t1 = torch.sin(t0)`, `Tensor.copy_(x, t0)`. After: `t0 = Tensor.add_(x, 1)`, `t1 = torch.sin(t0)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace
+from thunder.ops.define import inplace_form
+from thunder.ops.inplace import write_back
+from thunder.transforms.memory_budget import roots
+
+__all__ = ["reinplace"]
+
+
+def reinplace(trace: Trace) -> Trace:
+    """Runs operations in place where what they overwrite is overwritten by the program, too, and not read afterwards."""
+    written = trace.tables.get("written", {})
+    if not written:
+        return trace
+    lines = list(trace.bound_symbols)
+    state = _State(trace, lines, written)
+    kept: list[BoundSymbol] = []
+    for i, line in enumerate(lines):
+        if i in state.dropped:
+            continue
+        form = _form(line)
+        kept.append(state.in_place(i, line, *form) if form is not None and state.fits(i, line, form[1]) else line)
+    return trace.replace(bound_symbols=kept)
+
+
+def _form(line: BoundSymbol) -> tuple[Callable, dict[int, int]] | None:
+    """(callable, which result overwrites which argument) of an operation that PyTorch executes and has an in-place form of."""
+    if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
+        return None
+    original = line.subsymbols[0].sym
+    if "inplace" in original.info:
+        return original.info["inplace"]
+    function = None if OpTags.RANDOM_OP in original.tags else inplace_form(original)
+    return (function, {0: 0}) if function is not None else None
+
+
+class _State:
+    """What is read where, and which lines write back."""
+
+    def __init__(self, trace: Trace, lines: list[BoundSymbol], written: dict):
+        self.written = written
+        self.roots = roots(lines)
+        self.arguments = {a for a in trace.args if isinstance(a, TensorProxy)}
+        self.reads: dict[Proxy, list[int]] = {}
+        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # value -> (argument it is written back to, line)
+        self.dropped: set[int] = set()
+        for i, line in enumerate(lines):
+            if line.sym.id == _WRITE_BACK:
+                self.copies[line.args[1]] = line.args[0], i
+                continue
+            for value in line.inputs:
+                self.reads.setdefault(self.root(value), []).append(i)
+        for value in trace.output_proxies:
+            self.reads.setdefault(self.root(value), []).append(len(lines))
+
+    def root(self, value: Proxy) -> Proxy:
+        return self.roots.get(value, value)
+
+    def fits(self, i: int, line: BoundSymbol, pairs: dict[int, int]) -> bool:
+        return all(self._fits(i, line, line.outputs[o], line.args[a]) for o, a in pairs.items() if o < len(line.outputs) or _raise(line))
+
+    def _fits(self, i: int, line: BoundSymbol, result: Proxy, target) -> bool:
+        if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or (result.shape, result.dtype) != (target.shape, target.dtype):
+            return False
+        if any(p is not target and self.root(p) is self.root(target) for p in line.inputs) or sum(p is target for p in line.inputs) > 1 or target in self.roots:
+            return False
+        copied, at = self.copies.get(result, (None, None))
+        if target in self.arguments:
+            return copied is target and not any(i < r < at for r in self.reads.get(target, ()))  # type: ignore[operator]
+        return result.name in self.written and not any(r > i for r in self.reads.get(target, ()))
+
+    def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, int]) -> BoundSymbol:
+        for o, a in pairs.items():
+            if line.args[a] in self.arguments:
+                self.dropped.add(self.copies[line.outputs[o]][1])
+        path = ("Tensor", function.__name__) if getattr(torch.Tensor, function.__name__, None) == function else (None, function.__name__)
+        made = Symbol(path[1], id=f"inplace.{path[1]}", module=path[0], is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
+        return line.replace(sym=made, subsymbols=line.subsymbols)
+
+
+def _raise(line: BoundSymbol):
+    raise AssertionError(f"the in-place form of {line.sym.name} names a result that it does not have")
+
+
+_WRITE_BACK = f"torch.{write_back.id}"
