@@ -538,6 +538,73 @@ def state_from_call_to_call(compile):
 
 
 @program
+def weights_that_are_normalized_in_the_forward(compile):
+    class Normalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(data(0, 4, 4)), nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.div_(self.weight.norm(dim=1, keepdim=True))
+            return x @ self.weight + self.bias
+
+    return fit(compile, Normalized(), lambda i: (data(i, 3, 4),))
+
+
+def writes_a_whole(x):
+    y = x * 2
+    with torch.no_grad():
+        y.copy_(x.round())
+        z = y * 2
+    return y * x.cos() + z
+
+
+def writes_views(x):
+    y = x * 2
+    first = y[0]
+    with torch.no_grad():
+        first.mul_(3)
+        y[1:, 0] = 5
+        y.t()[1].add_(1)
+    y.mul_(x)
+    return y.sin().sum() + first.cos().sum()
+
+
+def reads_a_view_without_grad_first(x):
+    y = x * 2
+    first = y[0]
+    y.mul_(2)
+    with torch.no_grad():
+        total = first.sum()
+    return first * total
+
+
+@program
+def writes_behind_autograd(compile):
+    seen = []
+    for f in (writes_a_whole, writes_views, reads_a_view_without_grad_first):
+        x = data(0, 3, 3).requires_grad_()
+        y = compile(f)(x)
+        y.sum().backward()
+        seen += [y, x.grad]
+    return seen
+
+
+@program
+def distributions(compile):
+    policy = nn.Linear(4, 2)
+
+    def loss(x, action):
+        mean, log_deviation = policy(x).chunk(2, -1)
+        normal = torch.distributions.Normal(mean, log_deviation.exp(), validate_args=False)
+        return -(normal.log_prob(action).sum() + normal.entropy().sum() + normal.rsample().sum())
+
+    compile(loss)(data(0, 5, 4), data(1, 5, 1)).backward()
+    return gradients(policy)
+
+
+@program
 def graph_from_call_to_call(compile):
     class Recurrence(nn.Module):
         def __init__(self):

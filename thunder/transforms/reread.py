@@ -33,7 +33,7 @@ def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: se
         if not users:
             continue
         # a part is worth reading where its memory is kept for nothing else
-        parts = [(part, line) for part, line in _parts(join) if list(left.get(base := _base(part, views), ())) == [part] and base not in arguments]
+        parts = [(part, line) for part, line in _parts(join) if _alone(part, left.get(base := _base(part, views))) and base not in arguments]
         if not parts:
             continue
         for user in users:
@@ -50,6 +50,11 @@ def _base(o: Proxy, views: dict[Proxy, BoundSymbol]) -> Proxy:
     while o in views:
         o = views[o].inputs[0]
     return o
+
+
+def _alone(o: Proxy, kept: dict[Proxy, None] | None) -> bool:
+    """Whether `o` is all that is kept. Proxies are told apart by identity: == of two is an operation of the program."""
+    return kept is not None and len(kept) == 1 and next(iter(kept)) is o
 
 
 def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSymbol]:
