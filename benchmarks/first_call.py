@@ -160,7 +160,7 @@ def linearity(rows: list[dict], depths: list[int]) -> list[str]:
     return problems
 
 
-def verdict(rows: list[dict], depths: list[int], train: bool) -> list[str]:
+def verdict(rows: list[dict], depths: list[int], train: bool = False) -> list[str]:
     """Everything that falls short of the bars, and every measurement that failed."""
     problems = [f"{row['system']} at depth {row['depth']}: {row['error']}" for row in rows if "error" in row]
     problems += [f"{row['system']} at depth {row['depth']} deviates by {row['deviation']:.2g}" for row in rows if row.get("deviation", 0.0) > DEVIATION_BAR]

@@ -161,6 +161,8 @@ def functorch_implementations() -> dict:
         "vjp": getattr(eager_transforms, "_vjp_with_argnums", None),
         "jvp": getattr(eager_transforms, "_jvp_with_argnums", None),
         "vmap": getattr(vmap, "vmap_impl", None),
+        "basis": getattr(eager_transforms, "_construct_standard_basis_for", None),
+        "basis in chunks": getattr(eager_transforms, "_chunked_standard_basis_for_", None),
     }
     return {name: function for name, function in found.items() if function is not None}
 

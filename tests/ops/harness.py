@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import thunder
-from thunder.core.proxies import proxies_in
+from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.executors.torchex import torch_ex
 from thunder.extend import Executor
 from thunder.ops import LTORCH
@@ -68,7 +68,7 @@ def by_decomposition(compiled, inputs):
 
 
 def tensors_in(value) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, TensorProxy)):
         return [value]
     if isinstance(value, dict):
         return [t for v in value.values() for t in tensors_in(v)]

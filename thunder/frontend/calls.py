@@ -381,7 +381,7 @@ def _call_function(c, f, args, kwargs):
     if inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
-    if native_module(module) and id(f) not in c.fresh:
+    if native_module(module) and id(f) not in c.fresh and not module.startswith("torch._functorch"):
         named = _BY_NAME.get((module, f.__name__))
         if named is not None:
             return named(c, f, args, kwargs)

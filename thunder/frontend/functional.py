@@ -21,6 +21,7 @@ from thunder.errors import CaptureError
 from thunder.extend import resolve_executors
 from thunder.frontend import containers
 from thunder.ops import LTORCH
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.transforms.batching import batched
 from thunder.transforms.levels import Level
 from thunder.transforms.pullback import Pullback, pushforward
@@ -56,6 +57,9 @@ class _Native:
 
     def call(self, f, args, kwargs):
         return f(*args, **kwargs)
+
+    def refuse(self, reason: str, remedy: str = ""):
+        raise CaptureError(reason, location=user_location(), remedy=remedy)
 
     def lift(self, value):
         raise CaptureError("a transformed function is called with tensors while another program is traced", location=user_location(), remedy="pass them in as arguments")
@@ -168,7 +172,7 @@ def _selected(argnums, args: Sequence, kwargs: dict) -> tuple[dict, bool]:
             if not -len(args) <= n < len(args):
                 raise RuntimeError(f"Got argnum={n}, but only {len(args)} positional inputs")
             if n % len(args) in found:
-                raise ValueError(f"argnums elements must be unique, got {argnums}")
+                raise RuntimeError(f"argnums elements must be unique, got {argnums}")
             found[n % len(args)] = args[n]
         else:
             raise RuntimeError(f"argnums must be int or Tuple[int, ...], got: {type(argnums)}")
@@ -308,13 +312,15 @@ class Grad(Transformed):
         return self.packed(list(pull(tuple(torch.ones_like(o) for o in outputs))), value, aux)
 
 
-def _check_like(what: str, given: Sequence, given_spec, wanted: Sequence, wanted_spec, of: str) -> None:
-    """Raises RuntimeError where a structure of tensors is not of the form and shapes of another."""
+def _check_like(c, what: str, given: Sequence, given_spec, wanted: Sequence, wanted_spec, of: str) -> None:
+    """Raises RuntimeError where a structure of tensors is not of the form and shapes of another, CaptureError where only dtypes differ."""
     if given_spec != wanted_spec:
         raise RuntimeError(f"Expected {what} to have the same structure as {of}, got {given_spec} and {wanted_spec}")
     for g, w in zip(given, wanted, strict=True):
-        if type(w) is TensorProxy and (type(g) is not TensorProxy or g.shape != w.shape or g.dtype is not w.dtype):
-            raise RuntimeError(f"Expected {what} to have the shapes and dtypes of {of}, got {g!r} for {w!r}")
+        if type(w) is TensorProxy and (type(g) is not TensorProxy or g.shape != w.shape):
+            raise RuntimeError(f"Expected {what} to have the shapes of {of}, got {g!r} for {w!r}")
+        if type(w) is TensorProxy and g.dtype is not w.dtype:
+            c.refuse(f"{what} have another dtype than {of}: {g.dtype.name} for {w.dtype.name}", "convert them")
 
 
 class VJP(Transformed):
@@ -326,7 +332,7 @@ class VJP(Transformed):
         primals = (primals,) if single else tuple(_opened(c, primals))
         at = _Differentiated(c, self, primals, kwargs, range(len(primals)), False)
         given, spec = _flatten(c, cotangents)
-        _check_like("the cotangents", given, spec, at.result, at.spec, "the function's result")
+        _check_like(c, "the cotangents", given, spec, at.result, at.spec, "the function's result")
         found = tuple(at.structured(at.gradients(c, given)).values())
         return at.value(), found[0] if single else found
 
@@ -355,7 +361,7 @@ class JVP(Transformed):
         given, given_spec = _flatten(c, tangents)
         if not outer or not all(_float(x) for x in outer):
             raise RuntimeError("jvp: Expected the primals to be tensors of floating point dtype, at least one")
-        _check_like("the tangents", given, given_spec, outer, spec, "the primals")
+        _check_like(c, "the tangents", given, given_spec, outer, spec, "the primals")
         arguments = [_fresh(c, x, grad=True) for x in outer]
         lines, leaves, out_spec = self.enter(c, tree_unflatten(arguments, spec), kwargs, True)
         aux = None
@@ -470,7 +476,7 @@ class PullbackFunction:
     def apply(self, c, args, kwargs):
         (cotangents,) = args
         given, spec = _flatten(c, cotangents)
-        _check_like("the cotangents", given, spec, self.at.result, self.at.spec, "the function's result")
+        _check_like(c, "the cotangents", given, spec, self.at.result, self.at.spec, "the function's result")
         found = tuple(self.at.structured(self.at.gradients(c, given)).values())
         return found[0] if isinstance(self.argnums, int) else found
 
@@ -501,14 +507,30 @@ def _torch_jvp(c, f, args, kwargs):
     primals, argnums = given["primals"], given.get("argnums")
     if argnums is None:
         return made(c, JVP(given["func"], given["has_aux"])).apply(c, (primals, given["tangents"]), {})
-    selected, single = _selected(argnums, primals, {})
+    selected, _ = _selected(argnums, primals, {})
 
     def function(*values):
         now = dict(zip(selected, values, strict=True))
         return c.call(given["func"], [now.get(i, x) for i, x in enumerate(primals)], {})
 
-    tangents = (given["tangents"],) if single else tuple(given["tangents"])
-    return made(c, JVP(_Called(function), given["has_aux"])).apply(c, (tuple(selected.values()), tangents), {})
+    return made(c, JVP(_Called(function), given["has_aux"])).apply(c, (tuple(selected.values()), given["tangents"]), {})
+
+
+def _basis(c, f, args, kwargs):
+    """The unit vectors of jacrev and jacfwd: for each tensor the columns of the identity that are its elements. PyTorch writes them into a view."""
+    tensors, counts, *chunk_size = [*args, *kwargs.values()]
+    if chunk_size not in ([], [None]):
+        c.refuse("torch.func.jacrev with chunk_size", "leave chunk_size out: the whole Jacobian is computed at once")
+    total, columns, start = sum(counts), [], 0
+    for t, n in zip(tensors, counts, strict=True):
+        whole = c.call(torch.eye, [total], {"dtype": to_torch_dtype(t.dtype), "device": to_torch_device(t.device)})
+        columns.append(whole[:, start : start + n].reshape(total, *t.shape))
+        start += n
+    return tuple(columns)
+
+
+def _basis_in_chunks(c, f, args, kwargs):
+    return [_basis(c, f, args, kwargs)]
 
 
 def _torch_vmap(c, f, args, kwargs):
@@ -536,11 +558,66 @@ def _torch_jvp_in_public(c, f, args, kwargs):
     return _torch_jvp(c, f, args, {"has_aux": False, **kwargs})
 
 
-HANDLERS = {torch.func.vjp: _torch_vjp_in_public, torch.func.jvp: _torch_jvp_in_public}
+def _functional_call(c, f, args, kwargs):
+    """`torch.func.functional_call`: while the module is called, the given tensors are what its names mean."""
+    names = ("module", "tensors", "args", "kwargs")
+    given = dict(zip(names, args)) | {"tensors" if k == "parameter_and_buffer_dicts" else k: v for k, v in kwargs.items()}
+    module, tables = given["module"], _opened(c, given["tensors"])
+    if given.get("strict") or hasattr(type(module), "_lc_cd"):
+        c.refuse("torch.func.functional_call with strict=True, or of a compiled module", "leave strict out, and give the module itself")
+    wanted = {k: v for table in ([tables] if isinstance(tables, dict) else tables) for k, v in table.items()}
+    if not isinstance(tables, dict) and len(wanted) != sum(map(len, tables)):
+        raise ValueError("keys appeared in multiple dictionaries; behavior of functional call is ambiguous")
+    with _replaced(c, module, _with_ties(c, module, wanted) if given.get("tie_weights", True) else wanted):
+        positional = given.get("args", ())
+        positional = () if positional is None else positional if isinstance(positional, tuple) else (positional,)
+        return c.call(module, list(positional), dict(given.get("kwargs") or {}))
+
+
+def _with_ties(c, module, wanted: dict) -> dict:
+    """The tensors by name, and under the other names of the tensors that they replace."""
+    real: dict[str, Any] = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    names: dict[int, list[str]] = {}
+    for n, t in real.items():
+        names.setdefault(id(t), []).append(n)
+    found = dict(wanted)
+    for name, value in wanted.items():
+        if name not in real:
+            c.refuse(f"torch.func.functional_call replaces {name!r}, which the module does not have", "give names of its parameters and buffers")
+        for other in names[id(real[name])]:
+            if found.setdefault(other, value) is not value:
+                raise ValueError(f"functional_call got multiple values for keys {names[id(real[name])]}, which are tied. Consider using tie_weights=False")
+    return found
+
+
+@contextmanager
+def _replaced(c, module, wanted: dict) -> Iterator[None]:
+    """Attributes of a module and its children mean other values inside the block."""
+    before, missing = {}, object()
+    for name, value in wanted.items():
+        *path, leaf = name.split(".")
+        owner = functools.reduce(c.load_attr, path, module)
+        c.keep[id(owner)] = owner
+        before[id(owner), leaf] = (c.overlay.get((id(owner), leaf), missing), value)
+        c.overlay[id(owner), leaf] = value
+    try:
+        yield
+        if any(c.overlay.get(key) is not value for key, (_, value) in before.items()):
+            c.refuse("a module called by torch.func.functional_call replaces a parameter or buffer of its own", "return the new value")
+    finally:
+        for key, (old, _) in before.items():
+            if old is missing:
+                c.overlay.pop(key, None)
+            else:
+                c.overlay[key] = old
+
+
+HANDLERS = {torch.func.vjp: _torch_vjp_in_public, torch.func.jvp: _torch_jvp_in_public, torch.func.functional_call: _functional_call}
 HANDLERS |= {
     function: handler
     for name, handler in {
-        "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp, "vmap": _torch_vmap,
+        "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp, "vmap": _torch_vmap, "basis": _basis,
+        "basis in chunks": _basis_in_chunks,
     }.items()
     if (function := compat.functorch_implementations().get(name)) is not None
 }  # fmt: skip

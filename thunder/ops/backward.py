@@ -130,6 +130,11 @@ def _silu_backward(g, x):
     return g * s * (1 + x * (1 - s))
 
 
+@formula(hardsigmoid_backward)
+def _hardsigmoid_backward(g, x):
+    return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
+
+
 @formula(mish_backward)
 def _mish_backward(g, x):
     t = op("tanh")(op("softplus")(x))

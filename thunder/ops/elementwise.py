@@ -73,6 +73,7 @@ def unary(
         if samples != "float":
             yield make(5, dtype=torch.int64, low=max(0, int(domain[0])), high=2)
 
+    symbol.info["elementwise"] = True
     symbol.samples(sampler)
     if vjp is not None:
         symbol.vjp(_unary_rule(symbol, vjp))
@@ -390,6 +391,7 @@ def binary(
             yield make(3, low=low, high=high), 2.0
             yield make(3, low=low, high=high), 2
 
+    symbol.info["elementwise"] = True
     symbol.samples(sampler)
     if left is not None or right is not None:
         symbol.vjp(_binary_rule(symbol, left, right))

@@ -28,13 +28,13 @@ def call_torch(function, args: tuple, kwargs: dict):
     functional = inplace_of(function)
     if functional is not None:
         return inplace.write(functional, args, kwargs)
-    if inplace.writes(function):
-        return inplace.write_unknown(function, args, kwargs, call_torch)
-    symbol = opaque.symbol_for(function)
     written = opaque.written_by(function, args, kwargs)
     if written:
+        symbol = opaque.symbol_for(function)
         return call_mutating(symbol.name, function, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
-    return symbol(*args, **kwargs)
+    if inplace.writes(function):
+        return inplace.write_unknown(function, args, kwargs, call_torch)
+    return opaque.symbol_for(function)(*args, **kwargs)
 
 
 METHODS.torch_function = call_torch

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from thunder.core.dtypes import bool8
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
 from thunder.ops.attention import flash_attention, flash_attention_backward
-from thunder.ops.elementwise import BINARY, UNARY
 from thunder.ops.explain import as_torch
 from thunder.transforms.autodiff import by_formula
 from thunder.transforms.levels import write
@@ -76,7 +76,7 @@ class _Batch:
 
     def by_rule(self, line: BoundSymbol):
         """What the operation's rule computes, if that is what it has to be."""
-        rule = RULES.get(line.sym)
+        rule = _elementwise if "elementwise" in line.sym.info else RULES.get(line.sym)
         if rule is None or any(isinstance(p, TensorProxy) for p in proxies_in(line.kwargs, [])):
             return None
         before = len(self.recorder.bound_symbols)
@@ -99,7 +99,7 @@ class _Batch:
             for sub in by_formula(line):
                 self.line(sub)
             return None
-        if symbol.fn is not None and symbol.executor is None:
+        if symbol.fn is not None and symbol.executor is None and not (line.subsymbols and _unknown_to_torch(line)):
             mapped = tuple(p in self.moved for p in line.inputs if isinstance(p, TensorProxy))
             args, kwargs = map_structure(self.at, line.args), map_structure(self.at, line.kwargs)
             return mapped_symbol(symbol)(mapped, self.size, self.randomness, args, kwargs)
@@ -118,6 +118,15 @@ class _Batch:
 
 
 # ---------------------------------------------------------------------------------------------------------------- by torch.vmap
+
+
+def _unknown_to_torch(line: BoundSymbol) -> bool:
+    """Whether torch.vmap refuses the operation, or computes something else (index_select at one place, by a tensor without dimensions): then its decomposition is mapped."""
+    name = line.sym.name
+    if name == "setitem":
+        return any(x.dtype is bool8 for x in proxies_in(line.args[1], []) if isinstance(x, TensorProxy))
+    return name == "column_stack" or (name == "index_select" and any(isinstance(x, TensorProxy) and not x.shape for x in line.args[1:]))
+
 
 _MAPPED: dict[Symbol, Symbol] = {}
 _KEPT = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.DETACHED, OpTags.VIEW, OpTags.OPAQUE, OpTags.DEVICE_SYNC_OP}
@@ -210,10 +219,10 @@ def _elementwise(batch: _Batch, line: BoundSymbol):
     return line.sym(*(_aligned(batch, x, rank) if type(x) is TensorProxy else x for x in line.args), **line.kwargs)
 
 
-_rule(*(n for n in (*UNARY, *BINARY) if n in LTORCH), "where", "round", "clone", "detach", "contiguous")(_elementwise)
+_rule("where", "round", "clone", "detach", "contiguous", "addcmul", "addcdiv", "lerp", "clamp")(_elementwise)
 
 
-@_rule("zeros_like", "ones_like", "full_like", "to", "softplus", "gelu", "relu", "silu", "leaky_relu", "elu", "clamp", "masked_fill", "nan_to_num")
+@_rule("zeros_like", "ones_like", "full_like", "to", "softplus", "gelu", "relu", "silu", "leaky_relu", "elu", "masked_fill", "nan_to_num")
 def _same(batch: _Batch, line: BoundSymbol):
     """The same call."""
     return line.sym(batch.at(line.args[0]), *line.args[1:], **line.kwargs) if _mapped_only_first(batch, line) else None
@@ -247,7 +256,8 @@ def _two_dims(batch: _Batch, line: BoundSymbol):
 
 @_rule("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
 def _reshaped(batch: _Batch, line: BoundSymbol):
-    return LTORCH["reshape"](batch.at(line.args[0]), (batch.size, *line.output.shape))
+    a = line.args[0]
+    return LTORCH["reshape"](batch.at(a), (batch.size, *line.output.shape)) if a.dtype is line.output.dtype else None  # a view as another dtype
 
 
 @_rule("t")
@@ -320,11 +330,13 @@ def _embedding(batch: _Batch, line: BoundSymbol):
     return line.sym(batch.at(a), weight, *rest, **line.kwargs) if _mapped_only_first(batch, line) else None
 
 
-def _flash(batch: _Batch, line: BoundSymbol):
-    """The kernel has one batch dimension: the batch is put in front of it."""
+@_rule("scaled_dot_product_attention")
+def _attention(batch: _Batch, line: BoundSymbol):
+    """The kernels have one batch dimension: the batch is put in front of it. An attention mask would have to be stretched."""
     tensors = [x for x in line.args if isinstance(x, TensorProxy)]
-    whole = line.inputs[0].shape[0]
-    if any(x.shape[0] != whole for x in tensors):
+    whole = tensors[0].shape[0]
+    mask = line.args[6] if line.sym is flash_attention_backward else line.args[3] if len(line.args) > 3 else None
+    if mask is not None or len(tensors[0].shape) < 3 or any(x.shape[0] != whole for x in tensors):
         return None
 
     def merged(x):
@@ -333,8 +345,8 @@ def _flash(batch: _Batch, line: BoundSymbol):
         found = batch.at(x) if x in batch.moved else LTORCH["expand"](x, (batch.size, *x.shape))
         return LTORCH["reshape"](found, (batch.size * whole, *x.shape[1:]))
 
-    results = line.sym(*map(merged, line.args))
-    return tuple(LTORCH["reshape"](r, (batch.size, *o.shape)) for r, o in zip(results, line.outputs, strict=True))
+    results = line.sym(*map(merged, line.args), **line.kwargs)
+    return map_structure(lambda r: LTORCH["reshape"](r, (batch.size, whole, *r.shape[1:])), results)
 
 
-RULES |= {flash_attention: _flash, flash_attention_backward: _flash}
+RULES |= {flash_attention: _attention, flash_attention_backward: _attention}

@@ -76,7 +76,7 @@ def pushforward(level: Level, arguments: Sequence[Proxy], tangents: Sequence, ex
     writer = _writer(recorder)
     differentiable = [o if isinstance(o, TensorProxy) and o.requires_grad else None for o in level.outputs]
     with recording(writer):
-        cotangents = [None if o is None else LTORCH["zeros_like"](o) for o in differentiable]  # any value would do
+        cotangents = [None if o is None else LTORCH["ones_like"](o) for o in differentiable]  # any value would do, where no formula takes its logarithm
         starts, writer.bound_symbols = writer.bound_symbols, []
         grads = linear.backward([(o, c) for o, c in zip(differentiable, cotangents, strict=True) if o is not None], writer)
     gradients = [(grads[a], v) for a, v in zip(level.arguments, tangents, strict=True) if v is not None and a in grads]

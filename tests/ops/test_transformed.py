@@ -1,0 +1,104 @@
+"""Every operation with samples under vmap and under jvp."""
+
+import itertools
+import types
+
+import pytest
+import torch
+
+from tests.ops.harness import SAMPLED, as_program, samples_of, tensors_in, torch_function
+from tests.ops.tracing import carried_out, traced
+from thunder.core.symbol import OpTags, current_recorder
+from thunder.frontend.functional import JVP, VMap
+from thunder.ops import LTORCH
+from thunder.ops.methods import call_torch
+
+# PyTorch's own warnings about samples it is given, and about operations that torch.vmap computes in a loop
+pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in (
+    "There is a performance drop", ".*padding='same' with even kernel lengths", "reduction. 'mean' divides the total loss", "index_reduce\\(\\) is in beta", "Casting complex values to real",
+    "To copy construct from a tensor", ".*size_average and reduce args",
+)]  # fmt: skip
+DETERMINED = [n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and n not in ("empty", "empty_like", "eigh", "svd")]
+
+
+def called(function):
+    """A torch function that takes proxies as well, where a program is recorded."""
+    return lambda *args, **kwargs: function(*args, **kwargs) if current_recorder() is None else call_torch(function, args, kwargs)
+
+
+def programs(name, dtype=torch.float64):
+    """(program from tensors to a tuple of tensors, tensors) of an operation's samples that PyTorch takes."""
+    for args, kwargs in samples_of(LTORCH[name], dtype):
+        program, tensors = as_program(types.SimpleNamespace(torch_functions=(called(torch_function(LTORCH[name])),)), args, kwargs)
+        try:
+            result = tensors_in(program(*tensors))
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            continue
+        if tensors and result:
+            yield lambda *given, program=program: tuple(tensors_in(program(*given))), tensors
+
+
+def close_to(found, wanted, tolerance):
+    for f, w in zip(found, wanted, strict=True):
+        # float64 to the tolerance; other types (dtype= arguments) to what rounding them once more may cost
+        tolerances = {"rtol": tolerance, "atol": tolerance} if w.dtype is torch.float64 else {"rtol": 0.05, "atol": 0.02} if w.dtype is torch.bfloat16 else {}
+        torch.testing.assert_close(f, w, equal_nan=True, **tolerances)
+
+
+# an operation whose result's shape depends on values, for an element of a batch
+NOT_MAPPED = {"setitem": "dynamic shape"}
+
+
+@pytest.mark.parametrize("name", DETERMINED)
+def test_vmap_is_the_operation_on_each_element(name):
+    """The elements are different; the reference is a loop over them, which is what vmap means."""
+    for program, tensors in programs(name):
+        batch = [torch.stack([t, t * 0.97 if t.is_floating_point() else t]) for t in tensors]
+        wanted = [torch.stack(found) for found in zip(*(program(*(b[i].clone() for b in batch)) for i in range(2)))]
+        trace, inputs = traced(VMap(program), tuple(batch), {}, inside=True)
+        try:
+            found = carried_out(trace, inputs)
+        except RuntimeError as error:
+            assert NOT_MAPPED.get(name, "-") in str(error)
+            continue
+        close_to(found, wanted, 1e-9)
+
+
+# torch.func's forward mode is wrong (reduce="prod" with zeros left out) or means a symmetric tangent; the tangent is compared with a difference, or not at all
+DIFFERENCES, SYMMETRIC = {"scatter_reduce"}, {"linalg_cholesky"}
+
+
+@pytest.mark.parametrize("name", [n for n in DETERMINED if n not in SYMMETRIC])
+def test_jvp_is_forward_mode(name):
+    for program, tensors in itertools.islice(programs(name), 2):
+        places = [i for i, t in enumerate(tensors) if t.is_floating_point()]
+        tangents = [torch.randn(tensors[i].shape, dtype=tensors[i].dtype, generator=torch.Generator().manual_seed(i)) for i in places]
+        moved = differentiable(program, tensors, places)
+        primals = [tensors[i] for i in places]
+        if not places or not moved(*primals):
+            continue
+        try:
+            wanted = torch.func.jvp(moved, tuple(primals), tuple(tangents))[1]
+        except (RuntimeError, NotImplementedError):
+            continue  # PyTorch has no forward mode for it
+        if name in DIFFERENCES:
+            steps = [moved(*(x + sign * 1e-6 * t for x, t in zip(primals, tangents))) for sign in (1, -1)]
+            wanted = [(a - b) / 2e-6 for a, b in zip(*steps)]
+        try:
+            trace, inputs = traced(lambda given, t: JVP(differentiable(program, given, places))(tuple(given[i] for i in places), t)[1], (tensors, tuple(tangents)), {}, inside=True)
+            found = carried_out(trace, inputs)
+        except RuntimeError as error:
+            assert "not differentiable with respect to" in str(error) or "invalid gradient" in str(error), error  # PyTorch's reverse mode refuses
+            continue
+        close_to(found, wanted, 1e-6 if name in DIFFERENCES else 1e-7)
+
+
+def differentiable(program, tensors, places):
+    """The program as a function of the tensors in `places`, with its floating-point results only."""
+
+    def run(*given):
+        table = dict(zip(places, given, strict=True))
+        results = program(*(table.get(i, t) for i, t in enumerate(tensors)))
+        return tuple(r for r in results if (r.is_floating_point() if isinstance(r, torch.Tensor) else r.dtype.category == 2))
+
+    return run
