@@ -1144,6 +1144,32 @@ def test_one_backward_serves_all_sizes():
     assert thunder.cache_misses(compiled) == 1
 
 
+# ---------------------------------------------------------------------------------------------------------------- second derivatives
+
+
+def test_gradient_penalty():
+    """Equal within float32: the second backward computes the forward again, in the first one's order, and adds what eager adds in another."""
+
+    def run(compile):
+        torch.manual_seed(0)
+        critic = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        compiled, optimizer, seen = compile(critic), torch.optim.Adam(critic.parameters(), 1e-2), []
+        for i in range(3):
+            x = data(i, 4, 3).requires_grad_()
+            score = compiled(x)
+            (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+            loss = score.mean() + 10 * (slope.norm(dim=1) - 1).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            seen.append(gradients(critic))
+            optimizer.step()
+        return seen
+
+    got, want = run(thunder.jit), run(lambda f: f)
+    torch.testing.assert_close(got, want)
+    assert all(g.abs().max() > 1e-3 for g in want[0][:3])
+
+
 # ---------------------------------------------------------------------------------------------------------------- what goes wrong
 
 
@@ -1213,6 +1239,10 @@ def branches(x):
     return x * 2 if x.sum() > 0 else x
 
 
+def looks_for_places(x):
+    return x[torch.where(x > 0)]
+
+
 def hooks(x):
     y = x.sin()
     y.register_hook(lambda g: g * 2)
@@ -1246,7 +1276,7 @@ STEPPING = torch.optim.AdamW(nn.Linear(3, 1).parameters())
 @pytest.mark.parametrize(
     "refused, reason",
     [
-        (toggles, "requires_grad_"), (branches, "the truth of a tensor"), (hooks, "register_hook"), (keeps, "retain_grad"), (differentiates, "backward of a tensor"),
+        (toggles, "requires_grad_"), (branches, "the truth of a tensor"), (looks_for_places, "how many places"), (hooks, "register_hook"), (keeps, "retain_grad"), (differentiates, "backward of a tensor"),
         (asks_for_gradients, "torch.autograd.grad inside"), (steps, "the step of an optimizer inside"),
     ],
 )  # fmt: skip
