@@ -1125,13 +1125,26 @@ def test_trains_as_in_eager(name):
 
 SYMBOLIC = [
     "batches_of_many_sizes", "whole_models_of_many_sizes", "state_from_call_to_call", "transformer", "LSTM", "tied_weights", "variational_autoencoder", "loss_inside",
-    "accumulated_gradients", "frozen_layers_that_thaw", "encoder_with_padding", "adversarial_pair", "modules_that_change_from_outside", "layouts_of_gradients",
+    "accumulated_gradients", "convolutions_down_and_up", "frozen_layers_that_thaw", "encoder_with_padding", "adversarial_pair", "modules_that_change_from_outside", "layouts_of_gradients",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_trains_with_symbolic_sizes(name):
     compare(PROGRAMS[name], jit=lambda f: thunder.jit(f, cache="symbolic values"))
+
+
+@pytest.mark.parametrize("name", ["autocast_around_the_model", "bfloat16_weights", "transformer", "residual_network_with_batch_norm", "writes_behind_autograd"])
+def test_traces_are_whole_after_each_pass(name):
+    compare(PROGRAMS[name], jit=lambda f: thunder.jit(f, debug_options=thunder.DebugOptions(check_traces=True)))
+
+
+def test_numbers_that_a_result_computes():
+    """Beside a tensor that requires grad: the result is made apart from the forward."""
+    compiled = thunder.jit(lambda x: (x * 2, math.floor(x.shape[0] / 2), x.shape[0] * 3 + 1), cache="symbolic values")
+    for size in (4, 7):
+        assert compiled(data(0, size, 3).requires_grad_())[1:] == (size // 2, size * 3 + 1)
+    assert thunder.cache_misses(compiled) == 1
 
 
 def test_one_backward_serves_all_sizes():
