@@ -8,7 +8,9 @@ import copy
 import dataclasses
 import functools
 import gc
+import io
 import math
+import pickle
 import threading
 
 import pytest
@@ -653,6 +655,209 @@ def whole_step_in_one_function(compile):
 
     compiled = compile(step)
     return [compiled(data(i, 3, 4)).detach() for i in range(3)], weights(module)
+
+
+# ---------------------------------------------------------------------------------------------------------------- models that keep state, or are built in parts
+
+
+@program
+def low_rank_adapters(compile):
+    class Adapted(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.on = base.requires_grad_(False), True
+            self.down, self.up = nn.Parameter(data(5, 2, base.in_features)), nn.Parameter(torch.zeros(base.out_features, 2))
+
+        def forward(self, x):
+            return self.base(x) + (x @ self.down.t() @ self.up.t() * 0.5 if self.on else 0)
+
+    module = nn.Sequential(Adapted(nn.Linear(4, 6)), nn.ReLU(), Adapted(nn.Linear(6, 2)))
+    seen = fit(compile, module, lambda i: (data(i, 3, 4),))
+    module[0].on = False
+    return seen, compile(module)(data(0, 3, 4))
+
+
+@program
+def hooks_of_submodules(compile):
+    module, activations = perceptron(), []
+    module[0].register_forward_pre_hook(lambda m, given: (given[0] * 2,))
+    module[0].register_forward_hook(lambda m, given, y: y * 3)
+    watching = module[1].register_forward_hook(lambda m, given, y: activations.append(y.detach()))
+    compiled = compile(module)
+    compiled(data(0, 3, 4)).sum().backward()
+    watching.remove()
+    compiled(data(1, 3, 4)).sum().backward()
+    return activations, gradients(module)
+
+
+@program
+def auxiliary_loss_in_an_attribute(compile):
+    class Penalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.penalty = nn.Linear(4, 4), None
+
+        def forward(self, x):
+            y = self.linear(x)
+            self.penalty = square(y)
+            return y
+
+    module = Penalized()
+    return fit(compile, module, lambda i: (data(i, 3, 4),), lambda c, x: c(x).sum() + module.penalty)
+
+
+@program
+def buffers_that_follow_the_data(compile):
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("count", torch.tensor(0))
+
+        def forward(self, x):
+            y = self.linear(x)
+            if self.training:
+                with torch.no_grad():
+                    self.mean.mul_(0.9).add_(y.mean(0), alpha=0.1)
+                    self.count += 1
+            return y - self.mean
+
+    module = Centred()
+    return fit(compile, module, lambda i: (data(i, 3, 4),)), compile(module.eval())(data(0, 3, 4))
+
+
+@program
+def one_batch_norm_in_two_places(compile):
+    norm = nn.BatchNorm1d(4)
+    module = nn.Sequential(norm, nn.Linear(4, 4), norm, nn.BatchNorm1d(4, affine=False, momentum=0.3), nn.BatchNorm1d(4, track_running_stats=False))
+    return fit(compile, module, lambda i: (data(i, 5, 4),), lambda c, x: c(x).pow(3).sum()), compile(module.eval())(data(0, 5, 4))
+
+
+@program
+def spectral_norm(compile):
+    return fit(compile, nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), lambda i: (data(i, 2, 4),))
+
+
+@program
+def layers_left_out_at_random(compile):
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                kept = (torch.rand(x.shape[0], 1) < 0.7).to(x.dtype)
+                x = x + kept * layer(F.dropout(x, 0.1, self.training)) / 0.7
+            return x
+
+    return fit(compile, Deep(), lambda i: (data(i, 3, 4),))
+
+
+@program
+def text_generated_between_steps(compile):
+    module, seen = GPT.from_name("llama2-like", n_layer=1, block_size=16), []
+    compiled, optimizer = compile(module), torch.optim.AdamW(module.parameters(), 1e-2)
+    for i in range(2):
+        predict(compiled, tokens(i, 2, 8)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        text = tokens(i, 1, 2)
+        with torch.no_grad():
+            for _ in range(4):
+                text = torch.cat((text, compiled(text)[:, -1].argmax(-1, keepdim=True)), 1)
+        seen.append(text)
+    return seen, weights(module)
+
+
+@program
+def quantized_codes(compile):
+    book, encoder = nn.Embedding(6, 4), nn.Linear(4, 4)
+
+    def encode(x):
+        z = encoder(x)
+        codes = torch.cdist(z, book.weight).argmin(1)
+        q = book(codes)
+        return z + (q - z).detach(), 0.25 * F.mse_loss(q.detach(), z) + F.mse_loss(q, z.detach()), codes
+
+    quantized, loss, codes = compile(encode)(data(0, 5, 4))
+    (quantized.sum() + loss).backward()
+    return codes, gradients(book), gradients(encoder)
+
+
+@program
+def noise_and_times_of_a_diffusion_model(compile):
+    module, kept = nn.Sequential(nn.Linear(5, 8), nn.SiLU(), nn.Linear(8, 4)), torch.linspace(0.99, 0.01, 10)
+
+    def loss(x):
+        time, noise = torch.randint(0, 10, (x.shape[0],)), torch.randn_like(x)
+        share = kept[time][:, None]
+        return F.mse_loss(module(torch.cat((share.sqrt() * x + (1 - share).sqrt() * noise, time[:, None] / 10), 1)), noise)
+
+    compiled, seen = compile(loss), []
+    for i in range(2):
+        seen.append(compiled(data(i, 3, 4)))
+        seen[-1].backward()
+    return seen, gradients(module)
+
+
+@program
+def checkpoints_on_disk(compile):
+    module, other, file = perceptron(), perceptron(), io.BytesIO()
+    compiled = compile(module)
+    optimizer = torch.optim.Adam(compiled.parameters())
+    square(compiled(data(0, 3, 4))).backward()
+    optimizer.step()
+    torch.save({"model": compiled.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file)
+    compiled = compile(other)
+    compiled.load_state_dict(saved["model"])
+    optimizer = torch.optim.Adam(compiled.parameters())
+    optimizer.load_state_dict(saved["optimizer"])
+    square(compiled(data(1, 3, 4))).backward()
+    optimizer.step()
+    return list(saved["model"]), weights(other)
+
+
+@program
+def copies_of_compiled_modules(compile):
+    module = perceptron()
+    compiled = compile(module)
+    compiled(data(0, 3, 4)).sum().backward()
+    copied, pickled = copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))
+    for c in (copied, pickled):
+        c.zero_grad()
+        c(data(1, 3, 4)).sum().backward()
+    return gradients(copied), gradients(pickled), gradients(module)
+
+
+@program
+def methods_of_the_compiled_module(compile):
+    module, seen = perceptron(), []
+    compiled = compile(module)
+    compiled.apply(lambda m: nn.init.constant_(m.weight, 0.1) if isinstance(m, nn.Linear) else None)
+    compiled(data(0, 3, 4)).sum().backward()
+    seen.append(gradients(compiled))
+    compiled.zero_grad()
+    compiled.requires_grad_(False)
+    seen.append(compiled(data(0, 3, 4)))
+    compiled.requires_grad_(True).double()
+    compiled(data(0, 3, 4).double()).sum().backward()
+    return seen, gradients(compiled), module.eval().training, compiled.training, [n for n, _ in compiled.named_parameters()], len(compiled)
+
+
+@program
+def batches_of_a_loader(compile):
+    module = perceptron()
+    compiled, optimizer = compile(module), torch.optim.SGD(module.parameters(), 0.1)
+    dataset = torch.utils.data.TensorDataset(data(0, 8, 4), torch.arange(8) % 2)
+    for x, target in torch.utils.data.DataLoader(dataset, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0)):
+        optimizer.zero_grad()
+        F.cross_entropy(compiled(x), target).backward()
+        optimizer.step()
+    return weights(module)
 
 
 # ---------------------------------------------------------------------------------------------------------------- mixed precision
