@@ -668,8 +668,22 @@ def _associative_scan(c, f, args, kwargs):
     return torch.utils._pytree.tree_unflatten(stacked, spec)
 
 
+def _outside(what: str, remedy: str):
+    def handler(c, f, args, kwargs):
+        c.refuse(f"{what} inside of it is not read yet", remedy)
+
+    return handler
+
+
+_BACKWARD = "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or torch.func.grad"
 # handlers of functions whose modules are imported only by programs that use them
-_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan, **functional.BY_NAME}
+_BY_NAME = {
+    ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
+    ("torch.optim.optimizer", "step"): _outside("the step of an optimizer", "call it outside of the compiled function"),
+    ("torch.autograd", "backward"): _outside("a backward", _BACKWARD),
+    ("torch.autograd", "grad"): _outside("torch.autograd.grad", _BACKWARD),
+    **functional.BY_NAME,
+}
 
 
 def _constant(value):
