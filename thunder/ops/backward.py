@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder.core.dtypes import bool8
+from thunder.core.dtypes import bfloat16, bool8, float16, float32
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.define import LTORCH
@@ -76,8 +76,11 @@ embedding_backward = kernel("embedding_dense_backward", "default", lambda g, ind
 
 
 def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
+    """On a CPU, mean and deviation of a narrow type are float32 where weight and bias are, elsewhere always (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
     outer = a.shape[: len(a.shape) - len(normalized_shape)] + (1,) * len(normalized_shape)
-    return like(a), like(a, outer), like(a, outer)
+    mixed = any(p is not None and p.dtype is float32 for p in (weight, bias))
+    dtype = float32 if a.dtype in (bfloat16, float16) and (mixed or a.device.type != "cpu") else a.dtype
+    return like(a), like(a, outer, dtype=dtype), like(a, outer, dtype=dtype)
 
 
 native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta)
@@ -139,6 +142,12 @@ def _hardsigmoid_backward(g, x):
 def _mish_backward(g, x):
     t = op("tanh")(op("softplus")(x))
     return g * (t + x * op("sigmoid")(x) * (1 - t * t))
+
+
+@formula(logit_backward)
+def _logit_backward(g, x, eps=None):
+    low = 0.0 if eps is None else eps
+    return op("where")((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), float("nan") if eps is None else 0.0)
 
 
 @native_layer_norm.vjp
