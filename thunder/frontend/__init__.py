@@ -88,7 +88,7 @@ class Captured:
             self.prologue_fn = self.prologue_traces[-1].python_callable()
         if self.epilogue_traces[-1:] != before[1]:
             self.epilogue_fn = self.epilogue_traces[-1].python_callable()
-        for table in overrides:
+        for table in filter(None, overrides):
             check_replaced(self.computation, table)
 
     def where(self, location) -> tuple:
