@@ -1158,18 +1158,11 @@ def keeps(x):
     return y.cos()
 
 
-def swaps(x):
-    return torch.func.functional_call(SHARED, {"weight": x[None] * 2}, (x,))
-
-
-SHARED = nn.Linear(3, 1)
-
-
 @pytest.mark.parametrize(
     "refused, reason",
-    [(toggles, "requires_grad_"), (branches, "the truth of a tensor"), (hooks, "register_hook"), (keeps, "retain_grad"), (swaps, "TypeError.* is not an instance of torch.Tensor")],
+    [(toggles, "requires_grad_"), (branches, "the truth of a tensor"), (hooks, "register_hook"), (keeps, "retain_grad")],
 )
 def test_what_cannot_be_captured_is_said(refused, reason):
     with pytest.raises(CaptureError, match=reason) as error:
         thunder.jit(refused)(data(0, 3).requires_grad_())
-    assert error.value.location[0] == __file__ or refused is swaps  # which fails below contextlib's code
+    assert error.value.location[0] == __file__
