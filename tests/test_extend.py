@@ -445,3 +445,103 @@ def test_single_op_executor(registry):
 
 def test_lists_are_copies(registry):
     assert all(type(get()) is tuple for get in (extend.get_all_executors, extend.get_default_executors, extend.get_always_executors))
+
+
+# ---------------------------------------------------------------------------------------------------------------- states, names, printing
+
+
+class Counting:
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return x + self.calls
+
+
+def test_a_state_for_each_call():
+    executor = extend.StatefulExecutor("counting")
+    count = executor.register_stateful_operator("count", Counting, meta=lambda x: TensorProxy(like=x))
+    Counting.made = 0
+
+    def program(x):
+        count(x)
+        for _ in range(2):
+            x = count(x)
+        return x
+
+    compiled = thunder.jit(program, executors=[executor])
+    assert torch.equal(compiled(A), A + 2) and torch.equal(compiled(A), A + 4), "each call counts for itself"
+    assert Counting.made == 3 and [n for n in names(compiled)] == ["count_0", "count_1", "count_2"]
+    assert "t1 = count_1(x)" in text(compiled)
+    compiled(A.double())
+    assert Counting.made == 6 and torch.equal(compiled(A), A + 6), "another program has other states"
+    assert torch.equal(count(A), A + 1), "outside of a program a state lasts for the call"
+    executor.register_implementation(count, grad_transform=scaled_gradient(count))
+    x = A.clone().requires_grad_()
+    thunder.jit(lambda x: count(x), executors=[executor])(x).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(A, 5.0))
+    with pytest.raises(TypeError, match=r"register_stateful_operator\('wrong'\): state_class= is a function, not a int"):
+        executor.register_stateful_operator("wrong", 3, meta=abs)
+
+
+def scaled_gradient(operation):
+    from thunder.core.transforms import get_grad, put_grads
+
+    def rule(x):
+        result = operation(x)
+        put_grads((x,), (get_grad(result) * 5,))
+        return result
+
+    return rule
+
+
+def test_temporary_executors_take_no_names():
+    first, second = extend.TemporaryExecutor(), extend.TemporaryExecutor()
+    operations = [e.register_operator("op", like=lambda x: x * 2, fn=lambda x: x * 2) for e in (first, first, second)]
+    assert first != second and [op.name for op in operations] == ["op_0", "op_1", "op_0"]
+    compiled = thunder.jit(lambda x: [op(x) for op in operations], executors=[first, second])
+    assert all(torch.equal(got, A * 2) for got in compiled(A))
+    assert names(compiled) == ["op_0", "op_1", "op_0"] and "t2 = op_0_1(x)" in text(compiled)
+
+
+def test_a_derivative_alone(myex):
+    """The operation is executed by whoever executes it, and differentiated as said."""
+    myex.register_implementation(ltorch.sin, grad_transform=scaled_gradient(ltorch.sin))
+    x = A.clone().requires_grad_()
+    compiled = thunder.jit(lambda x: x.sin(), executors=[myex])
+    result = compiled(x)
+    result.sum().backward()
+    assert torch.equal(result, A.sin()) and torch.equal(x.grad, torch.full_like(A, 5.0)) and names(compiled) == ["sin"]
+    line = thunder.trace()(lambda x: x.sin(), A).bound_symbols[0]
+    assert myex.get_grad_transform(ltorch.sin) is myex.get_grad_transform(line) is not None and not myex.can_execute(line)
+
+
+def test_single_op_executor_with_a_derivative(registry):
+    def wiggle(x):
+        return torch.from_numpy(np.asarray(x.detach()) + 1)
+
+    def rule(x):
+        return scaled_gradient(extend.get_executor("wiggler").opmap["wiggle"])(x)
+
+    executor = extend.single_op_executor("wiggler", "wiggle", wiggle, lambda x: TensorProxy(like=x), grad_transform=rule)
+    assert executor.lookasides == {wiggle: executor.opmap["wiggle"]}
+    x = A.clone().requires_grad_()
+    compiled = thunder.jit(lambda x: wiggle(x), executors=["wiggler"])
+    compiled(x).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(A, 5.0)) and names(compiled) == ["wiggle"]
+
+
+def test_lines_may_be_changed_as_they_are_recorded(myex):
+    seen = []
+
+    def note(line):
+        seen.append((line.sym.name, line.args[1]))
+
+    op = myex.register_operator("plus", like=lambda x, n: x + n, fn=lambda x, n: x + n, bind_postprocess=note)
+    other = myex.register_operator("minus", like=lambda x, n: x - n, fn=lambda x, n: x - n, bind_postprocess=lambda line: line.replace(args=(line.args[0], 7)))
+    compiled = thunder.jit(lambda x: op(other(x, 1), 2), executors=[myex])
+    assert torch.equal(compiled(A), A - 7 + 2) and seen == [("plus", 2)]

@@ -8,7 +8,9 @@ import copy
 import dataclasses
 import functools
 import gc
+import io
 import math
+import pickle
 import threading
 
 import pytest
@@ -538,6 +540,73 @@ def state_from_call_to_call(compile):
 
 
 @program
+def weights_that_are_normalized_in_the_forward(compile):
+    class Normalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(data(0, 4, 4)), nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.div_(self.weight.norm(dim=1, keepdim=True))
+            return x @ self.weight + self.bias
+
+    return fit(compile, Normalized(), lambda i: (data(i, 3, 4),))
+
+
+def writes_a_whole(x):
+    y = x * 2
+    with torch.no_grad():
+        y.copy_(x.round())
+        z = y * 2
+    return y * x.cos() + z
+
+
+def writes_views(x):
+    y = x * 2
+    first = y[0]
+    with torch.no_grad():
+        first.mul_(3)
+        y[1:, 0] = 5
+        y.t()[1].add_(1)
+    y.mul_(x)
+    return y.sin().sum() + first.cos().sum()
+
+
+def reads_a_view_without_grad_first(x):
+    y = x * 2
+    first = y[0]
+    y.mul_(2)
+    with torch.no_grad():
+        total = first.sum()
+    return first * total
+
+
+@program
+def writes_behind_autograd(compile):
+    seen = []
+    for f in (writes_a_whole, writes_views, reads_a_view_without_grad_first):
+        x = data(0, 3, 3).requires_grad_()
+        y = compile(f)(x)
+        y.sum().backward()
+        seen += [y, x.grad]
+    return seen
+
+
+@program
+def distributions(compile):
+    policy = nn.Linear(4, 2)
+
+    def loss(x, action):
+        mean, log_deviation = policy(x).chunk(2, -1)
+        normal = torch.distributions.Normal(mean, log_deviation.exp(), validate_args=False)
+        return -(normal.log_prob(action).sum() + normal.entropy().sum() + normal.rsample().sum())
+
+    compile(loss)(data(0, 5, 4), data(1, 5, 1)).backward()
+    return gradients(policy)
+
+
+@program
 def graph_from_call_to_call(compile):
     class Recurrence(nn.Module):
         def __init__(self):
@@ -586,6 +655,209 @@ def whole_step_in_one_function(compile):
 
     compiled = compile(step)
     return [compiled(data(i, 3, 4)).detach() for i in range(3)], weights(module)
+
+
+# ---------------------------------------------------------------------------------------------------------------- models that keep state, or are built in parts
+
+
+@program
+def low_rank_adapters(compile):
+    class Adapted(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base, self.on = base.requires_grad_(False), True
+            self.down, self.up = nn.Parameter(data(5, 2, base.in_features)), nn.Parameter(torch.zeros(base.out_features, 2))
+
+        def forward(self, x):
+            return self.base(x) + (x @ self.down.t() @ self.up.t() * 0.5 if self.on else 0)
+
+    module = nn.Sequential(Adapted(nn.Linear(4, 6)), nn.ReLU(), Adapted(nn.Linear(6, 2)))
+    seen = fit(compile, module, lambda i: (data(i, 3, 4),))
+    module[0].on = False
+    return seen, compile(module)(data(0, 3, 4))
+
+
+@program
+def hooks_of_submodules(compile):
+    module, activations = perceptron(), []
+    module[0].register_forward_pre_hook(lambda m, given: (given[0] * 2,))
+    module[0].register_forward_hook(lambda m, given, y: y * 3)
+    watching = module[1].register_forward_hook(lambda m, given, y: activations.append(y.detach()))
+    compiled = compile(module)
+    compiled(data(0, 3, 4)).sum().backward()
+    watching.remove()
+    compiled(data(1, 3, 4)).sum().backward()
+    return activations, gradients(module)
+
+
+@program
+def auxiliary_loss_in_an_attribute(compile):
+    class Penalized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.penalty = nn.Linear(4, 4), None
+
+        def forward(self, x):
+            y = self.linear(x)
+            self.penalty = square(y)
+            return y
+
+    module = Penalized()
+    return fit(compile, module, lambda i: (data(i, 3, 4),), lambda c, x: c(x).sum() + module.penalty)
+
+
+@program
+def buffers_that_follow_the_data(compile):
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("mean", torch.zeros(4))
+            self.register_buffer("count", torch.tensor(0))
+
+        def forward(self, x):
+            y = self.linear(x)
+            if self.training:
+                with torch.no_grad():
+                    self.mean.mul_(0.9).add_(y.mean(0), alpha=0.1)
+                    self.count += 1
+            return y - self.mean
+
+    module = Centred()
+    return fit(compile, module, lambda i: (data(i, 3, 4),)), compile(module.eval())(data(0, 3, 4))
+
+
+@program
+def one_batch_norm_in_two_places(compile):
+    norm = nn.BatchNorm1d(4)
+    module = nn.Sequential(norm, nn.Linear(4, 4), norm, nn.BatchNorm1d(4, affine=False, momentum=0.3), nn.BatchNorm1d(4, track_running_stats=False))
+    return fit(compile, module, lambda i: (data(i, 5, 4),), lambda c, x: c(x).pow(3).sum()), compile(module.eval())(data(0, 5, 4))
+
+
+@program
+def spectral_norm(compile):
+    return fit(compile, nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), lambda i: (data(i, 2, 4),))
+
+
+@program
+def layers_left_out_at_random(compile):
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                kept = (torch.rand(x.shape[0], 1) < 0.7).to(x.dtype)
+                x = x + kept * layer(F.dropout(x, 0.1, self.training)) / 0.7
+            return x
+
+    return fit(compile, Deep(), lambda i: (data(i, 3, 4),))
+
+
+@program
+def text_generated_between_steps(compile):
+    module, seen = GPT.from_name("llama2-like", n_layer=1, block_size=16), []
+    compiled, optimizer = compile(module), torch.optim.AdamW(module.parameters(), 1e-2)
+    for i in range(2):
+        predict(compiled, tokens(i, 2, 8)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        text = tokens(i, 1, 2)
+        with torch.no_grad():
+            for _ in range(4):
+                text = torch.cat((text, compiled(text)[:, -1].argmax(-1, keepdim=True)), 1)
+        seen.append(text)
+    return seen, weights(module)
+
+
+@program
+def quantized_codes(compile):
+    book, encoder = nn.Embedding(6, 4), nn.Linear(4, 4)
+
+    def encode(x):
+        z = encoder(x)
+        codes = torch.cdist(z, book.weight).argmin(1)
+        q = book(codes)
+        return z + (q - z).detach(), 0.25 * F.mse_loss(q.detach(), z) + F.mse_loss(q, z.detach()), codes
+
+    quantized, loss, codes = compile(encode)(data(0, 5, 4))
+    (quantized.sum() + loss).backward()
+    return codes, gradients(book), gradients(encoder)
+
+
+@program
+def noise_and_times_of_a_diffusion_model(compile):
+    module, kept = nn.Sequential(nn.Linear(5, 8), nn.SiLU(), nn.Linear(8, 4)), torch.linspace(0.99, 0.01, 10)
+
+    def loss(x):
+        time, noise = torch.randint(0, 10, (x.shape[0],)), torch.randn_like(x)
+        share = kept[time][:, None]
+        return F.mse_loss(module(torch.cat((share.sqrt() * x + (1 - share).sqrt() * noise, time[:, None] / 10), 1)), noise)
+
+    compiled, seen = compile(loss), []
+    for i in range(2):
+        seen.append(compiled(data(i, 3, 4)))
+        seen[-1].backward()
+    return seen, gradients(module)
+
+
+@program
+def checkpoints_on_disk(compile):
+    module, other, file = perceptron(), perceptron(), io.BytesIO()
+    compiled = compile(module)
+    optimizer = torch.optim.Adam(compiled.parameters())
+    square(compiled(data(0, 3, 4))).backward()
+    optimizer.step()
+    torch.save({"model": compiled.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file)
+    compiled = compile(other)
+    compiled.load_state_dict(saved["model"])
+    optimizer = torch.optim.Adam(compiled.parameters())
+    optimizer.load_state_dict(saved["optimizer"])
+    square(compiled(data(1, 3, 4))).backward()
+    optimizer.step()
+    return list(saved["model"]), weights(other)
+
+
+@program
+def copies_of_compiled_modules(compile):
+    module = perceptron()
+    compiled = compile(module)
+    compiled(data(0, 3, 4)).sum().backward()
+    copied, pickled = copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))
+    for c in (copied, pickled):
+        c.zero_grad()
+        c(data(1, 3, 4)).sum().backward()
+    return gradients(copied), gradients(pickled), gradients(module)
+
+
+@program
+def methods_of_the_compiled_module(compile):
+    module, seen = perceptron(), []
+    compiled = compile(module)
+    compiled.apply(lambda m: nn.init.constant_(m.weight, 0.1) if isinstance(m, nn.Linear) else None)
+    compiled(data(0, 3, 4)).sum().backward()
+    seen.append(gradients(compiled))
+    compiled.zero_grad()
+    compiled.requires_grad_(False)
+    seen.append(compiled(data(0, 3, 4)))
+    compiled.requires_grad_(True).double()
+    compiled(data(0, 3, 4).double()).sum().backward()
+    return seen, gradients(compiled), module.eval().training, compiled.training, [n for n, _ in compiled.named_parameters()], len(compiled)
+
+
+@program
+def batches_of_a_loader(compile):
+    module = perceptron()
+    compiled, optimizer = compile(module), torch.optim.SGD(module.parameters(), 0.1)
+    dataset = torch.utils.data.TensorDataset(data(0, 8, 4), torch.arange(8) % 2)
+    for x, target in torch.utils.data.DataLoader(dataset, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(0)):
+        optimizer.zero_grad()
+        F.cross_entropy(compiled(x), target).backward()
+        optimizer.step()
+    return weights(module)
 
 
 # ---------------------------------------------------------------------------------------------------------------- mixed precision
@@ -1058,13 +1330,26 @@ def test_trains_as_in_eager(name):
 
 SYMBOLIC = [
     "batches_of_many_sizes", "whole_models_of_many_sizes", "state_from_call_to_call", "transformer", "LSTM", "tied_weights", "variational_autoencoder", "loss_inside",
-    "accumulated_gradients", "frozen_layers_that_thaw", "encoder_with_padding", "adversarial_pair", "modules_that_change_from_outside", "layouts_of_gradients",
+    "accumulated_gradients", "convolutions_down_and_up", "frozen_layers_that_thaw", "encoder_with_padding", "adversarial_pair", "modules_that_change_from_outside", "layouts_of_gradients",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SYMBOLIC)
 def test_trains_with_symbolic_sizes(name):
     compare(PROGRAMS[name], jit=lambda f: thunder.jit(f, cache="symbolic values"))
+
+
+@pytest.mark.parametrize("name", ["autocast_around_the_model", "bfloat16_weights", "transformer", "residual_network_with_batch_norm", "writes_behind_autograd"])
+def test_traces_are_whole_after_each_pass(name):
+    compare(PROGRAMS[name], jit=lambda f: thunder.jit(f, debug_options=thunder.DebugOptions(check_traces=True)))
+
+
+def test_numbers_that_a_result_computes():
+    """Beside a tensor that requires grad: the result is made apart from the forward."""
+    compiled = thunder.jit(lambda x: (x * 2, math.floor(x.shape[0] / 2), x.shape[0] * 3 + 1), cache="symbolic values")
+    for size in (4, 7):
+        assert compiled(data(0, size, 3).requires_grad_())[1:] == (size // 2, size * 3 + 1)
+    assert thunder.cache_misses(compiled) == 1
 
 
 def test_one_backward_serves_all_sizes():
@@ -1075,6 +1360,32 @@ def test_one_backward_serves_all_sizes():
         want = torch.autograd.grad((x.reshape(size * 2, -1) @ w * scale).sum(), (x, w))
         assert_same(got, want)
     assert thunder.cache_misses(compiled) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- second derivatives
+
+
+def test_gradient_penalty():
+    """Equal within float32: the second backward computes the forward again, in the first one's order, and adds what eager adds in another."""
+
+    def run(compile):
+        torch.manual_seed(0)
+        critic = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        compiled, optimizer, seen = compile(critic), torch.optim.Adam(critic.parameters(), 1e-2), []
+        for i in range(3):
+            x = data(i, 4, 3).requires_grad_()
+            score = compiled(x)
+            (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+            loss = score.mean() + 10 * (slope.norm(dim=1) - 1).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            seen.append(gradients(critic))
+            optimizer.step()
+        return seen
+
+    got, want = run(thunder.jit), run(lambda f: f)
+    torch.testing.assert_close(got, want)
+    assert all(g.abs().max() > 1e-3 for g in want[0][:3])
 
 
 # ---------------------------------------------------------------------------------------------------------------- what goes wrong
@@ -1146,6 +1457,10 @@ def branches(x):
     return x * 2 if x.sum() > 0 else x
 
 
+def looks_for_places(x):
+    return x[torch.where(x > 0)]
+
+
 def hooks(x):
     y = x.sin()
     y.register_hook(lambda g: g * 2)
@@ -1158,10 +1473,31 @@ def keeps(x):
     return y.cos()
 
 
+def differentiates(x):
+    loss = (x * x).sum()
+    loss.backward()
+    return loss
+
+
+def asks_for_gradients(x):
+    return torch.autograd.grad((x**3).sum(), x)[0]
+
+
+def steps(x):
+    STEPPING.step()
+    return x
+
+
+STEPPING = torch.optim.AdamW(nn.Linear(3, 1).parameters())
+
+
 @pytest.mark.parametrize(
     "refused, reason",
-    [(toggles, "requires_grad_"), (branches, "the truth of a tensor"), (hooks, "register_hook"), (keeps, "retain_grad")],
-)
+    [
+        (toggles, "requires_grad_"), (branches, "the truth of a tensor"), (looks_for_places, "how many places"), (hooks, "register_hook"), (keeps, "retain_grad"),
+        (differentiates, "backward of a tensor"), (asks_for_gradients, "torch.autograd.grad inside"), (steps, "the step of an optimizer inside"),
+    ],
+)  # fmt: skip
 def test_what_cannot_be_captured_is_said(refused, reason):
     with pytest.raises(CaptureError, match=reason) as error:
         thunder.jit(refused)(data(0, 3).requires_grad_())

@@ -126,11 +126,22 @@ def test_what_a_kernel_writes_is_a_new_version():
     for _ in range(2):
         for got, want in zip(compiled(X), (X + 1, (X + 1) * 3, (X + 1) * 6)):
             assert torch.equal(got, want)
-    outside = thunder.jit(lambda x: scale_in_place[(3,)](x, 10, 3.0, BLOCK=4))
+
+
+def test_inputs_and_views_are_written_to():
+    def program(x, y):
+        scale_in_place[(3,)](x, 10, 3.0, BLOCK=4)
+        scale_in_place[(1,)](y[2:5], 3, 2.0, BLOCK=4)
+        return x.sum(), y * 1
+
+    compiled = thunder.jit(program)
+    x, y, a, b = X.clone(), Y.clone(), X.clone(), Y.clone()
     for _ in range(2):
-        x = X.clone()
-        outside(x)
-        assert torch.equal(x, X * 3)
+        for got, want in zip(compiled(x, y), program(a, b)):
+            assert torch.equal(got, want)
+        assert torch.equal(x, a) and torch.equal(y, b)
+    printed = "".join(lines(compiled))
+    assert "copy_(x" not in printed, "the kernel writes to the input itself"
 
 
 def test_helpers_strides_and_several_results():

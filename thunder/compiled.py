@@ -356,7 +356,8 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     printer = Printer(print_depth=1)
     expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
     numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(computation.args) if isinstance(a, NumberProxy))
-    return compile_source(f"import torch\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
+    imports = "\n".join(sorted(printer.imports))
+    return compile_source(f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
 
 
 def _without_grad(function: Callable) -> Callable:

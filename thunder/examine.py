@@ -33,10 +33,10 @@ class _Calls(TorchFunctionMode):
 
 
 def torch_calls(fn: Callable, *args, **kwargs) -> Counter:
-    """How often a run of `fn` in eager PyTorch calls each torch function."""
+    """How often a run of `fn` in eager PyTorch calls each torch function. Reading an attribute (`x.shape`) is none, unless that is an operation (`x.T`)."""
     with torch.no_grad(), _Calls() as calls:
         fn(*args, **kwargs)
-    return calls.counts
+    return Counter({f: n for f, n in calls.counts.items() if getattr(f, "__name__", "") != "__get__" or lookup(f) is not None})
 
 
 def examine(fn: Callable, *args, **kwargs) -> None:

@@ -60,7 +60,10 @@ class Printer:
         if isinstance(x, Proxy):
             return x.name
         if isinstance(x, NumberProxy):
-            return x.name if x.name.isidentifier() else f"({x.expression})"
+            text = x.name if x.name.isidentifier() else f"({x.expression})"
+            if "math." in text and not self._comment:
+                self.imports.add(IMPORTS["math"])
+            return text
         t = type(x)
         if t is int or t is str or t is bool or x is None or t is bytes:
             return repr(x)

@@ -232,6 +232,8 @@ class Symbol:
             line._subsymbols = tuple(subsymbols)
         if recorder.location is not None:
             line.location = recorder.location()
+        if self.info and (change := self.info.get("bind_postprocess")) is not None:
+            line = change(line) or line
         recorder.bound_symbols.append(line)
         if recorder.memory is not None and OpTags.VIEW in self.tags:
             recorder.memory.add(line)

@@ -8,5 +8,12 @@ def __getattr__(name: str):
         raise AttributeError(name)
     import importlib
 
-    home = "thunder.functional_transforms" if name in ("grad", "value_and_grad", "vjp", "jvp", "vmap") else "thunder.transforms.autodiff"
+    home = next((module for module, names in _HOMES.items() if name in names), "thunder.transforms.autodiff")
     return getattr(importlib.import_module(home), name)
+
+
+_HOMES = {
+    "thunder.functional_transforms": ("grad", "value_and_grad", "vjp", "jvp", "vmap"),
+    "thunder.transforms.register_grad": ("register_grad", "register_augmented_forward", "register_backward", "VJPDual"),
+    "thunder.compiled": ("add_transform",),
+}

@@ -16,9 +16,9 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.errors import OptionError, warn_user
 
 __all__ = [
-    "Executor", "OperatorExecutor", "FusionExecutor", "FUEL_LEVEL", "Implementation", "register_executor", "deregister_executor", "get_all_executors", "get_default_executors",
-    "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor", "add_always_executor",
-    "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
+    "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL", "Implementation", "register_executor", "deregister_executor",
+    "get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor",
+    "add_always_executor", "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
 ]  # fmt: skip
 
 
@@ -33,6 +33,11 @@ class Implementation:
 
     def __init__(self, symbol: Symbol | None, checker: Callable | None, execution_transform: Callable | None, grad_transform: Callable | None = None):
         self.symbol, self.checker, self.execution_transform, self.grad_transform = symbol, checker, execution_transform, grad_transform
+
+    @property
+    def executes(self) -> bool:
+        """Whether it says how the operation is carried out, and not its derivative alone."""
+        return self.symbol is not None or self.execution_transform is not None
 
     def takes(self, line: BoundSymbol) -> bool:
         return self.checker is None or bool(self.checker(*line.args, **line.kwargs))
@@ -66,7 +71,8 @@ class Executor:
         return found if found is not None and found.takes(line) else None
 
     def can_execute(self, line: BoundSymbol) -> bool:
-        return line.sym.executor is self or self.implementation(line) is not None
+        found = self.implementation(line)
+        return line.sym.executor is self or found is not None and found.executes
 
     def can_fuse(self, line: BoundSymbol) -> bool:
         """Whether the line may be part of a region that this executor runs."""
@@ -99,9 +105,15 @@ class Executor:
         found = self.implementation(line)
         return found.execution_transform if found else None
 
-    def get_grad_transform(self, line: BoundSymbol) -> Callable | None:
-        found = self.implementation(line)
+    def get_grad_transform(self, line: BoundSymbol | Symbol) -> Callable | None:
+        """The grad_transform registered for an operation; for a line, None as well where the checker says no."""
+        found = self.implmap.get(line.id) if isinstance(line, Symbol) else self.implementation(line)
         return found.grad_transform if found else None
+
+    @property
+    def lookasides(self) -> dict[Callable, Symbol]:
+        """Functions that compiled programs call an operation of this executor for."""
+        return self.replacements
 
 
 class OperatorExecutor(Executor):
@@ -117,17 +129,19 @@ class OperatorExecutor(Executor):
         tags: Sequence = (),
         module: Any = None,
         replaces: Callable | Sequence[Callable] | None = None,
+        bind_postprocess: Callable[[BoundSymbol], BoundSymbol | None] | None = None,
         python_printer: Callable[[BoundSymbol, Printer], list[str]] | None = None,
     ) -> Symbol:
         """Makes a new operation that `fn` executes, and returns the symbol that programs call it by.
 
         Exactly one of `like` and `meta` types it. `meta` maps proxies to proxies and makes a primitive. `like` is written in thunder's operations, which
         become the decomposition. `replaces` names a function, or several, that compiled programs call this operation instead of. `module`
-        prints and calls the function as an attribute of a module.
+        prints and calls the function as an attribute of a module. bind_postprocess is shown each line that a call records, and may return another in its place.
+        python_printer(line, printer) gives the lines of text that a call is printed as, in the place of `outputs = name(arguments)`.
 
         Raises ValueError when both or neither of like and meta are given, or no `fn` can be found; TypeError for what is no function.
         """
-        _check_callable(f"register_operator({name!r})", like=like, meta=meta, fn=fn, python_printer=python_printer)
+        _check_callable(f"register_operator({name!r})", like=like, meta=meta, fn=fn, bind_postprocess=bind_postprocess, python_printer=python_printer)
         if (like is None) == (meta is None):
             raise ValueError(f"register_operator({name!r}): give exactly one of like= and meta=")
         if fn is None and module is not None:
@@ -138,6 +152,8 @@ class OperatorExecutor(Executor):
             name, meta, id=f"{self.name}.{name}", module=getattr(module, "__name__", module), decomposition=like, is_prim=like is None, tags=tuple(tags),
             fn=fn, executor=self, python_printer=python_printer,
         )  # fmt: skip
+        if bind_postprocess is not None:
+            symbol.info["bind_postprocess"] = bind_postprocess
         self.opmap[name] = symbol
         for function in replaces if isinstance(replaces, (tuple, list)) else (replaces,) if replaces is not None else ():
             self.replacements[function] = symbol
@@ -149,17 +165,18 @@ class OperatorExecutor(Executor):
     ) -> None:  # fmt: skip
         """Says how this executor carries out an operation, instead of what was said before.
 
-        `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations.
-        `checker`, called with the same arguments, says whether it can: without one it always can. `grad_transform`, a function of the same arguments, computes the
-        result and says with get_grad and put_grads how the operation is differentiated. A torch function stands for the operation it is.
+        `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations. With a
+        grad_transform alone the operation is executed by others. `checker`, called with the same arguments, says whether it can: without one it always can.
+        `grad_transform`, a function of the same arguments, computes the result and says with get_grad and put_grads how the operation is differentiated. A torch
+        function stands for the operation it is.
 
         Raises ValueError unless exactly one of op and execution_transform is given, TypeError for what is no operation or no function.
         """
         _check_callable("register_implementation", checker=checker, execution_transform=execution_transform, grad_transform=grad_transform)
         if op is not None and not isinstance(op, Symbol):
             raise TypeError(f"register_implementation: op is a {type(op).__name__}: give the operation that register_operator returned for it")
-        if (op is None) == (execution_transform is None):
-            raise ValueError("register_implementation: give exactly one of op and execution_transform")
+        if (op is None) == (execution_transform is None) and (op is not None or grad_transform is None):
+            raise ValueError("register_implementation: give exactly one of op and execution_transform, or a grad_transform alone")
         self.implmap[operation_id(sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
 
 
@@ -184,13 +201,16 @@ def _check_callable(what: str, **functions: Any) -> None:
 
 def single_op_executor(
     executor_name: str, op_name: str, fn: Callable, meta: Callable, *, version: str | None = None, replaces: Callable | None = None,
-    tags: Sequence = (), checker: Callable | None = None, execution_transform: Callable | None = None,
+    tags: Sequence = (), checker: Callable | None = None, execution_transform: Callable | None = None, grad_transform: Callable | None = None,
 ) -> OperatorExecutor:  # fmt: skip
-    """An executor, registered, with one operation that replaces `fn` (or `replaces`) in compiled programs."""
+    """An executor, registered, with one operation that replaces `fn` (or `replaces`) in compiled programs.
+
+    checker, execution_transform, grad_transform: see `register_implementation`.
+    """
     executor = OperatorExecutor(executor_name, version=version)
     symbol = executor.register_operator(op_name, meta=meta, fn=fn, replaces=replaces or fn, tags=tags)
-    if execution_transform is not None:
-        executor.register_implementation(symbol, checker=checker, execution_transform=execution_transform)
+    if execution_transform is not None or grad_transform is not None:
+        executor.register_implementation(symbol, checker=checker, execution_transform=execution_transform, grad_transform=grad_transform)
     register_executor(executor)
     return executor
 
@@ -328,4 +348,6 @@ def __getattr__(name: str):
     return value
 
 
-_ELSEWHERE = {"FusionExecutor": "thunder.extend.fusion"}
+_ELSEWHERE = {
+    "FusionExecutor": "thunder.extend.fusion", "StatefulExecutor": "thunder.extend.stateful", "TemporaryExecutor": "thunder.extend.stateful",
+}  # fmt: skip

@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.extend.debugging import breakpoint_line
 from thunder.frontend import autograd_function, containers, functional
 from thunder.frontend.native import (
     CALLABLE_FIRST,
@@ -667,8 +668,22 @@ def _associative_scan(c, f, args, kwargs):
     return torch.utils._pytree.tree_unflatten(stacked, spec)
 
 
+def _outside(what: str, remedy: str):
+    def handler(c, f, args, kwargs):
+        c.refuse(f"{what} inside of it is not read yet", remedy)
+
+    return handler
+
+
+_BACKWARD = "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or torch.func.grad"
 # handlers of functions whose modules are imported only by programs that use them
-_BY_NAME = {("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan, **functional.BY_NAME}
+_BY_NAME = {
+    ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
+    ("torch.optim.optimizer", "step"): _outside("the step of an optimizer", "call it outside of the compiled function"),
+    ("torch.autograd", "backward"): _outside("a backward", _BACKWARD),
+    ("torch.autograd", "grad"): _outside("torch.autograd.grad", _BACKWARD),
+    **functional.BY_NAME,
+}
 
 
 def _constant(value):
@@ -713,6 +728,7 @@ def _install() -> None:
     M = torch.nn.Module
     table = {
         type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, print: _print,
+        breakpoint: lambda c, f, a, k: breakpoint_line(),
         bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
         M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),

@@ -324,7 +324,7 @@ class Capture(Host):
                 value = memory.latest(base)
                 if value is base:
                     continue
-                if value.requires_grad:
+                if value.requires_grad and not base.requires_grad:
                     self.refuse(f"{base.name}, which does not require grad, is overwritten with what does", "write to it under torch.no_grad(), or detach the value")
                 inplace.write_back.record(self.recorder, (base, value), {}, None)
                 memory.written_back(base)

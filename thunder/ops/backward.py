@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder.core.dtypes import bool8
+from thunder.core.dtypes import bfloat16, bool8, float16, float32
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.define import LTORCH
@@ -76,8 +76,11 @@ embedding_backward = kernel("embedding_dense_backward", "default", lambda g, ind
 
 
 def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
+    """On a CPU, mean and deviation of a narrow type are float32 where weight and bias are, elsewhere always (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
     outer = a.shape[: len(a.shape) - len(normalized_shape)] + (1,) * len(normalized_shape)
-    return like(a), like(a, outer), like(a, outer)
+    mixed = any(p is not None and p.dtype is float32 for p in (weight, bias))
+    dtype = float32 if a.dtype in (bfloat16, float16) and (mixed or a.device.type != "cpu") else a.dtype
+    return like(a), like(a, outer, dtype=dtype), like(a, outer, dtype=dtype)
 
 
 native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta)
@@ -135,12 +138,6 @@ def _hardsigmoid_backward(g, x):
     return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
 
 
-@formula(logit_backward)
-def _logit_backward(g, x, eps):
-    slope = g / (x * (1 - x))
-    return slope if eps is None else op("where")((x < eps) | (x > 1 - eps), 0.0, slope)
-
-
 @native_dropout.vjp
 def _(a, p, train):
     y, mask = native_dropout(a, p, train)
@@ -152,6 +149,12 @@ def _(a, p, train):
 def _mish_backward(g, x):
     t = op("tanh")(op("softplus")(x))
     return g * (t + x * op("sigmoid")(x) * (1 - t * t))
+
+
+@formula(logit_backward)
+def _logit_backward(g, x, eps=None):
+    low = 0.0 if eps is None else eps
+    return op("where")((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), float("nan") if eps is None else 0.0)
 
 
 def _getitem_backward(g, shape, key):

@@ -7,12 +7,13 @@ came from outside is written back at the end (see `Capture`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, OpTags, user_location
+from thunder.core.proxies import Proxy, TensorProxy, like
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
 
@@ -88,7 +89,8 @@ class Memory:
 
         self._deriving = True
         try:
-            made = line.sym(*_mapped(place, line.args), **_mapped(place, line.kwargs))
+            with _grad_enabled(line.context is None or line.context.grad_enabled):  # whoever reads it first
+                made = line.sym(*_mapped(place, line.args), **_mapped(place, line.kwargs))
         finally:
             self._deriving = False
         for old, new in zip(line.outputs, [made] if type(made) is TensorProxy else _flat(made), strict=True):
@@ -102,13 +104,14 @@ class Memory:
         target = self.holder(target)
         self._check(target)
         self._lose_shared(target)
-        self._hold(target, value)
+        self._hold(target, _with_history(self.latest(target), value))
         while target in self.view_of:
             line, shown = self.view_of[target]
             whole = through(line, target, self.latest(shown), value)
             if whole is None:
                 self._lose(target, line)
                 return
+            whole = _with_history(self.latest(shown), whole)
             self._hold(shown, whole, kept=target)
             target, value = shown, whole
 
@@ -183,6 +186,37 @@ class Memory:
                 self._outdate(view, None)
             if line.context is None:  # another name from outside: it is what it names
                 self.stale.discard(view)
+
+
+@contextmanager
+def _grad_enabled(enabled: bool) -> Iterator[None]:
+    """Lines are recorded with or without grad."""
+    recorder = current_recorder()
+    assert recorder is not None, "memory is that of a recording"
+    context = recorder.context
+    recorder.context = context.replace(grad_enabled=enabled)
+    try:
+        yield
+    finally:
+        recorder.context = context
+
+
+def _with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
+    """What a tensor that requires grad holds after a write under no_grad: other numbers, and the history that it had."""
+    recorder = current_recorder()
+    if not old.requires_grad or recorder is None or recorder.context.grad_enabled:
+        return new
+    with _grad_enabled(True):
+        return _holding(old, new)
+
+
+_holding = Symbol("holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new)
+
+
+@_holding.vjp
+def _(old, new):
+    g = yield new
+    return g, None
 
 
 _REMEDY = "write to a clone: x = x.clone()"

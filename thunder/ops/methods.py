@@ -28,13 +28,13 @@ def call_torch(function, args: tuple, kwargs: dict):
     functional = inplace_of(function)
     if functional is not None:
         return inplace.write(functional, args, kwargs)
-    if inplace.writes(function):
-        return inplace.write_unknown(function, args, kwargs, call_torch)
-    symbol = opaque.symbol_for(function)
     written = opaque.written_by(function, args, kwargs)
     if written:
+        symbol = opaque.symbol_for(function)
         return call_mutating(symbol.name, function, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
-    return symbol(*args, **kwargs)
+    if inplace.writes(function):
+        return inplace.write_unknown(function, args, kwargs, call_torch)
+    return opaque.symbol_for(function)(*args, **kwargs)
 
 
 METHODS.torch_function = call_torch
@@ -117,13 +117,14 @@ for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy", "data_ptr"]:
             alias(getattr(_space, _name))(METHODS[_name])
 
 
-for _name in ("register_hook", "retain_grad"):
+for _name, _remedy in {
+    "register_hook": "write it as a torch.autograd.Function, or return the tensor and register the hook on the result",
+    "retain_grad": "return the tensor, and call it on the result",
+    "backward": "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or torch.func.grad",
+}.items():
 
-    def _refuse(a, *args, name=_name, **kwargs):
-        raise CaptureError(
-            f"{name} on a tensor inside the compiled function: what it does to a gradient is no part of the program",
-            location=user_location(), remedy="write it as a torch.autograd.Function, or return the tensor and call it on the result",
-        )  # fmt: skip
+    def _refuse(a, *args, name=_name, remedy=_remedy, **kwargs):
+        raise CaptureError(f"{name} of a tensor is called inside of it, and autograd's graph is not there yet", location=user_location(), remedy=remedy)
 
     alias(getattr(torch.Tensor, _name))(_refuse)
 

@@ -49,9 +49,17 @@ def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, writ
         return (meta(*args, **kwargs), *(like(given[i]) for i in places))
 
     identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))  # what runs depends on these
+    def in_place(*args, **kwargs):
+        return (function(*args, **kwargs), *(args[i] for i in positions))
+
     symbol = Symbol(name, typed, id=identity, is_prim=True, tags=tags, fn=run)
     symbol.grad_rule = _passing_through(symbol, targets)
+    positions = [next((i for i, a in enumerate(args) if a is t), None) for t in targets]
     result, *new = symbol(*args, **kwargs)
+    if None not in positions:  # `thunder.transforms.reinplace` may let it write to the arguments themselves
+        in_place.__name__ = name
+        first = len(proxies_in(result, []))
+        symbol.info["inplace"] = in_place, {first + i: position for i, position in enumerate(positions)}
     for target, value in zip(targets, new, strict=True):
         value.requires_grad = target.requires_grad
         overwrite(target, value, name)

@@ -6,7 +6,8 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import Symbol, user_location
+from thunder.errors import CaptureError
 from thunder.ops.backward import logit_backward, sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
@@ -17,6 +18,7 @@ from thunder.ops.torch_types import to_torch_dtype
 __all__ = ["where", "masked_fill", "clamp", "lerp"]
 
 isnan = LTORCH["isnan"]
+
 
 def _elementwise_meta(*operands) -> TensorProxy:
     """The type of an elementwise result of tensors and numbers."""
@@ -32,7 +34,10 @@ def where_prim(condition, a, b):
 
 def _where_meta(condition, input=None, other=None):
     if input is None or other is None:
-        raise RuntimeError("torch.where with a condition only has a result whose shape depends on data")
+        raise CaptureError(
+            "torch.where of a condition alone: how many places it finds is known only when the program runs",
+            location=user_location(), remedy="use torch.where with two values, which keeps the shape, or look for the places outside of the compiled function",
+        )  # fmt: skip
     if condition.dtype is not dtypes.bool8 and condition.dtype is not dtypes.uint8:
         raise RuntimeError(f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}")
     tensors = [x for x in (condition, input, other) if type(x) is TensorProxy]

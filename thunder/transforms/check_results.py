@@ -50,7 +50,7 @@ def _difference(result, said) -> str | None:
         return next((p for r, s in zip(result, said, strict=True) if (p := _difference(r, s)) is not None), None)
     if isinstance(said, TensorProxy):
         return _tensor_difference(result, said)
-    if isinstance(said, Proxy) or result is said:
+    if said is None or isinstance(said, Proxy) or result is said:  # nobody reads what a line has no name for
         return None
     return None if type(said) is type(result) and result == said else f"returned {result!r} where its meta rule says {said!r}"
 

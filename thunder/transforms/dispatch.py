@@ -53,7 +53,7 @@ def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, le
             if executor.can_fuse(line):
                 left.add(id(line))
                 return out.write(line)
-        elif found is not None and executor.get_fuel():
+        elif found is not None and found.executes and executor.get_fuel():
             return _implement(line, executor, found, executors, out, left)
         if symbol.executor is executor:
             return out.write(line)

@@ -1,0 +1,104 @@
+"""Derivatives that users register for operations, in the two spellings that Lightning Thunder's users know. Both become the operation's own rule (`autodiff.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import Symbol
+from thunder.errors import MissingImplementationError
+from thunder.ops import LTORCH, PRIMS, lookup
+
+__all__ = ["register_grad", "register_augmented_forward", "register_backward", "VJPDual"]
+
+
+class VJPDual(NamedTuple):
+    """What an augmented forward returns: the operation's result, and what its backward needs."""
+
+    primal: Any
+    residuals: Any
+
+
+def _operation(given: Any) -> Symbol:
+    """An operation given as itself, as its id (`ltorch.sin`, `prims.sin`) or as a torch function that stands for it."""
+    if isinstance(given, Symbol):
+        return given
+    found = _by_id().get(given) if isinstance(given, str) else lookup(given) if callable(given) else None
+    if not isinstance(found, Symbol):
+        raise TypeError(f"{getattr(given, '__name__', repr(given))} is no operation of thunder's: give an operation (thunder.torch.sin), its id ('ltorch.sin') or a torch function")
+    return found
+
+
+def _by_id() -> dict:
+    return {symbol.id: symbol for table in (PRIMS, LTORCH) for symbol in table.values() if isinstance(symbol, Symbol)}
+
+
+def register_grad(sym_or_id: Symbol | str | Callable, gradfn: Callable | None = None):
+    """Gives an operation its derivative, in the place of the one it had. Usable as a decorator.
+
+    gradfn takes the operation's arguments, computes and returns its result, asks for its cotangent with get_grad, and gives the arguments theirs with put_grads. An
+    executor's grad_transform comes before it.
+
+    Raises TypeError for what is no operation or no function.
+    """
+    operation = _operation(sym_or_id)
+    if gradfn is None:
+        return lambda function: register_grad(operation, function)
+    if not callable(gradfn):
+        raise TypeError(f"register_grad({operation.qualified_name}): the derivative is a function, not a {type(gradfn).__name__}")
+
+    def rule(*args, **kwargs):
+        yield gradfn(*args, **kwargs)
+        return ()  # the gradients are put already
+
+    operation.grad_rule = rule
+    return gradfn
+
+
+def register_augmented_forward(sym_or_id: Symbol | str | Callable):
+    """Decorator: `forward(*args, **kwargs)` returns VJPDual(result, residuals), or the pair as a tuple. `register_backward` gives the other half."""
+    return lambda function: _register(_operation(sym_or_id), 0, function)
+
+
+def register_backward(sym_or_id: Symbol | str | Callable):
+    """Decorator: `backward(*residuals, *cotangents)` returns a gradient, or None, for each argument: one value where there is one argument.
+
+    The cotangents are those of the result's tensors, in order.
+    """
+    return lambda function: _register(_operation(sym_or_id), 1, function)
+
+
+def _register(operation: Symbol, place: int, function: Callable) -> Callable:
+    halves = operation.info.setdefault("vjp_halves", [None, None])
+    halves[place] = function
+    operation.grad_rule = _joined(operation, halves)
+    return function
+
+
+def _joined(operation: Symbol, halves: list) -> Callable:
+    def rule(*args, **kwargs):
+        forward, backward = halves
+        if forward is None or backward is None:
+            missing = "register_augmented_forward" if forward is None else "register_backward"
+            raise MissingImplementationError(f"{operation.qualified_name} was given one half of a derivative: {missing} gives the other")
+        found = forward(*args, **kwargs)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise MissingImplementationError(f"the augmented forward of {operation.qualified_name} returned {type(found).__name__}: return VJPDual(result, residuals)")
+        result, residuals = found
+        cotangents = yield result
+        given = cotangents if isinstance(cotangents, (tuple, list)) else (cotangents,)
+        kept = residuals if isinstance(residuals, (tuple, list)) else (residuals,)
+        gradients = backward(*kept, *given)
+        gradients = tuple(gradients) if isinstance(gradients, (tuple, list)) else (gradients,)
+        tensors = sum(isinstance(a, TensorProxy) for a in args)
+        if len(gradients) not in (len(args), tensors):
+            raise MissingImplementationError(
+                f"the backward of {operation.qualified_name} returned {len(gradients)} gradients for {len(args)} arguments: return one, or None, for each"
+            )
+        if len(gradients) == len(args):
+            return gradients
+        remaining = iter(gradients)  # one for each tensor
+        return tuple(next(remaining) if isinstance(a, TensorProxy) else None for a in args)
+
+    return rule
