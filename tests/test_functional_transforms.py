@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 import thunder
 from thunder.core.transforms import grad, jvp, value_and_grad, vjp, vmap
-from thunder.errors import CaptureError, MissingImplementationError
+from thunder.errors import CaptureError, MissingImplementationError, OptionError
 
 D = torch.float64
 
@@ -369,3 +369,12 @@ def test_errors_of_our_own():
         vmap(lambda x: x.item())(X)
     with pytest.raises(MissingImplementationError, match="run once: what draws random numbers"):
         grad(lambda x: F.rrelu(grad(lambda x: F.alpha_dropout(x, 0.5).sum(), argnums=0)(x)).sum(), argnums=0)(X)
+
+
+def test_functions_compiled_with_transforms_of_traces_are_refused():
+    class Changes(thunder.Transform):
+        def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
+            return prologue_trace, computation_trace, epilogue_trace
+
+    with pytest.raises(OptionError, match="compiled with Changes"):
+        grad(thunder.jit(lambda x: x.sum(), transforms=[Changes()]))
