@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 
 import thunder
-from thunder.core.transforms import grad, jvp, vjp, vmap
+from thunder.core.transforms import grad, jvp, value_and_grad, vjp, vmap
+from thunder.errors import CaptureError, MissingImplementationError, OptionError
 
 D = torch.float64
 
@@ -142,3 +143,238 @@ def test_random_compositions_equal_torch_func(group):
         found = [thunder.jit(composition.build(Thunder)), composition.build(Thunder), thunder.jit(composition.build(Torch))][seed % 3](x)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"seed {seed}, {composition.plan}: {text}")
         assert not found.requires_grad
+
+
+# ---------------------------------------------------------------------------------------------------------------- forms
+
+
+X, Y = draw(3, seed=5), draw(3, seed=6)
+
+
+def product(x, y):
+    return (torch.sin(x) * y).sum()
+
+
+def test_grad_of_a_compiled_function_is_the_flat_list():
+    compiled = thunder.jit(lambda a, b, c: (torch.sin(a) * b, {"unused": c}))
+    gradients = grad(compiled)(X, Y, torch.arange(3))
+    assert isinstance(gradients, list) and len(gradients) == 2
+    torch.testing.assert_close(gradients, [torch.cos(X) * Y, torch.sin(X)])
+    for a in (X.clone().requires_grad_(), X):
+        assert not any(g.requires_grad for g in grad(compiled)(a, Y, torch.arange(3)))
+
+
+def test_flat_list_has_each_position_and_parameters():
+    torch.testing.assert_close(grad(lambda a, b: a * b)(X, X), [X, X])
+    torch.testing.assert_close(grad(lambda a: a)(X), [torch.ones(3, dtype=D)])
+    linear = torch.nn.Linear(3, 2).double()
+    of_input, of_weight, of_bias = grad(thunder.jit(linear))(X)
+    torch.testing.assert_close(of_weight, X.expand(2, 3))
+    torch.testing.assert_close((of_input, of_bias), (linear.weight.detach().sum(0), torch.ones(2, dtype=D)))
+    value, gradients = value_and_grad(linear)(X)
+    torch.testing.assert_close((value, gradients), (linear(X).detach(), [of_input, of_weight, of_bias]))
+
+
+def test_trace_has_the_gradient_and_nothing_else():
+    compiled = grad(lambda a: torch.sin(a).sum(), argnums=0)
+    compiled(X)
+    assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.name != "python_del"].count("sin") == 0
+    assert len(thunder.last_traces(compiled)) > 1 and thunder.cache_misses(compiled) == 1
+    compiled(Y)
+    assert thunder.cache_hits(compiled) == 1
+
+
+@pytest.mark.parametrize("argnums", [0, 1, -1, (0, 1), (1,)])
+def test_argnums_and_the_structure_of_what_they_name(argnums):
+    tree = {"w": W, "b": (B, [X])}
+
+    def f(tree, x):
+        return (torch.tanh(tree["w"] @ x + tree["b"][0]) * tree["b"][1][0]).sum()
+
+    torch.testing.assert_close(grad(f, argnums=argnums)(tree, Y), torch.func.grad(f, argnums=argnums)(tree, Y))
+    value, gradients = value_and_grad(f, argnums=argnums)(tree, Y)
+    torch.testing.assert_close((gradients, value), torch.func.grad_and_value(f, argnums=argnums)(tree, Y))
+
+
+def test_argnums_by_name_and_independent_arguments():
+    torch.testing.assert_close(grad(lambda x, *, k: (x * k).sum(), argnums=(0, "k"))(X, k=Y), (Y, X))
+    torch.testing.assert_close(grad(lambda x, y: x.sum(), argnums=(0, 1))(X, Y), (torch.ones(3, dtype=D), torch.zeros(3, dtype=D)))
+
+
+def test_has_aux():
+    def f(x):
+        return (x**2).sum(), {"doubled": x * 2, "n": 3}
+
+    gradient, aux = grad(f, argnums=0, has_aux=True)(X)
+    torch.testing.assert_close((gradient, aux["doubled"]), (2 * X, 2 * X))
+    assert aux["n"] == 3
+    (value, aux), gradient = value_and_grad(f, argnums=0, has_aux=True)(X)
+    torch.testing.assert_close((value, aux["doubled"], gradient), ((X**2).sum(), 2 * X, 2 * X))
+
+
+def test_gradients_are_connected_to_autograd():
+    x = X.clone().requires_grad_()
+    g = grad(lambda x: (x**3).sum(), argnums=0)(x)
+    torch.testing.assert_close(torch.autograd.grad(g.sum(), x)[0], 6 * X)
+
+
+def test_no_grad_outside_makes_no_difference_and_inside_it_does():
+    with torch.no_grad():
+        torch.testing.assert_close(grad(product, argnums=0)(X, Y), torch.cos(X) * Y)
+
+    def partly(x):
+        with torch.no_grad():
+            c = x * 2
+        return (c * x).sum()
+
+    torch.testing.assert_close(grad(partly, argnums=0)(X), torch.func.grad(partly)(X))
+
+
+def test_vjp_and_jvp_with_structures():
+    def f(d, k):
+        return {"a": torch.sin(d["x"]) * k, "b": (d["x"] * d["y"]).sum(), "n": torch.zeros(2, dtype=D)}
+
+    primals, cotangents = ({"x": X, "y": Y}, B), {"a": X, "b": torch.tensor(2.0, dtype=D), "n": torch.ones(2, dtype=D)}
+    wanted, pull = torch.func.vjp(f, *primals)
+    torch.testing.assert_close(vjp(f)(primals, cotangents), (wanted, pull(cotangents)))
+    tangents = ({"x": B, "y": X}, Y)
+    torch.testing.assert_close(jvp(f)(primals, tangents), torch.func.jvp(f, primals, tangents))
+    torch.testing.assert_close(vjp(torch.sin)(X, Y), (torch.sin(X), torch.cos(X) * Y))
+
+
+def test_vmap_with_structures_and_dims():
+    def f(d, y, n):
+        return {"out": d["x"] * y + n, "sum": d["w"].sum()}
+
+    tree, y = {"x": draw(3, 2), "w": W}, draw(2, 4, 3)
+    in_dims, out_dims = ({"x": 1, "w": None}, 0, None), {"out": 2, "sum": 0}
+    found = vmap(f, in_dims, out_dims)(tree, y, 2.0)
+    torch.testing.assert_close(found, torch.func.vmap(f, in_dims, out_dims)(tree, y, 2.0))
+
+
+def test_vmap_calls_what_eager_would():
+    """A rule, not torch.vmap, carries a layer out: one call of each operation for the whole batch."""
+    compiled = vmap(lambda x, w: F.layer_norm(torch.relu(F.linear(x, w)), (3,)).softmax(-1).sum(), in_dims=(0, None))
+    compiled(draw(5, 3), W)
+    names = [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.name != "python_del"]
+    assert names == ["linear", "relu", "layer_norm", "softmax", "sum"], names
+
+
+@pytest.mark.parametrize("randomness", ["different", "same"])
+def test_random_operations_under_vmap(randomness):
+    functions = [lambda x: F.dropout(x, 0.5), lambda x: x + torch.rand(3, dtype=D)]
+    if randomness == "different":  # torch.func has no rule for the same numbers
+        functions.append(lambda x: torch.bernoulli(torch.sigmoid(x)))
+    for f in functions:
+        torch.manual_seed(0)
+        wanted = torch.func.vmap(f, randomness=randomness)(draw(4, 3))
+        torch.manual_seed(0)
+        torch.testing.assert_close(vmap(f, randomness=randomness)(draw(4, 3)), wanted, rtol=0, atol=0)
+
+
+def test_gradients_of_single_samples_by_functional_call():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    parameters = {k: v.detach() for k, v in model.named_parameters()}
+
+    def loss(parameters, x, y):
+        return (torch.func.functional_call(model, parameters, (x,)) - y).square().sum()
+
+    batch = draw(5, 3), draw(5, seed=1)
+    wanted = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, *batch)
+    torch.testing.assert_close(vmap(grad(loss, argnums=0), (None, 0, 0))(parameters, *batch), wanted)
+    torch.testing.assert_close(thunder.jit(lambda p, x, y: torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(p, x, y))(parameters, *batch), wanted)
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
+def test_jacobians_of_torch_func(transform):
+    def f(x):
+        return torch.tanh(W @ x) * x.sum()
+
+    torch.testing.assert_close(thunder.jit(lambda x: transform(f)(x))(X), transform(f)(X))
+
+
+def test_torch_func_made_outside_is_read_inside():
+    outside = torch.func.grad(lambda x: product(x, Y))
+    torch.testing.assert_close(thunder.jit(lambda x: outside(x) * 2)(X), outside(X) * 2)
+
+    def several(x):
+        value, pull = torch.func.vjp(lambda x: torch.sin(x) * x, x)
+        return value, pull(Y), pull(x)
+
+    torch.testing.assert_close(thunder.jit(several)(X), several(X))
+
+
+def test_writes_of_temporaries_inside():
+    def f(x):
+        y = x * 2
+        y.add_(x)
+        y[0] = 1.0
+        return (y * y).sum()
+
+    torch.testing.assert_close(grad(f, argnums=0)(X), torch.func.grad(f)(X))
+    torch.testing.assert_close(vmap(f)(draw(4, 3)), torch.func.vmap(f)(draw(4, 3)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- errors
+
+REFUSED = {
+    "result is no scalar": (lambda t: t.grad(lambda x: x * 2)(X), "grad_and_value"),
+    "argument is of integers": (lambda t: t.grad(lambda x: x.sum())(torch.arange(3)), "only Tensors of floating point dtype can require gradients"),
+    "result is no tensor": (lambda t: t.grad(lambda x: (x.sum(), 1))(X), "grad_and_value"),
+    "in_dims of another structure": (lambda t: t.vmap(lambda x, y: x, in_dims=(0,))(X, Y), "vmap"),
+    "nothing is mapped": (lambda t: t.vmap(lambda x, y: x, in_dims=(None, None))(X, Y), "vmap"),
+    "in_dim out of range": (lambda t: t.vmap(lambda x, y: x, in_dims=(0, 3))(X, Y), "vmap"),
+    "sizes differ": (lambda t: t.vmap(lambda x, y: x)(X, draw(4, 3)), "vmap"),
+    "mapped number": (lambda t: t.vmap(lambda x, y: x)(X, 3), "vmap"),
+    "result of vmap is no tensor": (lambda t: t.vmap(lambda x: 3)(X), "vmap"),
+    "out_dims of another structure": (lambda t: t.vmap(lambda x: x, out_dims=(0, 1))(X), "vmap"),
+    "out_dims None for what is mapped": (lambda t: t.vmap(lambda x: x, out_dims=None)(X), "vmap"),
+    "random operation": (lambda t: t.vmap(lambda x: x + torch.rand(2))(X), "vmap: called random operation while in randomness error mode"),
+    "cotangents of another structure": (lambda t: t.vjp(lambda x: (x, x))((X,), X), "Expected pytree structure of cotangents"),
+    "cotangents of another shape": (lambda t: t.vjp(lambda x: x)((X,), W), "Mismatch in shape"),
+    "tangents of another structure": (lambda t: t.jvp(lambda x: x)((X,), (X, X)), "jvp"),
+    "tangents of another shape": (lambda t: t.jvp(lambda x: x)((X,), (W,)), "Trying to set a forward gradient"),
+    "primals are no tuple": (lambda t: t.jvp(lambda x: x)(X, X), "jvp"),
+}
+
+
+class TorchForErrors(Torch):
+    vmap = staticmethod(torch.func.vmap)
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_errors_are_those_of_torch_func(what):
+    call, words = REFUSED[what]
+    with pytest.raises((RuntimeError, ValueError), match=words) as wanted:
+        call(TorchForErrors)
+    with pytest.raises((RuntimeError, ValueError), match=words) as found:
+        call(Thunder)
+    assert type(found.value) is type(wanted.value)
+
+
+def test_errors_of_our_own():
+    with pytest.raises(RuntimeError, match="Got argnum=2, but only 1 positional inputs"):
+        grad(lambda x: x.sum(), argnums=2)(X)
+    with pytest.raises(TypeError, match="argnums names 'k'"):
+        grad(lambda x: x.sum(), argnums="k")(X)
+    with pytest.raises(CaptureError, match="writes to its argument"):
+        grad(lambda x: x.mul_(2).sum(), argnums=0)(X.clone())
+    with pytest.raises(CaptureError, match="another dtype than the primals"):
+        jvp(torch.sin)((X,), (X.float(),))
+    kept = []
+    with pytest.raises(CaptureError, match="the function stored it"):
+        grad(lambda x: (kept.append(x), x.sum())[1], argnums=0)(X)
+    assert not kept
+    with pytest.raises(CaptureError, match="asks for a tensor's value"):
+        vmap(lambda x: x.item())(X)
+    with pytest.raises(MissingImplementationError, match="run once: what draws random numbers"):
+        grad(lambda x: F.rrelu(grad(lambda x: F.alpha_dropout(x, 0.5).sum(), argnums=0)(x)).sum(), argnums=0)(X)
+
+
+def test_functions_compiled_with_transforms_of_traces_are_refused():
+    class Changes(thunder.Transform):
+        def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
+            return prologue_trace, computation_trace, epilogue_trace
+
+    with pytest.raises(OptionError, match="compiled with Changes"):
+        grad(thunder.jit(lambda x: x.sum(), transforms=[Changes()]))

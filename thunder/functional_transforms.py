@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from thunder.compiled import Compiled, jit
+from thunder.errors import OptionError
 from thunder.frontend.functional import JVP, VJP, Grad, Transformed, VMap
+from thunder.transforms.base import asked
 
 __all__ = ["grad", "value_and_grad", "vjp", "jvp", "vmap"]
 
@@ -21,6 +23,9 @@ def _compiled(fn: Callable, transform: Callable[[Callable], Transformed], **opti
     if not isinstance(given, Compiled):
         given = jit(fn)
         given = given if isinstance(given, Compiled) else given._compiled
+    changing = [type(t).__name__ for t in given.options.transforms if asked(t, "transform_module") or asked(t, "transform_traces_pre_prologue")]
+    if changing:
+        raise OptionError(f"{given!r} was compiled with {', '.join(changing)}, which changes what would be differentiated or mapped: transform the plain function")
     return Compiled(transform(given.fn), dataclasses.replace(given.options, used_compile_options={}, **options))
 
 

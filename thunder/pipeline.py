@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from thunder.core.check import check
 from thunder.core.proxies import TensorProxy, like
@@ -22,7 +23,7 @@ from thunder.transforms.recompute import recompute
 from thunder.transforms.reinplace import reinplace
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "inputs_behind", "random_devices"]
+__all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices"]
 
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
@@ -102,11 +103,22 @@ def random_devices(acquired: Trace) -> list | None:
     return list(dict.fromkeys(to_torch_device(o.device) for line in drawing for o in line.outputs if isinstance(o, TensorProxy)))
 
 
-def inputs_behind(cut: ForwardBackward, args: Sequence) -> list[tuple[int, int | None]]:
-    """What the gradients can be computed from again: the arguments that saved values were computed from, each with its place among the saved tensors or None."""
+class InputsBehind(NamedTuple):
+    """What the gradients can be computed from again: places of arguments. saved: pairs of such a place and its place among the saved tensors."""
+
+    kept: list[int]
+    saved: list[tuple[int, int]]
+    numbers: list[int]
+
+
+def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
+    """The arguments that saved values were computed from, and all that are no tensors."""
     needed = {*cut.saved_tensors, *cut.saved_others}
     for line in reversed(cut.forward.bound_symbols):
         if not needed.isdisjoint(line.outputs) or not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)):
             needed.update(line.inputs)
     saved = {p: i for i, p in enumerate(cut.saved_tensors)}
-    return [(i, saved.get(a)) for i, a in enumerate(args) if not isinstance(a, TensorProxy) or a in needed]
+    tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, TensorProxy) and a in needed]
+    return InputsBehind(
+        [i for i, a in tensors if a not in saved], [(i, saved[a]) for i, a in tensors if a in saved], [i for i, a in enumerate(args) if not isinstance(a, TensorProxy)]
+    )

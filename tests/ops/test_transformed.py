@@ -9,7 +9,7 @@ import torch
 from tests.ops.harness import SAMPLED, as_program, samples_of, tensors_in, torch_function
 from tests.ops.tracing import carried_out, traced
 from thunder.core.symbol import OpTags, current_recorder
-from thunder.frontend.functional import JVP, VMap
+from thunder.frontend.functional import JVP, VJP, VMap
 from thunder.ops import LTORCH
 from thunder.ops.methods import call_torch
 
@@ -102,3 +102,32 @@ def differentiable(program, tensors, places):
         return tuple(r for r in results if (r.is_floating_point() if isinstance(r, torch.Tensor) else r.dtype.category == 2))
 
     return run
+
+
+@pytest.mark.parametrize("name", DETERMINED)
+def test_second_derivative_is_that_of_autograd(name):
+    """The derivative of (input, cotangent) -> gradient, by two vjps, one around the other."""
+    for program, tensors in itertools.islice(programs(name), 1):
+        places = [i for i, t in enumerate(tensors) if t.dtype is torch.float64]
+        leaves = [tensors[i].clone().requires_grad_() for i in places]
+        try:
+            outputs = differentiable(program, tensors, places)(*leaves)
+            if not any(o.requires_grad for o in outputs):
+                continue
+            cotangents = [torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(3)).requires_grad_() for o in outputs]
+            gradients = torch.autograd.grad(outputs, leaves, cotangents, create_graph=True, allow_unused=True, materialize_grads=True)
+            given = [torch.randn(g.shape, dtype=g.dtype, generator=torch.Generator().manual_seed(4)) for g in gradients]
+            connected = [(g, v) for g, v in zip(gradients, given) if g.requires_grad]
+            wanted = torch.autograd.grad([g for g, _ in connected], leaves + cotangents, [v for _, v in connected], allow_unused=True, materialize_grads=True)
+        except (RuntimeError, NotImplementedError):
+            continue  # PyTorch has no second derivative
+
+        def twice(tensors, cotangents, given):
+            def backward(*values):
+                moved = differentiable(program, tensors, places)
+                return VJP(moved)(tuple(values[: len(places)]), tuple(values[len(places) :]))[1]
+
+            return VJP(backward)((*(tensors[i] for i in places), *cotangents), given)[1]
+
+        trace, inputs = traced(twice, (tensors, tuple(c.detach() for c in cotangents), tuple(given)), {}, inside=True)
+        close_to(carried_out(trace, inputs), wanted, 1e-7)

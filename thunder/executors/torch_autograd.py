@@ -7,6 +7,7 @@ autograd in the same way. So derivatives of any order are programs, compiled whe
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -26,8 +27,8 @@ class ThunderFunction(torch.autograd.Function):
             ctx.generators = [_generator(d).get_state() for d in program.random]
         outputs, (tensors, others) = program.forward(*inputs)
         ctx.program, ctx.others = program, others
-        ctx.kept = [inputs[i] for i in program.kept]
-        ctx.versions = [_version(x) for x in ctx.kept]
+        ctx.kept, ctx.numbers = program.take_kept(inputs), program.take_numbers(inputs)
+        ctx.versions = _versions(ctx.kept)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         if program.not_differentiable:
@@ -58,20 +59,32 @@ def _differentiable_gradients(ctx, program: _Program, tensors: Sequence, kept: S
             "the backward of a compiled function that draws from a torch.Generator of yours is differentiated: it would have to draw the same numbers again. Draw them "
             "outside of the compiled function, or from the default generator"
         )
-    for x, version in zip(kept, ctx.versions, strict=True):
-        if _version(x) != version:
+    for x, version, now in zip(kept, ctx.versions, _versions(kept), strict=True):
+        if now != version:
             raise RuntimeError(
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: [{x.type()} {list(x.shape)}], an input of a compiled "
-                f"function, is at version {_version(x)}; expected version {version} instead."
+                f"function, is at version {now}; expected version {version} instead."
             )
     run, needed = program.again(missing)
-    values = dict(zip(program.kept, kept, strict=True)) | {i: tensors[place] for i, place in program.saved}
+    kept_at, saved_at, numbers_at = program.inputs
+    values = dict(zip(kept_at, kept, strict=True)) | dict(zip(numbers_at, ctx.numbers, strict=True)) | {i: tensors[place] for i, place in saved_at}
     with _restored(program.random, getattr(ctx, "generators", ())):
         return run(*(values[i] for i in needed), *(c for c in given if c is not None))
 
 
-def _version(x) -> int:
-    return x._version if isinstance(x, torch.Tensor) and not x.is_inference() else 0
+def _versions(tensors: Sequence) -> list[int]:
+    """How often each tensor was written to; tensors of inference mode do not count."""
+    try:
+        return [x._version for x in tensors]
+    except RuntimeError:
+        return [0 if x.is_inference() else x._version for x in tensors]
+
+
+def _taking(places: Sequence[int]) -> Callable[[tuple], tuple]:
+    """(values) -> the values in some places, as a tuple."""
+    if len(places) < 2:
+        return lambda values: tuple(values[i] for i in places)
+    return operator.itemgetter(*places)
 
 
 def _generator(device: torch.device) -> torch.Generator:
@@ -95,7 +108,7 @@ def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -
 class _Program:
     """What the calls of one compiled forward share."""
 
-    __slots__ = ("forward", "backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "kept", "saved", "random")
+    __slots__ = ("forward", "backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random")
 
     def __init__(self, forward: Callable, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool], inputs: Sequence, random: Sequence | None):
         self.forward, self.backward, self.make_without, self.make_again = forward, backward, make_without, make_again
@@ -103,9 +116,8 @@ class _Program:
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
         self.not_differentiable = [i for i, r in enumerate(requires_grad) if not r]
-        self.kept = [i for i, place in inputs if place is None]
-        self.saved = [(i, place) for i, place in inputs if place is not None]
-        self.random = random
+        self.inputs, self.random = inputs, random
+        self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
 
     def once(self, key: tuple, make: Callable):
         """`make()`, made when first asked for, in whichever of autograd's threads."""
@@ -131,8 +143,9 @@ def connected(
     outputs)` makes the program's result. requires_grad says which outputs cotangents come for.
 
     make_without(missing) gives the backward that is handed None for the cotangents in these places. make_again(missing) gives the backward as a differentiable
-    function of some inputs and of the cotangents that are not missing, and which inputs these are; they are among `inputs`, pairs of an input's place and its place
-    among the saved tensors or None. random: the devices whose generators the forward may draw from; None where it cannot be run again.
+    function of some inputs and of the cotangents that are not missing, and which inputs these are. `inputs` says where these come from: places of tensors that are kept,
+    (place, place among the saved tensors) of others, and places of what is no tensor. random: the devices whose generators the forward may draw from; None where it
+    cannot be run again.
     """
     program = _Program(forward, backward, make_without, make_again, requires_grad, inputs, random)
     apply = ThunderFunction.apply

@@ -54,6 +54,12 @@ class Captured:
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
         used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
+        made = {o for line in lines for o in line.outputs}
+        if any(type(p) is TensorProxy and p not in made and p not in c.real for p in used):
+            c.refuse(
+                "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no more: the function stored it",
+                "return it (has_aux=True for what is not differentiated)",
+            )
         symbols = set()
         if c.numbers:
             for number in numbers_in([output, *((line.args, line.kwargs) for line in lines)], []):

@@ -30,6 +30,7 @@ FAMILIES = (
     "linalg",
     "einsum",
     "normalization",
+    "norm_formulas",
     "attention",
     "losses",
     "convolution",

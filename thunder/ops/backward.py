@@ -84,7 +84,6 @@ def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
 
 
 native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta)
-native_layer_norm.info["not_differentiable"] = (1, 2)  # the mean and deviation: its backward's own derivative accounts for them
 native_layer_norm_backward = kernel(
     "native_layer_norm_backward", "default",
     lambda g, a, normalized_shape, mean, rstd, weight, bias, mask: (
@@ -98,6 +97,7 @@ hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
 softshrink_backward = kernel("softshrink_backward", "default", _like_first)
 glu_backward = kernel("glu_backward", "default", lambda g, a, dim: like(a))
 log_sigmoid_forward = kernel("log_sigmoid_forward", "default", lambda a: (like(a), like(a)))
+log_sigmoid_forward.info["not_differentiable"] = (1,)  # a buffer
 log_sigmoid_backward = kernel("log_sigmoid_backward", "default", _like_first)
 prelu_kernel = kernel("_prelu_kernel", "default", lambda a, weight: like(a))
 prelu_kernel_backward = kernel("_prelu_kernel_backward", "default", lambda g, a, weight: (like(a), like(a)))
@@ -138,6 +138,13 @@ def _hardsigmoid_backward(g, x):
     return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
 
 
+@native_dropout.vjp
+def _(a, p, train):
+    y, mask = native_dropout(a, p, train)
+    g, _ = yield y, mask
+    return (native_dropout_backward(g, mask, 1.0 / (1.0 - p) if p < 1.0 else 0.0),)
+
+
 @formula(mish_backward)
 def _mish_backward(g, x):
     t = op("tanh")(op("softplus")(x))
@@ -148,35 +155,6 @@ def _mish_backward(g, x):
 def _logit_backward(g, x, eps=None):
     low = 0.0 if eps is None else eps
     return op("where")((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), float("nan") if eps is None else 0.0)
-
-
-@native_layer_norm.vjp
-def _(a, normalized_shape, weight, bias, eps):
-    y, mean, rstd = native_layer_norm(a, normalized_shape, weight, bias, eps)
-    g, _, _ = yield y, mean, rstd
-    mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
-    ga, gw, gb = native_layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask)
-    return ga, None, gw, gb
-
-
-@formula(native_layer_norm_backward)
-def _layer_norm_backward(g, a, normalized_shape, mean, rstd, weight, bias, mask):
-    """mean and rstd are computed again, as what they are: functions of `a`. The epsilon that rstd has and the variance has not is found from the two."""
-    rank = len(a.shape) - len(normalized_shape)
-    dims = tuple(range(rank, len(a.shape)))
-    centred = a - op("mean")(a, dims, True)
-    variance = op("mean")(centred * centred, dims, True)
-    epsilon = op("detach")(1 / (rstd * rstd) - variance)
-    normal = centred * op("rsqrt")(variance + epsilon)
-    weighted = g if weight is None else g * weight
-    inner = weighted - op("mean")(weighted, dims, True) - normal * op("mean")(weighted * normal, dims, True)
-    of_weight = op("reshape")(g * normal, (-1, *normalized_shape)) if mask[1] else None
-    of_bias = op("reshape")(g, (-1, *normalized_shape)) if mask[2] else None
-    return (
-        inner * op("rsqrt")(variance + epsilon) if mask[0] else None,
-        op("sum")(of_weight, 0) if mask[1] else None,
-        op("sum")(of_bias, 0) if mask[2] else None,
-    )
 
 
 def _getitem_backward(g, shape, key):

@@ -483,6 +483,8 @@ _NLL = {
     flat: (backward.kernel(f"{name}_forward", "default", _nll_forward_meta), backward.kernel(f"{name}_backward", "default", _nll_backward_meta))
     for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
 }
+for _forward, _ in _NLL.values():
+    _forward.info["not_differentiable"] = (1,)  # the sum of the weights
 
 
 def _likelihood(a, target, weight, how: str, ignore_index: int):

@@ -181,7 +181,7 @@ def _dropout_noise(a, p):
 
 
 # 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with
-dropout_noise = Symbol("dropout_noise", lambda a, p: like(a), id="dropout_noise", is_prim=True, tags=_TAGS, fn=_dropout_noise)
+dropout_noise = Symbol("dropout_noise", lambda a, p: like(a), id="dropout_noise", is_prim=True, tags=(*_TAGS, OpTags.DETACHED), fn=_dropout_noise)
 
 
 @dropout.vjp
