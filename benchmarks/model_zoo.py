@@ -17,7 +17,7 @@ from torch import nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-__all__ = ["MODELS", "named_tensors"]
+__all__ = ["MODELS", "named_tensors", "seeded"]
 
 BATCH, TIME, VOCAB = 2, 16, 128
 Built = tuple[nn.Module, tuple, dict[str, Any]]
@@ -77,7 +77,12 @@ def llama2_like() -> Built:
     return GPT.from_name("llama2-like"), (tokens(),), {}
 
 
-MODELS |= {"nanoGPT": seeded(nanogpt), "litgpt_model llama2-like": seeded(llama2_like)}
+def nanogpt_with_loss() -> Built:
+    module, (ids,), _ = nanogpt()
+    return module, (ids, ids.roll(-1, 1)), {}
+
+
+MODELS |= {"nanoGPT": seeded(nanogpt), "nanoGPT with its loss": seeded(nanogpt_with_loss), "litgpt_model llama2-like": seeded(llama2_like)}
 
 # --- transformers: (model class, configuration class, what the configuration is given, the kind of input)
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

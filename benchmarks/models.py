@@ -1,6 +1,6 @@
 """Does every model of the list run, does it compute what PyTorch computes, and how long do the first and a warm call take?
 
-    python benchmarks/models.py [--only NAME ...] [--systems eager,thunder] [--rounds 30] [--train [--calls]] [--json FILE]
+    python benchmarks/models.py [--only NAME ...] [--systems eager,thunder] [--rounds 30] [--train [--calls] [--device cuda]] [--json FILE]
 
 Forward under torch.no_grad() in float32, on the CPU; the models and their inputs are those of model_zoo.py. One line a model: ok or the error, the deviation
 from eager (the largest absolute difference over all tensors in the output), the number of operations that were taken as opaque, seconds of the first call and
@@ -117,6 +117,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds for the warm calls")
     parser.add_argument("--train", action="store_true", help="forward and backward instead of forward")
     parser.add_argument("--calls", action="store_true", help="with --train: print how ATen calls differ from eager's")
+    parser.add_argument("--device", default="cpu", help="with --train: where the models are trained")
     parser.add_argument("--json", metavar="FILE", help="write the rows there")
     chosen = parser.parse_args()
     names = [name for name in MODELS if any(part.lower() in name.lower() for part in chosen.only)]
@@ -128,7 +129,7 @@ def main() -> int:
     rows = []
     for name in names:
         try:
-            row = measure_training(name, MODELS[name], named_tensors, chosen.rounds) if chosen.train else measure(name, chosen.systems, chosen.rounds)
+            row = measure_training(name, MODELS[name], named_tensors, chosen.rounds, chosen.device) if chosen.train else measure(name, chosen.systems, chosen.rounds)
         except Exception as error:  # noqa: BLE001  an error of whatever kind is this program's finding
             message = f"{type(error).__name__}: " + "\n       ".join(str(error).splitlines()[:6])
             row = TrainingRow(name, (message,)) if chosen.train else Row(name, (message,), {}, {}, {})

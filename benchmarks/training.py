@@ -83,7 +83,7 @@ class Step:
     def loss(self, outputs: list[torch.Tensor]) -> torch.Tensor:
         if not self.weights:
             generator = torch.Generator().manual_seed(2)
-            self.weights = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in outputs]
+            self.weights = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in outputs]
         total = (outputs[0] * self.weights[0]).sum()
         for o, w in zip(outputs[1:], self.weights[1:], strict=True):
             total = total + (o * w).sum()
@@ -93,6 +93,8 @@ class Step:
         for leaf in self.leaves.values():
             leaf.grad = None
         self.loss(self.forward()).backward()
+        if self.weights[0].is_cuda:
+            torch.cuda.synchronize()
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
         self()
@@ -152,12 +154,22 @@ def problems_of_first_output(compiled: Callable, module: torch.nn.Module, args: 
     return problems + ([f"makes {calls} ATen calls, eager {bound}"] if calls > bound else [])
 
 
-def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: int) -> TrainingRow:
+def moved(value: Any, device: str) -> Any:
+    """Arguments with their tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    return type(value)(moved(item, device) for item in value) if isinstance(value, (tuple, list)) else value
+
+
+def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: int, device: str = "cpu") -> TrainingRow:
     """Builds the model and compares its training step with eager's."""
     import thunder
 
     module, args, kwargs = build()
-    module.train()
+    module.train().to(device)
+    args, kwargs = moved(args, device), moved(kwargs, device)
     for _, t in tensors_of((args, kwargs)):
         if t.is_floating_point():
             t.requires_grad_()
@@ -186,7 +198,8 @@ def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: i
     seconds, ratio = (0.0, 0.0), (math.nan, math.nan, math.nan)
     if rounds:
         interleaved(steps, WARM)
-        samples = interleaved(steps, rounds, clock=time.process_time)  # of one thread: what others do on the machine is not counted
+        # on the CPU what one thread computes: what others do on the machine is not counted
+        samples = interleaved(steps, rounds, clock=time.process_time if device == "cpu" else time.perf_counter)
         ratios = [ours / theirs for ours, theirs in zip(samples["thunder"], samples["eager"], strict=True)]
         seconds, ratio = (median(samples["thunder"]), median(samples["eager"])), (median(ratios), *median_interval(ratios))
         if ratio[2] > STEP_BAR:

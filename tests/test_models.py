@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from benchmarks.model_zoo import MODELS, named_tensors
+from benchmarks.model_zoo import MODELS, named_tensors, seeded
 from benchmarks.training import measure_training
 from thunder.tests import litgpt_model
 from thunder.tests.litgpt_model import GPT, Config, configs
@@ -130,9 +132,37 @@ def test_models_are_made_alike_each_time(name):
     assert all(torch.equal(kwargs[key], again[key]) for key in kwargs) and len(args) + len(kwargs) > 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+class UNet(nn.Module):
+    """A small U-Net for pictures: convolutions, group and batch norm, pooling, interpolation, a transposed convolution; with labels it gives its loss."""
+
+    def __init__(self, channels: int = 8, classes: int = 4):
+        super().__init__()
+        self.enter = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), nn.GroupNorm(2, channels), nn.SiLU())
+        self.down = nn.Sequential(nn.Conv2d(channels, 2 * channels, 3, padding="same", bias=False), nn.BatchNorm2d(2 * channels, track_running_stats=False), nn.ReLU())
+        self.middle = nn.Sequential(nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2), nn.GELU(), nn.AvgPool2d(2), nn.PReLU())
+        self.up = nn.ConvTranspose2d(2 * channels, 2 * channels, 2, stride=2)
+        self.leave = nn.Sequential(nn.Conv2d(3 * channels, channels, 3, padding=1, padding_mode="reflect"), nn.ELU(), nn.Conv2d(channels, classes, 1))
+        self.kind = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(classes, classes))
+
+    def forward(self, pictures: torch.Tensor, labels: torch.Tensor):
+        entered = self.enter(pictures)
+        down = self.down(F.max_pool2d(entered, 2))
+        middle = F.interpolate(self.up(self.middle(down)) + down, scale_factor=2, mode="bilinear")
+        left = self.leave(torch.cat([entered, middle], 1))
+        kinds = self.kind(left)
+        return left, F.cross_entropy(left, labels) + F.mse_loss(kinds.softmax(1), torch.full_like(kinds, 0.25))
+
+
+def unet():
+    return UNet(), (torch.randn(2, 3, 16, 16), torch.randint(0, 4, (2, 16, 16))), {}
+
+
+TRAINED = MODELS | {"U-Net": seeded(unet)}
+
+
+@pytest.mark.parametrize("name", TRAINED)
 def test_training_is_eagers_and_never_heavier(name):
     """Gradients, saved bytes and ATen calls of a step, as `benchmarks/models.py --train` judges them; time is not measured here."""
-    row = measure_training(name, MODELS[name], named_tensors, rounds=0)
+    row = measure_training(name, TRAINED[name], named_tensors, rounds=0)
     assert row.parameters and row.saved_bytes[1] and row.calls[1]
     assert not row.problems, row.line()

@@ -16,15 +16,14 @@ def stacked_states(a, b):
     return torch.stack(states).transpose(0, 1) ** 2
 
 
-def joined_parts(a, b):
-    x, y = a * b, a[:2] - b[:2]
-    return torch.cat([x, y, b.new_empty(0)], 0) ** 2 * 3 + torch.cat([x * 2, y**2])
-
-
-def joined_twice(a, b):
+def concatenated(a, b):
     x, y = a * b, a - b
-    once = torch.cat([x, y], 1)
-    return torch.stack([once, once * 2]) ** 2 + (x * y).sum()
+    return torch.cat([x, y]) ** 2 + torch.cat([y, x * y])
+
+
+def stacked_types(a, b):
+    x, y = a * b, (a - b).float()
+    return torch.stack([x, y]) ** 2 * (x * y)
 
 
 def joined_arguments(a, b):
@@ -43,8 +42,8 @@ def saved(compiled) -> list[str]:
 
 PROGRAMS = {
     stacked_states: ["__getitem__", "__getitem__", "__getitem__", "stack"],  # a[1], a[2], a[3], which are arguments' memory; the states are in the stack
-    joined_parts: ["cat"],
-    joined_twice: ["mul", "stack", "sub"],  # x and y are in the inner cat, which is not saved
+    concatenated: ["cat", "mul", "sub"],
+    stacked_types: ["mul", "pow", "stack", "to"],  # x is in the stack, y only as another type
     joined_arguments: ["mul", "pow", "stack"],
     part_of_what_lives: ["__getitem__", "__getitem__", "exp", "mul", "stack"],  # the items are exp's memory
 }

@@ -144,6 +144,12 @@ def _mish_backward(g, x):
     return g * (t + x * op("sigmoid")(x) * (1 - t * t))
 
 
+@formula(logit_backward)
+def _logit_backward(g, x, eps=None):
+    low = 0.0 if eps is None else eps
+    return op("where")((x >= low) & (x <= 1.0 - low), g / (x * (1.0 - x)), float("nan") if eps is None else 0.0)
+
+
 @native_layer_norm.vjp
 def _(a, normalized_shape, weight, bias, eps):
     y, mean, rstd = native_layer_norm(a, normalized_shape, weight, bias, eps)

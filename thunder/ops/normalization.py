@@ -462,6 +462,25 @@ native_group_norm_backward = Symbol(
 )  # fmt: skip
 
 
+@backward.formula(native_group_norm_backward)
+def _group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    """mean and rstd are computed again, as what they are: functions of `a`. The epsilon that rstd has and the variance has not is found from the two."""
+    grouped = (n, groups, c // groups, size)
+    x, cotangent = reshape(a, grouped), reshape(g, grouped)
+    centred = x - LTORCH["mean"](x, (2, 3), True)
+    variance = LTORCH["mean"](centred * centred, (2, 3), True)
+    of_rows = reshape(rstd, (n, groups, 1, 1))
+    scale = LTORCH["rsqrt"](variance + LTORCH["detach"](1 / (of_rows * of_rows) - variance))
+    normal = centred * scale
+    weighted = cotangent if weight is None else cotangent * reshape(weight, (1, groups, c // groups, 1))
+    inner = weighted - LTORCH["mean"](weighted, (2, 3), True) - normal * LTORCH["mean"](weighted * normal, (2, 3), True)
+    return (
+        reshape(inner * scale, a.shape) if mask[0] else None,
+        reshape(LTORCH["sum"](cotangent * normal, (0, 3)), (c,)) if mask[1] else None,
+        reshape(LTORCH["sum"](cotangent, (0, 3)), (c,)) if mask[2] else None,
+    )
+
+
 @group_norm.vjp
 def _(a, num_groups, weight=None, bias=None, eps=1e-5):
     if any(type(n) is int and n == 0 for n in a.shape) or weight is None and bias is not None:

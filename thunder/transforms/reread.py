@@ -1,7 +1,8 @@
-"""Reread: what a saved tensor was joined from is read out of it, not saved beside it.
+"""Reread: what a saved tensor was stacked from is read out of it, not saved beside it.
 
 Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among the lines. After: `return (y, (t2,))`, and the backward begins with
-`t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks its states and reads them again saves them once.
+`t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks its states and reads them again saves them once. Only stacks: the parts of a
+concatenation, few and large, would be read with gaps, which kernels of images copy.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from thunder.ops import LTORCH
 
 __all__ = ["reread"]
 
-_STACK, _CAT = LTORCH["stack"], LTORCH["cat"]
 
 
 def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]) -> tuple[list[TensorProxy], list[BoundSymbol]]:
     """Which tensors have to be saved instead of all of these, and the lines that make the others of them. Arguments live anyway, and so does what views them."""
-    joins = [b for b in lines if b.sym is _STACK or b.sym is _CAT]
+    joins = [b for b in lines if b.sym is LTORCH["stack"]]
     if not joins:
         return saved, []
     views = {o: b for b in lines if OpTags.VIEW in b.sym.tags and len(b.inputs) == 1 for o in b.outputs}
@@ -67,16 +67,9 @@ def _way(o: Proxy, base: Proxy, views: dict[Proxy, BoundSymbol]) -> list[BoundSy
 
 
 def _parts(join: BoundSymbol):
-    """(part, line that reads it out of the joined tensor) for the parts that are in it as they are."""
+    """(part, line that reads it out of the stack) for the parts that are in it as they are."""
     tensors, dim = join.args[0], join.args[1] if len(join.args) > 1 else 0
     out = join.outputs[0]
-    start = 0
     for i, part in enumerate(tensors):
-        if len(part.shape) != len(out.shape) - (join.sym is _STACK):
-            continue  # an empty one, which cat passes over
         if part.dtype is out.dtype:
-            if join.sym is _STACK:
-                yield part, LTORCH["select"].bind(out, dim, i, output=part, context=join.context)
-            else:
-                yield part, LTORCH["narrow"].bind(out, dim, start, part.shape[dim], output=part, context=join.context)
-        start = start + (0 if join.sym is _STACK else part.shape[dim])
+            yield part, LTORCH["select"].bind(out, dim, i, output=part, context=join.context)
