@@ -235,6 +235,37 @@ def test_a_pass_of_its_own():
     assert torch.equal(compiled(X), X.sin() + 1) and whole.seen == ["sin", "add"] and names(compiled) == ["sin", "add"]
 
 
+def test_views_are_made_outside_of_the_region():
+    """What shares memory with what is seen from the lines: results of a region are no views of its inputs or of each other."""
+
+    def program(x, y):
+        flat = x.view(-1)
+        made = (x * y).sin()
+        turned = made.t()[0]
+        x.add_(1)
+        made.mul_(2)
+        return flat, made, turned, flat.neg(), (turned + 1).exp()
+
+    joining = Joining(operations=(*ELEMENTWISE, "view", "permute", "getitem"))
+    compiled = thunder.jit(program, executors=[joining])
+    mine, theirs = X.clone(), X.clone()
+    for _ in range(2):
+        got, want = compiled(mine, Y), program(theirs, Y)
+        for a, b in zip(got, want):
+            assert torch.equal(a, b)
+        assert torch.equal(mine, theirs)
+        assert got[0].data_ptr() == mine.data_ptr() and got[2].data_ptr() == got[1].data_ptr()
+    for region in joining.seen:
+        made = {o: line for line in region.lines for o in line.outputs}
+        assert not any(made[o].sym.name in ("view", "permute", "getitem") for o in region.outputs)
+
+
+def test_only_views_are_no_region():
+    joining = Joining(operations=("view", "permute", "getitem"))
+    compiled = thunder.jit(lambda x: x.view(3, 2).t()[1], executors=[joining])
+    assert torch.equal(compiled(X), X.view(3, 2).t()[1]) and joining.seen == []
+
+
 # ---------------------------------------------------------------------------------------------------------------- torch.compile
 
 

@@ -17,6 +17,7 @@ _FROM = {
     "thunder.compiled": ("jit", "add_transform"),
     "thunder.transforms.base": ("Transform",),
     "thunder.extend.opaque": ("opaque",),
+    "thunder.extend.debugging": ("debug_print",),
     "thunder.tracing": ("trace",),
     "thunder.module": ("ThunderModule",),
     "thunder.options": ("DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS"),

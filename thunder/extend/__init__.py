@@ -16,9 +16,9 @@ from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.errors import OptionError, warn_user
 
 __all__ = [
-    "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL", "Implementation", "register_executor",
-    "deregister_executor", "get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor", "add_always_executor",
-    "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
+    "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL", "Implementation", "register_executor", "deregister_executor",
+    "get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor",
+    "add_always_executor", "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
 ]  # fmt: skip
 
 
@@ -165,9 +165,10 @@ class OperatorExecutor(Executor):
     ) -> None:  # fmt: skip
         """Says how this executor carries out an operation, instead of what was said before.
 
-        With a grad_transform alone the operation is executed by others. `op` is called with the operation's arguments; or `execution_transform`, a function of the
-        same arguments, rewrites it in terms of other operations. `checker`, called with the same arguments, says whether it can: without one it always can. `grad_transform`, a function of the same arguments, computes the
-        result and says with get_grad and put_grads how the operation is differentiated. A torch function stands for the operation it is.
+        `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations. With a
+        grad_transform alone the operation is executed by others. `checker`, called with the same arguments, says whether it can: without one it always can.
+        `grad_transform`, a function of the same arguments, computes the result and says with get_grad and put_grads how the operation is differentiated. A torch
+        function stands for the operation it is.
 
         Raises ValueError unless exactly one of op and execution_transform is given, TypeError for what is no operation or no function.
         """

@@ -11,6 +11,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
+from thunder.ops.memory import may_view
 
 __all__ = ["FusionExecutor"]
 
@@ -68,12 +69,14 @@ class FusionExecutor(Executor):
         made: list[BoundSymbol] = []
         counter = 0
         for region in schedule(lines, groups, trace.output_proxies):
-            fused = None
-            if all(map(self.can_fuse, region.lines)) and self.should_fuse(region) and self.get_fuel():
-                while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
-                    counter += 1
-                fused = self.fuse(region, counter)
-            made += region.lines if fused is None else (fused,)
+            fused, core, views = None, region, ()
+            if all(map(self.can_fuse, region.lines)):
+                core, views = without_views(region)
+                if self.should_fuse(core) and self.get_fuel():
+                    while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
+                        counter += 1
+                    fused = self.fuse(core, counter)
+            made += region.lines if fused is None else (fused, *views)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
 
@@ -92,6 +95,39 @@ class FusionExecutor(Executor):
             found = self._compiled[key] = make()
             self.compilations += 1
         return found
+
+
+def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
+    """The region without results that are views of its inputs or of other results, and the lines that make these afterwards.
+
+    What shares memory with what has to be seen from the lines of a program: a region hides it.
+    """
+    producer = {o: line for line in region.lines for o in line.outputs}
+    afterwards: dict[BoundSymbol, None] = {}
+    needed: set[Proxy] = set()
+    waiting = list(region.outputs)
+    while waiting:
+        value = waiting.pop()
+        line = producer.get(value)
+        if line is None or line in afterwards:
+            continue
+        if may_view(line):
+            afterwards[line] = None
+            waiting += line.inputs
+        else:
+            needed.add(value)
+    if not afterwards:
+        return region, ()
+    return Region(_leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
+
+
+def _leading_to(lines: Sequence[BoundSymbol], results: set[Proxy]) -> list[BoundSymbol]:
+    needed, kept = set(results), []
+    for line in reversed(lines):
+        if not needed.isdisjoint(line.outputs):
+            needed.update(line.inputs)
+            kept.append(line)
+    return kept[::-1]
 
 
 def fusible(line: BoundSymbol) -> bool:

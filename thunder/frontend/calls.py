@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.extend.debugging import breakpoint_line
 from thunder.frontend import autograd_function, containers, functional
 from thunder.frontend.native import (
     CALLABLE_FIRST,
@@ -727,6 +728,7 @@ def _install() -> None:
     M = torch.nn.Module
     table = {
         type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, print: _print,
+        breakpoint: lambda c, f, a, k: breakpoint_line(),
         bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
         M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),

@@ -1,0 +1,46 @@
+"""`thunder.core.utils`: small helpers by the names that Lightning Thunder's users know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from thunder.core.proxies import Proxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import Trace
+
+__all__ = ["check", "sequencify", "producers", "consumers", "producers_and_consumers"]
+
+
+def check(condition: Any, message: Callable[[], str], exception_type: type[Exception] = RuntimeError) -> None:
+    """Raises exception_type with the message, which is made only then, unless the condition holds."""
+    if not condition:
+        raise exception_type(message())
+
+
+def sequencify(x: Any) -> Sequence:
+    """A tuple or list as it is, anything else as a tuple of one."""
+    return x if isinstance(x, (tuple, list)) else (x,)
+
+
+def _lines(of: Trace | Iterable[BoundSymbol]) -> Iterable[BoundSymbol]:
+    return of.bound_symbols if isinstance(of, Trace) else of
+
+
+def producers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, BoundSymbol]:
+    """For each value the line that makes it."""
+    return {o: line for line in _lines(of) for o in line.outputs if not line.has_input(o)}
+
+
+def consumers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, list[BoundSymbol]]:
+    """For each value the lines that read it, in order."""
+    found: dict[Proxy, list[BoundSymbol]] = {}
+    for line in _lines(of):
+        for value in dict.fromkeys(line.inputs):
+            found.setdefault(value, []).append(line)
+    return found
+
+
+def producers_and_consumers(of: Trace | Iterable[BoundSymbol]) -> tuple[dict[Proxy, BoundSymbol], dict[Proxy, list[BoundSymbol]]]:
+    lines = list(_lines(of))
+    return producers(lines), consumers(lines)

@@ -1,0 +1,47 @@
+"""`DebugTransform`: functions of the user's that are called before and after every line of a program, and whose words stand in its text.
+
+Before: `t0 = torch.sin(x)`. After, with a pre_callback that returned "x is fine" when the program ran last:
+
+    # x is fine
+    debug_pre_sin(x)
+    t0 = torch.sin(x)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace
+from thunder.transforms.base import Transform
+
+__all__ = ["DebugTransform"]
+
+
+@dataclasses.dataclass
+class DebugTransform(Transform):
+    """pre_callback(line, *args, **kwargs) and post_callback(line, output, *args, **kwargs) are called when a line runs; what they return is printed above it."""
+
+    pre_callback: Callable | None = None
+    post_callback: Callable | None = None
+
+    def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
+        lines: list[BoundSymbol] = []
+        for line in computation_trace.bound_symbols:
+            watched = line.sym.python_printer is None
+            if watched and self.pre_callback is not None:
+                lines.append(_call("pre", self.pre_callback, line, line.args))
+            lines.append(line)
+            if watched and self.post_callback is not None:
+                lines.append(_call("post", self.post_callback, line, (line.output, *line.args)))
+        return computation_trace.replace(bound_symbols=lines)
+
+
+def _call(when: str, callback: Callable, line: BoundSymbol, args: tuple) -> BoundSymbol:
+    def run(*args, **kwargs):
+        inserted.header = str(callback(line, *args, **kwargs) or "")
+
+    symbol = Symbol(f"debug_{when}_{line.sym.name}", id=("debug", when, id(line)), is_prim=True, tags=(OpTags.DONT_DCE,), fn=run)
+    inserted = BoundSymbol(symbol, args, line.kwargs, None, context=line.context, location=line.location)
+    return inserted
