@@ -7,6 +7,7 @@ import contextlib
 import doctest
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def run(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_run_and_print_what_they_show(page):
     path, checker = ROOT / page, doctest.OutputChecker()
-    done = subprocess.run([*CHILD, page, "--json"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run([*CHILD, page, "--json"], cwd=ROOT, env={"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     shown = 0
     for (line, _, want), got in zip(examples(path.read_text()), json.loads(done.stdout), strict=True):

@@ -304,3 +304,18 @@ def test_without_a_compiler_it_takes_nothing_and_says_why(monkeypatch):
     assert len(caught) == 1 and caught[0].filename == __file__
     assert torch.equal(compiled(X), X.sin().cos()) and names(compiled) == ["sin", "cos"]
     assert resolve_executors(None)[-1].name == "python"
+
+
+def test_fused_lines_under_checks_and_derivatives_of_functions():
+    from thunder.core.transforms import grad
+
+    def program(x, y):
+        return ((x * y).sin() + x).sum()
+
+    checked = thunder.jit(program, executors=[Joining()], debug_options=thunder.DebugOptions(check_traces=True))
+    x = X.clone().requires_grad_()
+    checked(x, Y).backward()
+    torch.testing.assert_close(x.grad, (X * Y).cos() * Y + 1)
+    (gx, gy) = grad(thunder.jit(program, executors=[Joining()]))(X, Y)
+    torch.testing.assert_close(gx, x.grad)
+    torch.testing.assert_close(gy, (X * Y).cos() * X)

@@ -31,7 +31,7 @@ def run(notebook, folder):
 def test_runs_from_top_to_bottom(notebook, tmp_path):
     if any("import triton" in source for source in cells(notebook)) and importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not there: it exists for Linux only, and is in the extra `triton`")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, __file__, str(notebook), str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 

@@ -38,7 +38,7 @@ class Quantize(thunder.Transform):
         return (weight / scale).round().to(torch.int8), scale
 
     def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
-        model = self.model
+        model = kwargs["model"]
         scales, quantized = {}, {}
         parameters = computation_trace.tables["parameters"]
         for argument in computation_trace.args:
@@ -70,12 +70,6 @@ class Quantize(thunder.Transform):
         return {**rest, "weight": state_dict["weight"] * state_dict["weight.scale"]}
 
 
-class Quantizing(Quantize):
-    def transform_module(self, model):
-        self.model = model
-        super().transform_module(model)
-
-
 def rounded(original):
     """The module with the weights that quantizing leaves."""
     made = copy.deepcopy(original)
@@ -88,7 +82,7 @@ def rounded(original):
 def test_quantized_weights_take_the_place_of_parameters():
     original = model()
     before = {k: v.clone() for k, v in original.state_dict().items()}
-    compiled = thunder.jit(original, transforms=[Quantizing()])
+    compiled = thunder.jit(original, transforms=[Quantize()])
     assert torch.equal(compiled(X), rounded(original)(X))
     assert thunder.cache_misses(compiled) == 1 and torch.equal(compiled(X), compiled(X)) and thunder.cache_misses(compiled) == 1
     assert all(torch.equal(v, before[k]) for k, v in original.state_dict().items()), "the wrapped module stays as it was"
@@ -97,12 +91,12 @@ def test_quantized_weights_take_the_place_of_parameters():
     assert [n for n, _ in compiled.named_parameters()] == ["0.weight", "0.weight.scale", "2.weight", "2.weight.scale", "0.bias", "2.bias"]
     assert [n for n, _ in compiled.named_parameters(prefix="p", recurse=False)] == []
     prologue, computation = thunder.last_prologue_traces(compiled), thunder.last_traces(compiled)
-    assert len(prologue) == 2 and "Constructed by Transform Quantizing" in str(prologue[-1]) and "t_0_weight_scale = " in str(prologue[-1])
+    assert len(prologue) == 2 and "Constructed by Transform Quantize" in str(prologue[-1]) and "t_0_weight_scale = " in str(prologue[-1])
     assert "t_0_weight_scale" not in str(computation[0]) and '# t_0_weight: "cpu i8[5, 4]"' in str(computation[1])
 
 
 def test_a_replaced_parameter_trains():
-    compiled = thunder.jit(model(), transforms=[Quantizing()])
+    compiled = thunder.jit(model(), transforms=[Quantize()])
     compiled(X).sum().backward()
     reference = rounded(model())
     reference(X).sum().backward()
@@ -112,7 +106,7 @@ def test_a_replaced_parameter_trains():
 
 def test_state_dicts_in_both_forms():
     original = model()
-    compiled = thunder.jit(original, transforms=[Quantizing()])
+    compiled = thunder.jit(original, transforms=[Quantize()])
     transformed, plain = compiled.state_dict(prefix="m."), compiled.original_state_dict(prefix="m.")
     assert set(transformed) == {f"m.{k}" for k in ("0.weight", "0.bias", "2.weight", "2.bias", "0.weight.scale", "2.weight.scale")}
     assert transformed["m.0.weight"].dtype is torch.int8
@@ -121,13 +115,13 @@ def test_state_dicts_in_both_forms():
     other = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     compiled.load_original_state_dict(other.state_dict())
     assert torch.equal(compiled(X), rounded(other)(X))
-    fresh = thunder.jit(model(), transforms=[Quantizing()])
+    fresh = thunder.jit(model(), transforms=[Quantize()])
     fresh.load_state_dict(compiled.state_dict())
     assert torch.equal(fresh(X), compiled(X))
 
 
 def test_state_dict_errors_are_pytorchs():
-    compiled = thunder.jit(model(), transforms=[Quantizing()])
+    compiled = thunder.jit(model(), transforms=[Quantize()])
     given = compiled.state_dict()
     missing = {k: v for k, v in given.items() if k != "0.weight.scale"} | {"other": torch.ones(1)}
     with pytest.raises(RuntimeError, match=r'Error\(s\) in loading state_dict for Sequential:\n\tUnexpected key\(s\) in state_dict: "other". \n\tMissing key\(s\) in state_dict: "0.weight.scale". '):
@@ -217,6 +211,18 @@ def test_copies_keep_what_was_replaced():
         assert torch.equal(made(X), compiled(X)) and made.get_parameter("0.weight") is not compiled.get_parameter("0.weight")
 
 
+def test_one_transform_serves_several_modules():
+    transform = Quantize()
+    first = thunder.jit(model(), transforms=[transform])
+    other = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    second, third = thunder.jit(other, transforms=[transform]), copy.deepcopy(first)
+    third.set_parameter("0.weight.scale", nn.Parameter(torch.tensor(0.0)))
+    assert torch.equal(first(X), rounded(model())(X)) and torch.equal(second(X), rounded(other)(X))
+    nothing = rounded(model())
+    nothing[0].weight.data.zero_()
+    assert torch.equal(third(X), nothing(X)) and torch.equal(first(X[:2]), rounded(model())(X[:2]))
+
+
 class LowRank(thunder.Transform):
     """Adds a trainable product of two thin matrices to a linear layer, whose own weight is frozen."""
 
@@ -224,7 +230,6 @@ class LowRank(thunder.Transform):
         self.name, self.rank = name, rank
 
     def transform_module(self, model):
-        self.model = model
         weight = model.get_parameter(f"{self.name}.weight")
         model.set_parameter(f"{self.name}.weight", nn.Parameter(weight.detach(), requires_grad=False))
         model.set_parameter(f"{self.name}.lora_a", nn.Parameter(torch.full((self.rank, weight.shape[1]), 0.5)))
@@ -233,7 +238,7 @@ class LowRank(thunder.Transform):
     def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
         made = []
         for part in ("lora_a", "lora_b"):
-            prologue_trace, computation_trace, proxy = with_parameter(prologue_trace, computation_trace, self.model, f"{self.name}.{part}")
+            prologue_trace, computation_trace, proxy = with_parameter(prologue_trace, computation_trace, kwargs["model"], f"{self.name}.{part}")
             made.append(proxy)
         weight = next(n for n, path in computation_trace.tables["parameters"].items() if path == f"{self.name}.weight")
 
@@ -373,10 +378,10 @@ def test_wrong_transforms():
     names = "transform_module, transform_traces_pre_prologue, transform_state_dict_for_submodule, reverse_transform_state_dict_for_submodule, transform_trace_post_optimization"
     with pytest.raises(OptionError, match=f"transforms= has a int, which has none of the hooks of a thunder.Transform: .*{names.split(', ')[-1]}"):
         thunder.jit(nn.Linear(2, 2), transforms=[3])
-    with pytest.raises(OptionError, match=r"transforms= has the class Quantizing: give an instance, Quantizing\(...\)"):
-        thunder.jit(nn.Linear(2, 2), transforms=[Quantizing])
-    with pytest.raises(OptionError, match=r"transforms= is a list of transforms, not a Quantizing"):
-        thunder.jit(nn.Linear(2, 2), transforms=Quantizing())
+    with pytest.raises(OptionError, match=r"transforms= has the class Quantize: give an instance, Quantize\(...\)"):
+        thunder.jit(nn.Linear(2, 2), transforms=[Quantize])
+    with pytest.raises(OptionError, match=r"transforms= is a list of transforms, not a Quantize"):
+        thunder.jit(nn.Linear(2, 2), transforms=Quantize())
 
     class Half(thunder.Transform):
         def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):

@@ -11,12 +11,13 @@ import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
-    "modes_restored",
+    "modes_restored", "OpOverload", "OpOverloadPacket",
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of",
 ]  # fmt: skip
 
+OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
 any_autocast = torch._C._is_any_autocast_enabled
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes

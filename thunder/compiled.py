@@ -106,6 +106,7 @@ class Compiled:
         self._entries: dict[tuple, list[CacheEntry]] = {}  # by modes; the last one that fitted comes first
         self._lock = threading.RLock()
         self._warned = False
+        self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
         self.overrides: tuple[dict[str, torch.Tensor], ...] = ({}, {}) if isinstance(fn, torch.nn.Module) else ()  # of parameters, of buffers
         if not isinstance(fn, torch.nn.Module):
             functools.update_wrapper(self, fn, updated=())
@@ -226,7 +227,7 @@ class Compiled:
 
     def _lower(self, captured: Captured, modes: tuple) -> CacheEntry:
         options = self.options
-        captured.transform(options, self.overrides)
+        captured.transform(options, self.overrides, self.module())
         program = functools.partial(self._program, captured)
         backward: list[Trace] = []
         if captured.output_requires_grad and not options.disable_torch_autograd:

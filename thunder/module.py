@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ class ThunderModule(torch.nn.Module):
         super().__init__()
         self.__dict__.pop("training", None)
         self.__dict__["_compiled"], self.__dict__["_model"] = compiled_model_call, model
+        compiled_model_call.module = weakref.ref(self)
         for name in _SHARED:  # one and the same containers, so that whatever PyTorch does to a module is done to the wrapped one
             self.__dict__[name] = model.__dict__[name]
 

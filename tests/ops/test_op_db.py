@@ -10,7 +10,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 from tests.ops.harness import Opened, tensors_in
-from tests.ops.tracing import carried_out, traced
+from tests.ops.tracing import carried_out, differentiated, traced
 from thunder.core.proxies import map_structure
 from thunder.core.symbol import OpTags
 from thunder.errors import CaptureError
@@ -152,6 +152,39 @@ def test_decompositions_equal_the_operation(info):
         opened += 1
     if not opened:
         pytest.skip("a primitive")
+
+
+# gradients that eager has none of, or the other way round, and why
+NONE_OR_ZEROS = {"linalg.norm": "order 0, by PyTorch's own graph"}
+
+
+@pytest.mark.parametrize("info", [i for i in KNOWN if i.supports_autograd and torch.float64 in i.supported_dtypes("cpu")], ids=lambda i: i.formatted_name)
+def test_gradients_equal_autograds(info):
+    for sample in itertools.islice(info.sample_inputs_func(info, "cpu", torch.float64, True), 4):
+        args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
+        torch.default_generator.manual_seed(42)
+        try:
+            want = tensors_in(info.op(*args, **kwargs))
+            trace, inputs = traced(info.op, args, kwargs, grad=True)
+        except (*REFUSALS, CaptureError):
+            continue  # the tests above tell
+        outputs = list({id(o): o for o in want if o.requires_grad and not any(o is x for x in inputs)}.values())
+        leaves = [x for x in inputs if x.requires_grad]
+        if not outputs or not leaves or [o.requires_grad for o in trace.output] != [o.requires_grad for o in want]:
+            continue
+        if any(o is x for o in want for x in inputs) or any(o is a for o in trace.output for a in trace.args):
+            continue  # an output that is an argument is the frontend's matter
+        cotangents = [torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(1)) for o in outputs]
+        expected = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        torch.default_generator.manual_seed(42)
+        got, gradients = differentiated(trace, inputs, cotangents)
+        if info.name not in UNDEFINED:
+            torch.testing.assert_close(got, list({id(o): o for o in want}.values()), rtol=0, atol=0, equal_nan=True, check_stride=False)
+        found = [g for x, g in zip(inputs, gradients, strict=True) if x.requires_grad]
+        for x, g, e in zip(leaves, found, expected, strict=True):
+            assert (g is None) == (e is None) or info.name in NONE_OR_ZEROS, spoken(args, kwargs)
+            assert g is None or (g.shape, g.dtype) == (x.shape, x.dtype)
+            torch.testing.assert_close(g, e if g is None or e is not None else torch.zeros_like(g), rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.parametrize("info", IN_PLACE, ids=lambda i: i.formatted_name)

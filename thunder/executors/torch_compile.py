@@ -8,6 +8,7 @@ Random operations stay with PyTorch, so that seeds mean what they mean there; so
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -56,11 +57,22 @@ def _missing(kind: str) -> str | None:
     """What Inductor needs and does not find, for a kind of device."""
     if kind == "cpu":
         own = os.environ.get("CXX")
-        found = any(shutil.which(name) for name in ((own,) if own else _COMPILERS))
-        return None if found else f"Inductor needs a C++ compiler on the CPU, and none is found ({own or ', '.join(_COMPILERS)}): install one, or set CXX"
+        if _is_there(own, os.environ.get("PATH")):
+            return None
+        return f"Inductor needs a C++ compiler on the CPU, and none is found ({own or ', '.join(_COMPILERS)}): install one, or set CXX"
     if kind == "cuda":
-        return None if importlib.util.find_spec("triton") else "Inductor needs triton on the GPU: install it"
+        return None if _has_triton() else "Inductor needs triton on the GPU: install it"
     return f"Inductor is not used on {kind}"
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _is_there(own: str | None, path: str | None) -> bool:
+    return any(shutil.which(name, path=path) for name in ((own,) if own else _COMPILERS))
 
 
 def _compiled(region: Region) -> Callable:

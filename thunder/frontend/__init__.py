@@ -86,15 +86,15 @@ class Captured:
         arguments = set(self.computation.args)
         return any(type(p) is TensorProxy and p.requires_grad and p not in arguments for p in self.computation.output_proxies)
 
-    def transform(self, options: JitOptions, overrides: tuple[dict, ...]) -> None:
+    def transform(self, options: JitOptions, overrides: tuple[dict, ...], model) -> None:
         """Lets the transforms change the three programs; what they changed is what runs."""
         before = self.prologue_traces[-1], self.epilogue_traces[-1:]
-        transform_traces(options.transforms, self.prologue_traces, self.computation_traces, self.epilogue_traces, options.executors)
+        transform_traces(options.transforms, self.prologue_traces, self.computation_traces, self.epilogue_traces, options.executors, model)
         if self.prologue_traces[-1] is not before[0]:
             self.prologue_fn = self.prologue_traces[-1].python_callable()
         if self.epilogue_traces[-1:] != before[1]:
             self.epilogue_fn = self.epilogue_traces[-1].python_callable()
-        for table in overrides:
+        for table in filter(None, overrides):
             check_replaced(self.computation, table)
 
     def where(self, location) -> tuple:

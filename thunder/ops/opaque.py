@@ -28,7 +28,7 @@ def is_opaque(symbol: Symbol) -> bool:
 
 def symbol_for(function) -> Symbol:
     """The opaque operation for a torch function. One symbol per function."""
-    if isinstance(function, torch._ops.OpOverload) and function._overloadname == "default":
+    if isinstance(function, compat.OpOverload) and function._overloadname == "default":
         function = function.overloadpacket
     symbol = _SYMBOLS.get(function)
     if symbol is None:
@@ -56,9 +56,9 @@ def _make(function) -> Symbol:
 
 def _custom_path(function) -> tuple[str, str] | None:
     """("torch.ops.<namespace>", name) of an operator that somebody registered with torch.library: its author's fake rule types it, so it is not opaque."""
-    if not isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if not isinstance(function, (compat.OpOverload, compat.OpOverloadPacket)):
         return None
-    packet = function if isinstance(function, torch._ops.OpOverloadPacket) else function.overloadpacket
+    packet = function if isinstance(function, compat.OpOverloadPacket) else function.overloadpacket
     namespace, _, name = packet._qualified_op_name.partition("::")
     if namespace in ("aten", "prims", "prim", "torchvision", "c10d", "_c10d_functional", "quantized"):
         return None
@@ -67,12 +67,12 @@ def _custom_path(function) -> tuple[str, str] | None:
 
 def written_by(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
     """The tensors among the arguments that an operator writes to, as its schema says."""
-    if isinstance(function, torch._ops.OpOverloadPacket):
+    if isinstance(function, compat.OpOverloadPacket):
         overloads = function.overloads()
         if _custom_path(function) is None or overloads != ["default"]:
             return []
         function = function.default
-    if not isinstance(function, torch._ops.OpOverload) or _custom_path(function) is None:
+    if not isinstance(function, compat.OpOverload) or _custom_path(function) is None:
         return []
     found: list = []
     for i, argument in enumerate(function._schema.arguments):

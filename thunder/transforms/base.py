@@ -39,7 +39,8 @@ class Transform:
         """At each compilation, before differentiation. Returns the three traces; the same object means no change.
 
         epilogue_trace is None where the computation's value is the program's. The prologue returns the computation's arguments in order, so that a new argument
-        needs both (`with_parameter` does it). computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers. kwargs has executors_list.
+        needs both (`with_parameter` does it). computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers. kwargs has executors_list
+        and model, the compiled module that is called (None for a function): one transform may serve several.
         """
         return prologue_trace, computation_trace, epilogue_trace
 
@@ -77,7 +78,7 @@ def check_transforms(transforms: Sequence) -> tuple:
     return given
 
 
-def transform_traces(transforms: Sequence, prologues: list[Trace], computations: list[Trace], epilogues: list[Trace], executors: Sequence) -> None:
+def transform_traces(transforms: Sequence, prologues: list[Trace], computations: list[Trace], epilogues: list[Trace], executors: Sequence, model) -> None:
     """Asks each transform for other traces, and appends what changed to the three lists (the epilogues' may be empty).
 
     Raises OptionError where a transform does not return three traces, or a prologue that gives the computation another number of arguments than it has.
@@ -90,7 +91,7 @@ def transform_traces(transforms: Sequence, prologues: list[Trace], computations:
         found: list = []
 
         def run(computation: Trace, transform=transform, before=before, name=name, found=found):
-            found[:] = _three(name, transform.transform_traces_pre_prologue(before[0], computation, before[2], executors_list=executors))
+            found[:] = _three(name, transform.transform_traces_pre_prologue(before[0], computation, before[2], executors_list=executors, model=model))
             return found[1]
 
         changed = timed_pass(f"Transform {name}", before[1], run)
