@@ -1,7 +1,7 @@
 """The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
 
 In the order of the flow: `sources` (where values come from), `capture` (the interpreter's host), `containers` (snapshots), `calls` (operations, handlers),
-`native` (tables of what runs natively), `guards` (the prologue), `epilogue`.
+`functional` and `torch_func` (transforms of functions), `native` (tables of what runs natively), `guards` (the prologue), `epilogue`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structur
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
-from thunder.frontend import autograd_function, containers, functional
+from thunder.frontend import autograd_function, containers, torch_func
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -373,7 +373,7 @@ def _call_symbol(c, symbol, args, kwargs):
 
 
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
-_BY_TYPE |= functional.KINDS
+_BY_TYPE |= torch_func.KINDS
 
 
 def _call_function(c, f, args, kwargs):
@@ -682,7 +682,7 @@ _BY_NAME = {
     ("torch.optim.optimizer", "step"): _outside("the step of an optimizer", "call it outside of the compiled function"),
     ("torch.autograd", "backward"): _outside("a backward", _BACKWARD),
     ("torch.autograd", "grad"): _outside("torch.autograd.grad", _BACKWARD),
-    **functional.BY_NAME,
+    **torch_func.BY_NAME,
 }
 
 
@@ -748,7 +748,7 @@ def _install() -> None:
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks,
         torch._C._log_api_usage_once: _constant(None),
-        **functional.HANDLERS,
+        **torch_func.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
     KEEP.extend(table)

@@ -21,12 +21,14 @@ from thunder.errors import CaptureError
 from thunder.extend import resolve_executors
 from thunder.frontend import containers
 from thunder.ops import LTORCH
-from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.transforms.batching import batched
 from thunder.transforms.levels import Level
 from thunder.transforms.pullback import Pullback, pushforward
 
-__all__ = ["Transformed", "Grad", "VJP", "JVP", "VMap", "separate", "original", "call_transformed", "HANDLERS", "BY_NAME", "KINDS"]
+__all__ = [
+    "Transformed", "Grad", "VJP", "JVP", "VMap", "separate", "Differentiated", "original", "opened", "flatten", "made", "selected_arguments",
+    "check_like",
+]  # fmt: skip
 
 
 @contextmanager
@@ -69,17 +71,17 @@ def _executors(c) -> Sequence:
     return c.executors if isinstance(c, _Native) else c.options.executors
 
 
-def _opened(c, value):
+def opened(c, value):
     """Everything inside a structure that was read from outside is read now."""
     containers.escape(c, value, 0)
     for x in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ():
-        _opened(c, x)
+        opened(c, x)
     return value
 
 
-def _flatten(c, value) -> tuple[list, Any]:
+def flatten(c, value) -> tuple[list, Any]:
     """(leaves, structure), with the values that tensors have now."""
-    leaves, spec = tree_flatten(_opened(c, value))
+    leaves, spec = tree_flatten(opened(c, value))
     return [c.recorder.latest(x) if type(x) is TensorProxy else c.lift(x) if isinstance(x, torch.Tensor) else x for x in leaves], spec
 
 
@@ -133,13 +135,8 @@ class Transformed:
                 proxies = [p for p in proxies_in([args, kwargs], []) if isinstance(p, TensorProxy)]
                 level.memory.fixed |= dict.fromkeys(proxies, "a function under grad, vjp, jvp or vmap writes to its argument")
             result = c.call(self.inner(c), list(args), kwargs)
-            leaves, spec = _flatten(c, result)
+            leaves, spec = flatten(c, result)
         return level.bound_symbols, leaves, spec
-
-
-def call_transformed(c, f, args, kwargs):
-    """Handler of a call of a transformed function."""
-    return f.apply(c, args, kwargs)
 
 
 def original(fn):
@@ -159,7 +156,7 @@ def made(c, transformed):
 # ---------------------------------------------------------------------------------------------------------------- reverse mode
 
 
-def _selected(argnums, args: Sequence, kwargs: dict) -> tuple[dict, bool]:
+def selected_arguments(argnums, args: Sequence, kwargs: dict) -> tuple[dict, bool]:
     """The arguments that `argnums` names, by position or keyword, and whether it names one by itself."""
     single = not isinstance(argnums, (tuple, list))
     found = {}
@@ -181,7 +178,7 @@ def _selected(argnums, args: Sequence, kwargs: dict) -> tuple[dict, bool]:
     return found, single
 
 
-class _Differentiated:
+class Differentiated:
     """A level that was differentiated with respect to the tensors in `selected`, a structure of its arguments' values."""
 
     def __init__(self, c, f: Transformed, args: Sequence, kwargs: dict, keys: Sequence | None, has_aux: bool):
@@ -190,7 +187,7 @@ class _Differentiated:
         self.outer: list[TensorProxy] = []
         arguments, self.specs = [], {}
         for key in given if keys is None else keys:
-            leaves, self.specs[key] = _flatten(c, given[key])
+            leaves, self.specs[key] = flatten(c, given[key])
             inside = []
             for x in leaves:
                 if not _float(x) and keys is not None:
@@ -258,17 +255,17 @@ class Grad(Transformed):
 
     def apply(self, c, args, kwargs):
         if self.argnums is None:
-            at = _Differentiated(c, self, args, kwargs, None, self.has_aux)
+            at = Differentiated(c, self, args, kwargs, None, self.has_aux)
             ones = [_ones(x) if d else None for x, d in zip(at.result, at.differentiable, strict=True)]
             return self.packed([g for g in at.gradients(c, ones) if g is not None], at.value() if self.value else None, at.outside(at.aux))
-        selected, single = _selected(self.argnums, args, kwargs)
-        at = _Differentiated(c, self, args, kwargs, list(selected), self.has_aux)
+        selected, single = selected_arguments(self.argnums, args, kwargs)
+        at = Differentiated(c, self, args, kwargs, list(selected), self.has_aux)
         self.check_scalar(at)
         found = at.structured(at.gradients(c, [_ones(at.result[0])]))
         return self.packed(next(iter(found.values())) if single else tuple(found.values()), at.value() if self.value else None, at.outside(at.aux))
 
     @staticmethod
-    def check_scalar(at: _Differentiated) -> None:
+    def check_scalar(at: Differentiated) -> None:
         if len(at.result) != 1 or type(at.result[0]) is not TensorProxy or not at.spec.is_leaf():
             raise RuntimeError("Expected f(*args) to return a single tensor")
         (output,) = at.result
@@ -285,7 +282,7 @@ class Grad(Transformed):
     def eager(self, *args, **kwargs):
         if self.argnums is None:
             return self._eager_flat(args, kwargs)
-        selected, single = _selected(self.argnums, args, kwargs)
+        selected, single = selected_arguments(self.argnums, args, kwargs)
 
         def function(*values):
             given = dict(zip(selected, values, strict=True))
@@ -312,7 +309,7 @@ class Grad(Transformed):
         return self.packed(list(pull(tuple(torch.ones_like(o) for o in outputs))), value, aux)
 
 
-def _check_like(c, what: str, given: Sequence, given_spec, wanted: Sequence, wanted_spec, of: str) -> None:
+def check_like(c, what: str, given: Sequence, given_spec, wanted: Sequence, wanted_spec, of: str) -> None:
     """Raises RuntimeError where a structure of tensors is not of the form and shapes of another, CaptureError where only dtypes differ."""
     if given_spec != wanted_spec:
         raise RuntimeError(f"Expected {what} to have the same structure as {of}, got {given_spec} and {wanted_spec}")
@@ -329,10 +326,10 @@ class VJP(Transformed):
     def apply(self, c, args, kwargs):
         primals, cotangents = args
         single = not isinstance(primals, (tuple, list))
-        primals = (primals,) if single else tuple(_opened(c, primals))
-        at = _Differentiated(c, self, primals, kwargs, range(len(primals)), False)
-        given, spec = _flatten(c, cotangents)
-        _check_like(c, "the cotangents", given, spec, at.result, at.spec, "the function's result")
+        primals = (primals,) if single else tuple(opened(c, primals))
+        at = Differentiated(c, self, primals, kwargs, range(len(primals)), False)
+        given, spec = flatten(c, cotangents)
+        check_like(c, "the cotangents", given, spec, at.result, at.spec, "the function's result")
         found = tuple(at.structured(at.gradients(c, given)).values())
         return at.value(), found[0] if single else found
 
@@ -357,11 +354,11 @@ class JVP(Transformed):
         primals, tangents = args
         if not isinstance(primals, tuple):
             raise RuntimeError(f"jvp: Expected primals to be a tuple. E.g. it should be valid to call f(*primals), got {type(primals).__name__}")
-        outer, spec = _flatten(c, primals)
-        given, given_spec = _flatten(c, tangents)
+        outer, spec = flatten(c, primals)
+        given, given_spec = flatten(c, tangents)
         if not outer or not all(_float(x) for x in outer):
             raise RuntimeError("jvp: Expected the primals to be tensors of floating point dtype, at least one")
-        _check_like(c, "the tangents", given, given_spec, outer, spec, "the primals")
+        check_like(c, "the tangents", given, given_spec, outer, spec, "the primals")
         arguments = [_fresh(c, x, grad=True) for x in outer]
         lines, leaves, out_spec = self.enter(c, tree_unflatten(arguments, spec), kwargs, True)
         aux = None
@@ -412,7 +409,7 @@ class VMap(Transformed):
             raise ValueError(f"vmap: expected `in_dims` to be int or a (potentially nested) tuple matching the structure of inputs, got: {type(self.in_dims)}")
         if not args:
             raise ValueError("vmap: got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function with no inputs")
-        outer, spec = _flatten(c, tuple(args))
+        outer, spec = flatten(c, tuple(args))
         dims = _dims_of(self.in_dims, spec, "in_dims")
         size, places = _batch_size(outer, dims)
         arguments = [_fresh(c, x, grad=False, shape=x.shape[:d] + x.shape[d + 1 :]) if d is not None else x for x, d in zip(outer, places, strict=True)]
@@ -462,177 +459,3 @@ def _placed(value: TensorProxy, table: dict, dim: int | None, size) -> TensorPro
     if not mapped:
         found = LTORCH["expand"](found, (size, *found.shape))
     return found if dim % rank == 0 else LTORCH["movedim"](found, 0, dim)
-
-
-# ---------------------------------------------------------------------------------------------------------------- in a program
-
-
-class PullbackFunction:
-    """What `torch.func.vjp` returns beside the function's result: from cotangents to gradients."""
-
-    def __init__(self, at: _Differentiated, argnums=None):
-        self.at, self.argnums = at, argnums
-
-    def apply(self, c, args, kwargs):
-        (cotangents,) = args
-        given, spec = _flatten(c, cotangents)
-        _check_like(c, "the cotangents", given, spec, self.at.result, self.at.spec, "the function's result")
-        found = tuple(self.at.structured(self.at.gradients(c, given)).values())
-        return found[0] if isinstance(self.argnums, int) else found
-
-
-def _torch_grad(c, f, args, kwargs):
-    function, argnums, has_aux, given, keywords = args
-    return made(c, Grad(function, argnums, has_aux)).apply(c, given, keywords)
-
-
-def _torch_grad_and_value(c, f, args, kwargs):
-    function, argnums, has_aux, given, keywords = args
-    value, gradients = made(c, Grad(function, argnums, has_aux, value=True)).apply(c, given, keywords)
-    return gradients, value
-
-
-def _torch_vjp(c, f, args, kwargs):
-    function, *primals = args
-    argnums, has_aux = kwargs.get("argnums"), kwargs.get("has_aux", False)
-    keys = range(len(primals)) if argnums is None else list(_selected(argnums, primals, {})[0])
-    at = _Differentiated(c, made(c, VJP(function)), primals, {}, keys, has_aux)
-    pull = made(c, PullbackFunction(at, argnums))
-    return (at.value(), pull, at.outside(at.aux)) if has_aux else (at.value(), pull)
-
-
-def _torch_jvp(c, f, args, kwargs):
-    names = ("func", "primals", "tangents", "argnums")
-    given = dict(zip(names, args)) | kwargs
-    primals, argnums = given["primals"], given.get("argnums")
-    if argnums is None:
-        return made(c, JVP(given["func"], given["has_aux"])).apply(c, (primals, given["tangents"]), {})
-    selected, _ = _selected(argnums, primals, {})
-
-    def function(*values):
-        now = dict(zip(selected, values, strict=True))
-        return c.call(given["func"], [now.get(i, x) for i, x in enumerate(primals)], {})
-
-    return made(c, JVP(_Called(function), given["has_aux"])).apply(c, (tuple(selected.values()), given["tangents"]), {})
-
-
-def _basis(c, f, args, kwargs):
-    """The unit vectors of jacrev and jacfwd: for each tensor the columns of the identity that are its elements. PyTorch writes them into a view."""
-    tensors, counts, *chunk_size = [*args, *kwargs.values()]
-    if chunk_size not in ([], [None]):
-        c.refuse("torch.func.jacrev with chunk_size", "leave chunk_size out: the whole Jacobian is computed at once")
-    total, columns, start = sum(counts), [], 0
-    for t, n in zip(tensors, counts, strict=True):
-        whole = c.call(torch.eye, [total], {"dtype": to_torch_dtype(t.dtype), "device": to_torch_device(t.device)})
-        columns.append(whole[:, start : start + n].reshape(total, *t.shape))
-        start += n
-    return tuple(columns)
-
-
-def _basis_in_chunks(c, f, args, kwargs):
-    return [_basis(c, f, args, kwargs)]
-
-
-def _torch_vmap(c, f, args, kwargs):
-    function, in_dims, out_dims, randomness, chunk_size, *given = args
-    if chunk_size is not None:
-        c.refuse("torch.func.vmap with chunk_size", "leave chunk_size out: the whole batch is computed at once")
-    return made(c, VMap(function, in_dims, out_dims, randomness)).apply(c, given, kwargs)
-
-
-class _Called:
-    """A function of ours in the place of one of the program's: it runs natively, and calls back what the program wrote."""
-
-    def __init__(self, function: Callable):
-        self.function = function
-
-    def apply(self, c, args, kwargs):
-        return self.function(*args, **kwargs)
-
-
-def _torch_vjp_in_public(c, f, args, kwargs):
-    return _torch_vjp(c, f, args, {"has_aux": False, **kwargs})
-
-
-def _torch_jvp_in_public(c, f, args, kwargs):
-    return _torch_jvp(c, f, args, {"has_aux": False, **kwargs})
-
-
-def _functional_call(c, f, args, kwargs):
-    """`torch.func.functional_call`: while the module is called, the given tensors are what its names mean."""
-    names = ("module", "tensors", "args", "kwargs")
-    given = dict(zip(names, args)) | {"tensors" if k == "parameter_and_buffer_dicts" else k: v for k, v in kwargs.items()}
-    module, tables = given["module"], _opened(c, given["tensors"])
-    if given.get("strict") or hasattr(type(module), "_lc_cd"):
-        c.refuse("torch.func.functional_call with strict=True, or of a compiled module", "leave strict out, and give the module itself")
-    wanted = {k: v for table in ([tables] if isinstance(tables, dict) else tables) for k, v in table.items()}
-    if not isinstance(tables, dict) and len(wanted) != sum(map(len, tables)):
-        raise ValueError("keys appeared in multiple dictionaries; behavior of functional call is ambiguous")
-    with _replaced(c, module, _with_ties(c, module, wanted) if given.get("tie_weights", True) else wanted):
-        positional = given.get("args", ())
-        positional = () if positional is None else positional if isinstance(positional, tuple) else (positional,)
-        return c.call(module, list(positional), dict(given.get("kwargs") or {}))
-
-
-def _with_ties(c, module, wanted: dict) -> dict:
-    """The tensors by name, and under the other names of the tensors that they replace."""
-    real: dict[str, Any] = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
-    names: dict[int, list[str]] = {}
-    for n, t in real.items():
-        names.setdefault(id(t), []).append(n)
-    found = dict(wanted)
-    for name, value in wanted.items():
-        if name not in real:
-            c.refuse(f"torch.func.functional_call replaces {name!r}, which the module does not have", "give names of its parameters and buffers")
-        for other in names[id(real[name])]:
-            if found.setdefault(other, value) is not value:
-                raise ValueError(f"functional_call got multiple values for keys {names[id(real[name])]}, which are tied. Consider using tie_weights=False")
-    return found
-
-
-@contextmanager
-def _replaced(c, module, wanted: dict) -> Iterator[None]:
-    """Attributes of a module and its children mean other values inside the block."""
-    before, missing = {}, object()
-    for name, value in wanted.items():
-        *path, leaf = name.split(".")
-        owner = functools.reduce(c.load_attr, path, module)
-        c.keep[id(owner)] = owner
-        before[id(owner), leaf] = (c.overlay.get((id(owner), leaf), missing), value)
-        c.overlay[id(owner), leaf] = value
-    try:
-        yield
-        if any(c.overlay.get(key) is not value for key, (_, value) in before.items()):
-            c.refuse("a module called by torch.func.functional_call replaces a parameter or buffer of its own", "return the new value")
-    finally:
-        for key, (old, _) in before.items():
-            if old is missing:
-                c.overlay.pop(key, None)
-            else:
-                c.overlay[key] = old
-
-
-HANDLERS = {torch.func.vjp: _torch_vjp_in_public, torch.func.jvp: _torch_jvp_in_public, torch.func.functional_call: _functional_call}
-HANDLERS |= {
-    function: handler
-    for name, handler in {
-        "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp, "vmap": _torch_vmap, "basis": _basis,
-        "basis in chunks": _basis_in_chunks,
-    }.items()
-    if (function := compat.functorch_implementations().get(name)) is not None
-}  # fmt: skip
-
-
-def _maker(kind: Callable) -> Callable:
-    def make(c, f, args, kwargs):
-        return made(c, kind(*args, **kwargs))
-
-    return make
-
-
-# thunder's own transforms, called inside a program: by (module, name), since the module stands above this one
-BY_NAME = {
-    ("thunder.functional_transforms", name): _maker(kind)
-    for name, kind in {"grad": Grad, "value_and_grad": functools.partial(Grad, value=True), "vjp": VJP, "jvp": JVP, "vmap": VMap}.items()
-}
-KINDS = dict.fromkeys((Grad, VJP, JVP, VMap, PullbackFunction, _Called), call_transformed)
