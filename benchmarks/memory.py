@@ -96,7 +96,8 @@ def main() -> int:
     tokens = torch.randint(0, 256, (4, 128))
     wanted = [g.clone() for g in step(plain, plain, tokens)]
 
-    print(f"torch {torch.__version__}, {chosen.layers} blocks, tokens {tuple(tokens.shape)}\n\nbytes saved for the backward   without checkpoints   with checkpoints   largest relative difference of a gradient")
+    print(f"torch {torch.__version__}, {chosen.layers} blocks, tokens {tuple(tokens.shape)}\n")
+    print("bytes saved for the backward   without checkpoints   with checkpoints   largest relative difference of a gradient")
     rows: dict[str, list[int]] = {}
     for system, compile_ in (("eager", lambda m: m), ("thunder", thunder.jit)):
         worst, rows[system] = 0.0, []
