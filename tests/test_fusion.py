@@ -319,3 +319,20 @@ def test_fused_lines_under_checks_and_derivatives_of_functions():
     (gx, gy) = grad(thunder.jit(program, executors=[Joining()]))(X, Y)
     torch.testing.assert_close(gx, x.grad)
     torch.testing.assert_close(gy, (X * Y).cos() * X)
+
+
+def test_what_a_fusion_executor_takes_is_computed_again_where_that_saves_bytes():
+    """Five elementwise values are saved without the executor; with it only what they are made of, and the last, which is the result."""
+
+    def program(x, w):
+        return ((x @ w).sin().exp().cos() * 2).exp()
+
+    x, w = torch.randn(32, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    found = {}
+    for name, executors in (("torch", None), ("fused", [Joining()])):
+        compiled = thunder.jit(program, executors=executors)
+        gradients = torch.autograd.grad(compiled(x, w).sum(), (x, w))
+        found[name] = thunder.examine.saved_for_backward(compiled).nbytes, gradients
+    assert all(torch.equal(a, b) for a, b in zip(found["torch"][1], found["fused"][1]))
+    assert found["fused"][0] == 32 * 8 * 4 < found["torch"][0]
+    assert any("joined" in n for n in names(compiled, backward=True)) and "bw_" in str(thunder.last_backward_traces(compiled)[-1])

@@ -9,6 +9,7 @@ from thunder.core.check import check
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
+from thunder.extend import FusionExecutor
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions
 from thunder.transforms.autodiff import joint_trace
@@ -64,7 +65,9 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
     def differentiated(trace: Trace) -> Trace:
         joint = joint_trace(trace, executors)
         budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
-        cut.append(partition(recompute(joint, plan(joint, budget).recomputed if budget < 1.0 else ())))
+        fusers = [e for e in executors if isinstance(e, FusionExecutor)]
+        chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
+        cut.append(partition(recompute(joint, chosen)))
         return cut[0].forward
 
     execution = _execution(options, executors)

@@ -41,8 +41,8 @@ class Plan:
 def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None) -> Plan:
     """The plan that saves at most `budget` times the bytes that are saved without one, in the least time; the smallest there is where none is that small.
 
-    budget: above 0, at most 1. free: operations that cost nothing when they are computed again, because a fusion executor takes them into a region that reads their inputs
-    anyway.
+    budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or move data cost nothing when they are computed
+    again: they join a region that reads their inputs. Products and reductions are no part of that.
     """
     flow = _Flow(joint, free)
     whole = flow.evaluate(frozenset())
@@ -128,7 +128,7 @@ class _Flow:
     def price(self, line: BoundSymbol, price: float) -> float:
         if _is_fixed(line):
             return math.inf
-        if self.free is not None and self.free(line):
+        if self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line):
             return 1e-3  # bytes: not done for nothing
         return price * self.time[line] if price < math.inf else math.inf
 
