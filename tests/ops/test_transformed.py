@@ -46,7 +46,7 @@ def close_to(found, wanted, tolerance):
 
 
 # an operation whose result's shape depends on values, for an element of a batch
-NOT_MAPPED = {"setitem": "dynamic shape"}
+NOT_MAPPED = {"setitem": "dynamic shape", "view": "Batching rule not implemented for aten::view.dtype"}  # the second before torch 2.13
 
 
 @pytest.mark.parametrize("name", DETERMINED)
