@@ -155,9 +155,24 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counte
     """Reads one call of a program. counters: paths that earlier readings saw written, whose numbers stay symbolic. overrides: what stands
     in the place of a module's parameters and buffers, by name.
 
+    A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that way cannot be captured it is read again and told
+    yes: libraries have a way without values that are known only when the program runs for that case.
+
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
     """
     c = Capture(fn, args, kwargs, options, counters, overrides)
+    try:
+        return _read(c)
+    except CaptureError:
+        if not c.asked_whether_compiling:
+            raise
+    c = Capture(fn, args, kwargs, options, counters, overrides)
+    c.compiling = True
+    return _read(c)
+
+
+def _read(c: Capture) -> Captured:
+    """Runs the program in the interpreter and closes the reading."""
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(dtype))
     cast = compat.autocast_state()

@@ -686,6 +686,12 @@ _BY_NAME = {
 }
 
 
+def _is_compiling(c, f, args, kwargs):
+    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second reading, where that way can not be captured."""
+    c.asked_whether_compiling = True
+    return c.compiling
+
+
 def _constant(value):
     return lambda c, f, args, kwargs: value
 
@@ -739,7 +745,7 @@ def _install() -> None:
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
         torch.autograd.Function.apply.__func__: autograd_function.apply,
-        torch.compiler.is_compiling: _constant(True),
+        torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),
         torch.overrides.has_torch_function_unary: _constant(False),

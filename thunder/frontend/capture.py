@@ -105,6 +105,7 @@ class Capture(Host):
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
         self.resolved: dict[tuple, tuple] = {}
+        self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked
         self.seen_names: set = set()
         self.seen_hooks: set[int] = set()
         self.function_modes = -1  # how many torch-function modes are active, the program's `with torch.device(...)` among them
