@@ -1121,3 +1121,36 @@ def test_train_and_eval():
         torch.manual_seed(1)
         assert_same(got, m(X))
     assert thunder.cache_misses(compiled) == 2
+
+
+def test_values_that_depend_on_no_input_are_read_while_the_program_is_captured():
+    def program(x):
+        positions = torch.arange(x.shape[1])[None]
+        steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+        packed = (steps != 1).cumsum(-1)
+        if (packed[:, -1] == 0).all():
+            return x * torch.tensor(2.0).item() + int(torch.tensor([3]))
+        return x
+
+    compiled = thunder.jit(program)
+    for width in (5, 7):
+        x = torch.randn(2, width)
+        assert torch.equal(compiled(x), program(x))
+    assert [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.name != "python_del"] == ["mul", "add"]
+    for refused in (lambda x: x if (x > 0).all() else -x, lambda x: x if torch.rand(()) > 2 else -x):
+        with pytest.raises(thunder.errors.CaptureError, match="the truth of a tensor"):
+            thunder.jit(refused)(torch.randn(3))
+
+
+def test_a_program_that_asks_whether_it_is_compiled_goes_eagers_way_where_that_can_be_captured():
+    def program(x):
+        return x + 1 if torch.compiler.is_compiling() else x - 1
+
+    def branching(x):
+        if not torch.compiler.is_compiling() and x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    x = -torch.ones(3)
+    for f in (program, branching):
+        assert torch.equal(thunder.jit(f)(x), f(x))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+import operator
 
-from thunder.core.proxies import METHODS, TensorProxy
-from thunder.core.symbol import user_location
+import torch
+from torch.utils._pytree import tree_leaves
+
+from thunder.core.proxies import METHODS, TensorProxy, map_structure, numbers_in
+from thunder.core.symbol import OpTags, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import LTORCH, alias, inplace_of, lookup
+from thunder.ops.explain import as_torch
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -87,8 +91,50 @@ def _requires_grad(a: TensorProxy, wanted: bool) -> TensorProxy:
     )
 
 
-def _needs_value(what: str, remedy: str):
+_FIXED_LINES = 256  # a longer computation of constants is not done while a program is read
+
+
+def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
+    """The value of a tensor that depends on no input: made of sizes and constants alone, by operations that draw no numbers. None for any other."""
+    recorder = current_recorder()
+    if recorder is None:
+        return None
+    a = recorder.latest(a)
+    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
+    needed: dict = {}
+    pending = [a]
+    while pending:
+        line = maker.get(pending.pop())
+        if line is None or line.sym.fn is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE} or len(needed) > _FIXED_LINES:
+            return None
+        if line not in needed:
+            needed[line] = None
+            pending += line.inputs
+            if numbers_in([line.args, line.kwargs], []):
+                return None
+    values: dict = {}
+
+    def given(x):
+        return values[x] if isinstance(x, TensorProxy) else as_torch(x)
+
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        for line in (line for line in recorder.bound_symbols if line in needed):
+            result = line.sym.fn(*map_structure(given, line.args), **map_structure(given, line.kwargs))
+            values |= zip(line.outputs, [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True)
+    return values[a]
+
+
+_READ = {"__bool__": bool, "__int__": int, "__float__": float, "__index__": operator.index, "item": torch.Tensor.item, "tolist": torch.Tensor.tolist}
+
+
+def _needs_value(name: str, what: str, remedy: str):
+    read = _READ.get(name)
+
     def refuse(a, *args, **kwargs):
+        value = _fixed_value(a) if read is not None else None
+        if value is not None:
+            with torch._C.DisableTorchFunction():
+                return read(value)  # type: ignore[misc]
         raise CaptureError(f"{what}, which is known only when the program runs", location=user_location(), remedy=remedy)
 
     return refuse
@@ -108,7 +154,7 @@ for _name, _what, _remedy in [
     ("numpy", ".numpy() asks for a tensor's values", _VALUE),
     ("data_ptr", ".data_ptr() asks for an address", _VALUE),
 ]:
-    _refuse = _needs_value(_what, _remedy)
+    _refuse = _needs_value(_name, _what, _remedy)
     METHODS[_name] = _refuse
 METHODS.update(_PLAIN_METHODS)
 for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy", "data_ptr"]:
