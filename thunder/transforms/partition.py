@@ -16,7 +16,7 @@ from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reread import reread
 
-__all__ = ["partition", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"]
+__all__ = ["partition", "modified_in_place", "overwritten_before", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"]
 
 
 class ForwardBackward:
@@ -38,7 +38,7 @@ def partition(joint: Trace) -> ForwardBackward:
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
     backward_lines = needed_lines(backward_lines, [g for g in gradients if g is not None])
-    overwritten = _overwritten(forward_lines, backward_lines)
+    overwritten = overwritten_before(forward_lines, backward_lines)
     if overwritten is not None:
         backward_lines, gradients = [modified_in_place.bind(overwritten.name, output=None)], tuple(None for _ in gradients)
     made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
@@ -55,7 +55,7 @@ def partition(joint: Trace) -> ForwardBackward:
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
 
 
-def _overwritten(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
+def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
     """An argument that the forward writes to and the backward would read as it was before."""
     targets = {b.args[0] for b in forward if b.sym is write_back}
     if not targets:
