@@ -25,6 +25,7 @@ __all__ = [
     "AnyProxy",
     "CollectionProxy",
     "METHODS",
+    "leaves",
     "like",
     "concrete",
     "number_value",
@@ -427,3 +428,18 @@ def map_structure(function: Callable, value) -> Any:
         new = [map_structure(function, x) for x in value]
         return value._make(new) if hasattr(value, "_make") else t(new)  # type: ignore[attr-defined]
     return function(value)
+
+
+def leaves(value) -> list:
+    """What a structure of tuples, lists and dicts holds, in order."""
+    found: list = []
+    pending = [value]
+    while pending:
+        x = pending.pop()
+        if isinstance(x, (tuple, list)):
+            pending += reversed(x)
+        elif isinstance(x, dict):
+            pending += reversed(x.values())
+        else:
+            found.append(x)
+    return found

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
+from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.explain import as_torch
 
@@ -46,12 +47,8 @@ def _fake(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor:
 
 def _slice(c, wanted: TensorProxy) -> list:
     """The inputs and lines that lead to a value, in the order of the program."""
-    needed, found = {wanted}, []
-    for line in reversed([line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols]):
-        if not needed.isdisjoint(line.outputs):
-            needed.update(line.inputs)
-            found.append(line)
-    return [*(p for p in needed if p in c.real), *reversed(found)]
+    lines = leading_to([line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols], (wanted,))
+    return [*dict.fromkeys(p for p in (wanted, *(i for line in lines for i in line.inputs)) if p in c.real), *lines]
 
 
 def _run(line: BoundSymbol, values: dict[Proxy, object]) -> None:

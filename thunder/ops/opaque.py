@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast
@@ -291,18 +291,7 @@ def _functional_derivative(symbol: Symbol):
 
 def _of_tensors(outputs, cotangents) -> tuple:
     """The cotangents of the tensors among outputs, None for those without."""
-    return tuple(g for o, g in zip(_leaves(outputs, []), _leaves(cotangents, []), strict=True) if isinstance(o, TensorProxy))
-
-
-def _leaves(value, found: list) -> list:
-    if isinstance(value, (tuple, list)):
-        for x in value:
-            _leaves(x, found)
-    elif isinstance(value, dict):
-        _leaves(list(value.values()), found)
-    else:
-        found.append(value)
-    return found
+    return tuple(g for o, g in zip(leaves(outputs), leaves(cotangents), strict=True) if isinstance(o, TensorProxy))
 
 
 def _generators(inputs: list) -> list[torch.Tensor]:

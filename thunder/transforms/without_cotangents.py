@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from thunder.core.proxies import Proxy, map_structure
+from thunder.core.regions import leading_to
 from thunder.core.rewrite import Rewriter
 from thunder.core.symbol import BoundSymbol, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
-from thunder.transforms.partition import needed_lines
+from thunder.transforms.partition import has_effect
 
 __all__ = ["without_cotangents"]
 
@@ -49,7 +50,7 @@ def without_cotangents(backward: Trace, cotangents: Sequence[Proxy], missing: Co
             out.write(out.current(line.swap(zeros)))
     result = map_structure(lambda g: None if isinstance(g, Proxy) and g in gone else out.table.get(g, g) if isinstance(g, Proxy) else g, backward.output)
     head = [b for b in out.lines if b.sym.python_printer is not None]
-    lines = needed_lines(out.lines[len(head) :], [g for g in result if g is not None])
+    lines = leading_to(out.lines[len(head) :], result, has_effect)
     return backward.replace(bound_symbols=[*head, *lines], output=result)
 
 
