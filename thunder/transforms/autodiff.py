@@ -183,7 +183,9 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
 
 
 def _complex(line: BoundSymbol) -> bool:
-    """The rules beside the operations are those of real types: PyTorch differentiates what is complex."""
+    """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of data and what says that its rule holds."""
+    if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
+        return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
 
