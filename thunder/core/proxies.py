@@ -199,7 +199,7 @@ def _forward(name: str) -> Callable:
 
 
 for _stem in _BINARY_DUNDERS:
-    for _name in (f"__{_stem}__", f"__r{_stem}__", f"__i{_stem}__"):
+    for _name in (f"__{_stem}__", f"__r{_stem}__", *((f"__i{_stem}__",) if _stem != "matmul" else ())):  # tensors have no `__imatmul__`
         setattr(TensorProxy, _name, _forward(_name))
 for _name in "__neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __getitem__ __setitem__".split():
     setattr(TensorProxy, _name, _forward(_name))

@@ -27,6 +27,7 @@ from thunder.frontend import calls, containers, opaque_values, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
+from thunder.frontend.strides import layout
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast, inplace
 from thunder.ops.memory import Memory
@@ -65,7 +66,7 @@ class Capture(Host):
         for executor in options.executors:
             names.taken.update(executor.opmap)
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
-        self.recorder.memory = Memory(outside=self.written_to)
+        self.recorder.memory = Memory(outside=self.written_to, layout=functools.partial(layout, self))
         self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
@@ -82,6 +83,8 @@ class Capture(Host):
         self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}  # id of a sparse or nested tensor, or of one of a subclass with its own rules
         self.has_opaque_values = False
         self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
+        self.layouts: dict = {}  # values that were asked for strides -> stand-ins that have them
+        self.fake_mode = None
         # what the program was found to depend on
         self.guards: dict[tuple, Any] = {}
         self.namespaces: dict[int, tuple] = {}

@@ -70,7 +70,7 @@ def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundS
     targets = {b.args[0] for b in forward if b.sym is write_back}
     if not targets:
         return None
-    shown = roots(forward)
+    shown = roots(forward, maybe=True)
     for b in backward:
         unread = b.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
         for value in b.inputs:
