@@ -30,10 +30,9 @@ OPAQUE: dict[str, str] = {
             "cholesky cholesky_inverse cholesky_solve fractional_max_pool2d fractional_max_pool3d geqrf inverse linalg_cholesky linalg_cholesky_ex linalg_cond "
             "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank "
             "linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve max_unpool2d max_unpool3d nanquantile orgqr ormqr "
-            "pinverse polar qr quantile svd triangular_solve ctc_loss fake_quantize_per_tensor_affine"
+            "pinverse polar qr quantile svd triangular_solve fake_quantize_per_tensor_affine"
         ),
         "cuda:float32": "linalg_matrix_norm nuclear_norm pdist renorm",
-        "float32": "multi_margin_loss multilabel_margin_loss",
     }.items()
     for name in names.split()
 }
