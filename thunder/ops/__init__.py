@@ -33,6 +33,7 @@ FAMILIES = (
     "normalization",
     "norm_formulas",
     "attention",
+    "recurrent",
     "losses",
     "margin_losses",
     "convolution",

@@ -25,7 +25,6 @@ OPAQUE: dict[str, str] = {
     name: words
     for words, names in {
         "lower": "conv_tbc",
-        "cuda:lower": "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
         "cpu:float32": (
             "cholesky cholesky_inverse cholesky_solve fractional_max_pool2d fractional_max_pool3d geqrf inverse linalg_cholesky linalg_cholesky_ex linalg_cond "
             "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank "
