@@ -40,6 +40,7 @@ FAMILIES = (
     "pooling",
     "resample",
     "factorizations",
+    "native",
     "spectral",
 )
 for _family in FAMILIES:
