@@ -38,9 +38,11 @@ FAMILIES = (
     "margin_losses",
     "convolution",
     "pooling",
+    "windows",
     "resample",
     "factorizations",
     "native",
+    "quantization",
     "spectral",
 )
 for _family in FAMILIES:

@@ -26,10 +26,10 @@ OPAQUE: dict[str, str] = {
     for words, names in {
         "lower": "conv_tbc",
         "cpu:float32": (
-            "cholesky cholesky_inverse cholesky_solve fractional_max_pool2d fractional_max_pool3d geqrf inverse linalg_cholesky linalg_cholesky_ex linalg_cond "
+            "cholesky cholesky_inverse cholesky_solve geqrf inverse linalg_cholesky linalg_cholesky_ex linalg_cond "
             "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank "
-            "linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve max_unpool2d max_unpool3d nanquantile orgqr ormqr "
-            "pinverse polar qr quantile svd triangular_solve fake_quantize_per_tensor_affine"
+            "linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve nanquantile orgqr ormqr "
+            "pinverse polar qr quantile svd triangular_solve"
         ),
         "cuda:float32": "linalg_matrix_norm nuclear_norm pdist renorm",
     }.items()

@@ -366,7 +366,7 @@ def _(make):
         yield q, q, q, 8, 2, make(24, 8), make(24), make(8, 8), make(8), None, *options
 
 
-@torch_prim(torch._grouped_mm, *_operators("_grouped_mm"), torch.nn.functional.grouped_mm, autocast="lower", name="_grouped_mm")
+@torch_prim(torch._grouped_mm, *_operators("_grouped_mm"), autocast="lower", name="_grouped_mm")
 def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
     """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice), or of batches; offs: where groups end."""
     ranks = len(a.shape), len(b.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import torch
@@ -207,24 +206,15 @@ def _net(name: str) -> None:
     padded_random = torch_prim(fn=function, name=f"{name}_with_dropout", tags=tags)(meta)
     packed_random = torch_prim(fn=function, name=f"{name}_of_packed_sequences_with_dropout", tags=tags)(packed_meta)
 
-    def run_under(state: tuple, *args):
-        with contextlib.ExitStack() as stack:
-            for kind, dtype in state:
-                stack.enter_context(torch.autocast(kind, dtype))
-            return function(*args)
-
-    # typed by running: PyTorch casts inside of it, and in which types it comes out depends on the kernel it finds
-    under_autocast = torch_prim(fn=run_under, name=f"{name}_under_autocast", tags=tags)(opaque.typed_by_running(run_under, name))
-
     @alias(function)
-    def call(*args):
-        context = current_recorder().context
-        if context.autocast is not None:
-            return under_autocast(context.autocast.state, *args)
-        is_packed = isinstance(args[2], TensorProxy) if name != "lstm" else isinstance(args[1], TensorProxy)
+    def call(*args, **kwargs):
+        if current_recorder().context.autocast is not None:
+            return opaque.symbol_for(function)(*args, **kwargs)  # PyTorch casts inside of it, and in which types it comes out depends on the kernel it finds
+        is_packed = "batch_sizes" in kwargs or isinstance((*args, None, None, None)[2 if name != "lstm" else 1], TensorProxy)
+        plain, random = (packed, packed_random) if is_packed else (padded, padded_random)
+        args, kwargs = plain._by_position(args, kwargs)
         dropout, train = args[6 if is_packed else 5], args[7 if is_packed else 6]
-        symbol = (packed, packed_random) if is_packed else (padded, padded_random)
-        return symbol[bool(train and dropout > 0.0)](*args)
+        return (random if train and dropout > 0.0 else plain)(*args, **kwargs)
 
     padded.torch_functions = packed.torch_functions = (function,)
 
