@@ -149,7 +149,7 @@ def _channels(a, dtype=None):
     return like(a, (a.shape[1],), compute_dtype(a.dtype) if dtype is None else dtype)
 
 
-# --- the parts of batch norm over several devices. PyTorch has all but `batch_norm_update_stats` for CUDA alone, so that only this one has samples
+# --- the parts of batch norm over several devices. PyTorch has all but `batch_norm_update_stats` for CUDA alone
 
 batch_norm_stats = torch_prim(torch.batch_norm_stats, name="batch_norm_stats")(lambda a, eps: (_channels(a), _channels(a)))
 batch_norm_elemt = torch_prim(torch.batch_norm_elemt, name="batch_norm_elemt")(lambda a, weight, bias, mean, invstd, eps: like(a))
@@ -194,9 +194,24 @@ _gather("batch_norm_gather_stats")
 _gather("batch_norm_gather_stats_with_counts")
 
 
-@torch_prim(fn=lambda a, running_mean, running_var, momentum: torch.batch_norm_update_stats(a, running_mean.clone(), running_var.clone(), momentum))
+def _run_update_stats(a, running_mean, running_var, momentum):
+    running = [None if t is None else t.clone() for t in (running_mean, running_var)]
+    return *torch.batch_norm_update_stats(a, *running, momentum), *running
+
+
+@torch_prim(fn=_run_update_stats)
 def batch_norm_update_stats(a, running_mean, running_var, momentum):
-    return _channels(a), _channels(a)
+    """Mean and variance of the batch, and what the running ones become."""
+    return _channels(a), _channels(a), *(None if t is None else like(t) for t in (running_mean, running_var))
+
+
+@alias(torch.batch_norm_update_stats)
+def _batch_norm_update_stats(a, running_mean, running_var, momentum):
+    mean, var, *new = batch_norm_update_stats(a, running_mean, running_var, momentum)
+    for target, value in zip((running_mean, running_var), new, strict=True):
+        if target is not None:
+            overwrite(target, value, "batch_norm_update_stats")
+    return mean, var
 
 
 # ---------------------------------------------------------------------------------------------------------------- softmax
@@ -354,9 +369,6 @@ def native_multi_head_attention(
     batch, length = query.shape[:2]
     weights = (batch, length, length) if average_attn_weights else (batch, num_head, length, length)
     return like(query), like(query, weights) if need_weights else None
-
-
-native_multi_head_attention.info["detaches"] = lambda *args, **kwargs: True
 
 
 @native_multi_head_attention.samples

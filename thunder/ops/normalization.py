@@ -443,6 +443,43 @@ def _(make):
     yield make(2, 4, 3), make(2, 5, 3), 1.0
 
 
+def _pdist_meta(a, p=2.0):
+    if len(a.shape) != 2 or a.dtype.category != 2:
+        raise RuntimeError(f"pdist only supports 2D tensors, got: {len(a.shape)}D")
+    if p < 0:
+        raise RuntimeError("pdist only supports non-negative p values")
+    return like(a, (a.shape[0] * (a.shape[0] - 1) // 2,))
+
+
+@composite(torch.pdist, F.pdist, meta=_pdist_meta, autocast="cuda:float32")
+def pdist(a, p=2.0):
+    """The distances of each row to those after it."""
+    pairs = LTORCH["triu_indices"](a.shape[0], a.shape[0], 1, device=a.device)
+    rows = [LTORCH["index_select"](a, 0, LTORCH["select"](pairs, 0, i)) for i in (0, 1)]
+    return LTORCH["vector_norm"](rows[0] - rows[1], p, -1)
+
+
+_pdist_backward = backward.kernel("_pdist_backward", "default", lambda g, a, p, distances: like(a))
+
+
+@pdist.vjp
+def _(a, p=2.0):
+    y = pdist(a, p)
+    g = yield y
+    return (_pdist_backward(g, a, p, y),)
+
+
+@pdist.samples
+def _(make):
+    yield (make(4, 3),)
+    yield make(4, 3), 1.0
+
+
+@pdist.error_samples
+def _(make):
+    yield (make(4),)
+
+
 # --- derivatives: PyTorch's kernels
 
 

@@ -139,9 +139,6 @@ def choose_qparams_optimized(a, numel, n_bins, ratio, bit_width):
     return like(a, (1,)), like(a, (1,))
 
 
-choose_qparams_optimized.info["detaches"] = lambda *args, **kwargs: True
-
-
 @choose_qparams_optimized.samples
 def _(make):
     yield make(16), 16, 20, 0.16, 8
@@ -172,8 +169,7 @@ for _name, _meta in {
     "fbgemm_linear_int8_weight_fp32_activation": _int8_meta, "fbgemm_pack_gemm_matrix_fp16": lambda a: like(a, (8,), uint8),
     "fbgemm_pack_quantized_matrix": lambda a, K=None, N=None: like(a, (8,), uint8),
 }.items():  # fmt: skip
-    _symbol = torch_prim(getattr(torch, _name), name=_name)(_meta)
-    _symbol.info["detaches"] = lambda *args, **kwargs: True
+    torch_prim(getattr(torch, _name), name=_name)(_meta)
 
 
 @alias(torch.fbgemm_linear_quantize_weight)
