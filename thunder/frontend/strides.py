@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol
-from thunder.ops.explain import as_torch
+from thunder.ops.layout import run_line
 
 __all__ = ["LAYOUT_QUESTIONS", "answer"]
 
@@ -34,7 +34,7 @@ def _fake(c, wanted: TensorProxy, with_offset: bool) -> torch.Tensor:
     with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         for line in _slice(c, wanted):
             if isinstance(line, BoundSymbol):
-                _run(line, values)
+                run_line(line, values)
             else:
                 real, source = c.real[line]
                 c.guard(source, "stride", tuple(real.stride()))
@@ -52,28 +52,3 @@ def _slice(c, wanted: TensorProxy) -> list:
             needed.update(line.inputs)
             found.append(line)
     return [*(p for p in needed if p in c.real), *reversed(found)]
-
-
-def _run(line: BoundSymbol, values: dict[Proxy, object]) -> None:
-    if line.sym.fn is None:
-        for sub in line.subsymbols:
-            _run(sub, values)
-        values.update({old: values.get(new, new) for old, new in line.aliases.items()})
-        return
-
-    def real(x):
-        return values[x] if isinstance(x, Proxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
-
-    result = line.sym.fn(*map_structure(real, line.args), **map_structure(real, line.kwargs))
-    _name(line.output, result, values)
-
-
-def _name(said, result, values: dict[Proxy, object]) -> None:
-    if isinstance(said, Proxy):
-        values[said] = result
-    elif isinstance(said, (tuple, list)):
-        for s, r in zip(said, result, strict=True):
-            _name(s, r, values)
-    elif isinstance(said, dict):
-        for k, s in said.items():
-            _name(s, result[k], values)
