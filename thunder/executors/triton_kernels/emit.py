@@ -10,13 +10,13 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from thunder.core.dtypes import BOOL, FLOAT, dtype
+from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
-from thunder.executors.triton_kernels.index import Floor, Index, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.index import Index, Part, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, partial_place, reduced_place, tile_place
 from thunder.executors.triton_kernels.values import Place, Value, sources
 
-__all__ = ["Source", "emit", "HEADER"]
+__all__ = ["Source", "emit", "stored_type", "HEADER"]
 
 HEADER = "import triton\nimport triton.language as tl\n"
 
@@ -32,6 +32,11 @@ class Source(NamedTuple):
     helpers: tuple[str, ...]
 
 
+def stored_type(v: Value, outputs: Sequence[Value]) -> dtype:
+    """The type that a value is stored in: its own where it is an output; what later kernels read keeps the precision it was computed in."""
+    return float32 if v.dtype.category == FLOAT and v.dtype.bytes < 4 and not any(v is o for o in outputs) else v.dtype
+
+
 class _Term(NamedTuple):
     """An expression, and the loop variables that it depends on."""
 
@@ -39,9 +44,9 @@ class _Term(NamedTuple):
     variables: frozenset
 
 
-def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]]) -> Source:
-    """strides: of the program's inputs and outputs; what kernels pass on is row-major."""
-    return _Emitter(name, schedule, kernel, strides).run()
+def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool) -> Source:
+    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter."""
+    return _Emitter(name, schedule, kernel, strides, interpreted).run()
 
 
 def power_of_two(n: int) -> int:
@@ -59,8 +64,9 @@ _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 
 
 
 class _Emitter:
-    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]]):
-        self.name, self.kernel = name, kernel
+    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool):
+        self.name, self.kernel, self.interpreted = name, kernel, interpreted
+        self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
         self.outer: list[str] = []
         self.inner: list[str] = []  # of the loop that begins with `header`
@@ -231,6 +237,8 @@ class _Emitter:
         at = offset.text if offset.variables else f"{offset.text} + {self.origin}"
         variables = offset.variables | term.variables
         mask = self._mask(offset.variables, ())
+        if self.interpreted and self.types[v].name == "bfloat16":
+            term = self._emit(self._rounded(term.text, v.dtype), term.variables)
         target = self.inner if variables & self.looping else self.outer
         target.append(f"tl.store({self._pointer(v)} + {_bracketed(at)}, {term.text}{f', mask={mask}' if mask else ''})")
 
@@ -375,8 +383,14 @@ class _Emitter:
     def _cast_text(self, text: str, target: dtype, variables: frozenset, known: str = "") -> _Term:
         text = _bracketed(text) + (f".to({_compute(target)})" if known != _compute(target) else "")
         if target.category == FLOAT and target.bytes < 4:
-            text = f"{text}.to(tl.{target.name}).to(tl.float32)"
+            text = self._rounded(text, target)
         return self._emit(text, variables)
+
+    def _rounded(self, text: str, target: dtype) -> str:
+        if self.interpreted and target.name == "bfloat16":
+            self.helpers["_nearest_bfloat16"] = None
+            return f"_nearest_bfloat16({text})"
+        return f"{text}.to(tl.{target.name}).to(tl.float32)"
 
     def _chosen(self, v: Value, place: Place, conditions: tuple) -> _Term:
         """A join or a padding: what is read where, by conditions on the place."""
@@ -446,14 +460,14 @@ class _Emitter:
         return self._emit(" & ".join(texts), at.variables)
 
     def index(self, index: Index) -> _Term:
-        """An index as an integer expression; floors are lines of their own."""
+        """An index as an integer expression; quotients and remainders are lines of their own."""
         texts, variables = [], _NONE
         for atom, factor in index.terms.items():
-            if isinstance(atom, Floor):
-                key = "floor", atom
+            if isinstance(atom, Part):
+                key = "part", atom
                 if key not in self.memo:
                     inside = self.index(atom.index)
-                    self._know(key, self._emit(f"{_bracketed(inside.text)} // {atom.by}", inside.variables))
+                    self._know(key, self._emit(f"{_bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}", inside.variables))
                 name, of_atom = self.memo[key]
             else:
                 name, of_atom = atom.name, self.loaded[atom.name] if atom.loaded else frozenset(atom.name)

@@ -44,13 +44,18 @@ FUNCTIONS: dict[str, Function] = {
     "isnan": Function("{0} != {0}"), "isinf": Function("tl.abs({}) == " + _INFINITY), "isfinite": Function("tl.abs({}) < " + _INFINITY),
     "eq": Function("{} == {}", _ANY), "ne": Function("{} != {}", _ANY), "lt": Function("{} < {}", _NUMBERS), "le": Function("{} <= {}", _NUMBERS),
     "gt": Function("{} > {}", _NUMBERS), "ge": Function("{} >= {}", _NUMBERS),
-    "logical_and": Function("{} & {}", (BOOL,)), "logical_or": Function("{} | {}", (BOOL,)), "logical_xor": Function("{} ^ {}", (BOOL,)),
+    "logical_and": Function("({} != 0) & ({} != 0)", _ANY), "logical_or": Function("({} != 0) | ({} != 0)", _ANY), "logical_xor": Function("({} != 0) != ({} != 0)", _ANY),
     "logical_not": Function("{} == 0", _ANY),
     "bitwise_and": Function("{} & {}", (BOOL, INTEGER)), "bitwise_or": Function("{} | {}", (BOOL, INTEGER)), "bitwise_xor": Function("{} ^ {}", (BOOL, INTEGER)),
+    "isposinf": Function("{} == " + _INFINITY), "isneginf": Function("{} == -" + _INFINITY), "log10": Function("tl.log({}) * 0.4342944819032518"),
+    "fmax": Function("tl.maximum({}, {})"), "fmin": Function("tl.minimum({}, {})"),
     "where": Function("tl.where({}, {}, {})", _ANY),
 }  # fmt: skip
+for _name, _old in {"ne": ("not_equal",), "lt": ("less",), "le": ("less_equal",), "gt": ("greater",), "ge": ("greater_equal",), "trunc": ("fix",)}.items():
+    FUNCTIONS |= dict.fromkeys(_old, FUNCTIONS[_name])
 
 # Functions that Triton has no name for which its interpreter knows as well. tanh and expm1: the series where the closed form cancels, both within 2 ulp of float32 there.
+# _nearest_bfloat16 is what the device does: the interpreter cuts digits off.
 HELPERS: dict[str, str] = {
     "_expm1": """
 @triton.jit
@@ -63,6 +68,13 @@ def _expm1(x):
 def _log1p(x):
     above = 1 + x
     return tl.where(above == 1, x, tl.where(above == float("inf"), above, tl.log(above) * (x / (above - 1))))
+""",
+    "_nearest_bfloat16": """
+@triton.jit
+def _nearest_bfloat16(x):
+    bits = x.to(tl.uint32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
 """,
     "_tanh": """
 @triton.jit

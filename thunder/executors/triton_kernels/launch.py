@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from thunder.core.codegen import compile_source
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
-from thunder.executors.triton_kernels.emit import HEADER, Source, emit
+from thunder.executors.triton_kernels.emit import HEADER, Source, emit, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.schedule import in_order, schedule
@@ -69,7 +69,7 @@ class FusedRegion:
         program = self.schedule.program
         layout = self._layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [emit(f"{k.kind}{i}", self.schedule, k, known) for i, k in enumerate(self.schedule.kernels)]
+        sources = [emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted) for i, k in enumerate(self.schedule.kernels)]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -97,7 +97,7 @@ class FusedRegion:
         for i, (v, s) in enumerate(zip((*program.outputs, *self.schedule.temporaries), (*layout, *(strides_of(t.shape) for t in self.schedule.temporaries)), strict=True)):
             names[v] = f"out{i}"
             lines.append(f"out{i} = empty_strided({v.shape}, {tuple(s)}, dtype=dtype{i}, device=device)")
-            context[f"dtype{i}"] = to_torch_dtype(_stored(v, program.outputs))
+            context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
         for i, source in enumerate(sources):
             arguments = ", ".join(names[b] for b in source.buffers)
             text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in source.helpers), source.text])
@@ -106,13 +106,6 @@ class FusedRegion:
         taken = [names[v] for v in program.inputs]
         text = "\n    ".join([f"def launch({', '.join(taken)}):", *lines, f"return [{', '.join(names[v] for v in program.outputs)}]"]) + "\n"
         return compile_source(text, "launch", context)
-
-
-def _stored(v: Value, outputs: Sequence[Value]):
-    """The type that a value is stored in: its own where it is an output; what later kernels read keeps the precision it was computed in."""
-    from thunder.core.dtypes import FLOAT, float32
-
-    return float32 if v.dtype.category == FLOAT and v.dtype.bytes < 4 and not any(v is o for o in outputs) else v.dtype
 
 
 def _keeps_order(v: Value) -> bool:
