@@ -32,6 +32,7 @@ FAMILIES = (
     "einsum",
     "normalization",
     "norm_formulas",
+    "kernel_formulas",
     "attention",
     "recurrent",
     "losses",
