@@ -19,11 +19,11 @@ import numpy
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete, map_structure
+from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
-from thunder.frontend import calls, containers, triton_kernels
+from thunder.frontend import calls, containers, opaque_values, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
@@ -31,6 +31,7 @@ from thunder.frontend.strides import layout
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast, inplace
 from thunder.ops.memory import Memory, are_disjoint, part_shown
+from thunder.ops.opaque_values import is_unusual
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 
@@ -50,11 +51,11 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset(), overrides: tuple[dict, ...] = ()):
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
-        self.counters = counters  # paths that earlier readings saw written, in words: the numbers there stay symbolic
+        self.changing = changing or {}  # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other values
         self.parameters = parameter_names(fn)
         self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
         self.replaced = replaced_tensors(fn, overrides)
@@ -79,6 +80,8 @@ class Capture(Host):
         self.constant_sources: dict[int, Source] = {}
         self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
         self.real: dict[TensorProxy, tuple[torch.Tensor, Source]] = {}
+        self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}  # id of a sparse or nested tensor, or of one of a subclass with its own rules
+        self.has_opaque_values = False
         self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
         self.layouts: dict = {}  # values that were asked for strides -> stand-ins that have them
         self.fake_mode = None
@@ -217,10 +220,17 @@ class Capture(Host):
     def _primitive(self, value, t: type, source: Source):
         if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:
             return self.number(value, source)
-        if self.counters and (t is int or t is float) and source.describe(self.parameters) in self.counters:
+        if self.changing and (t is int or t is float) and (path := source.describe(self.parameters)) in self.changing and value not in (self.changing[path] or ()):
             return self.number(value, source)
         self.guards.setdefault((source, "value", None), value)
         return value
+
+    def integers(self) -> dict[str, int]:
+        """The int arguments that the program holds for one value of, by their paths."""
+        if not self.options.integers_may_change:
+            return {}
+        found = {s: v for (s, kind, _), v in self.guards.items() if kind == "value" and type(v) is int and s.root.key in ("args", "kwargs")}
+        return {source.describe(self.parameters): value for source, value in found.items()}
 
     def number(self, value, source: Source) -> NumberProxy:
         """A number that stays symbolic."""
@@ -251,7 +261,7 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ tensors
 
-    def tensor(self, value: torch.Tensor, source: Source) -> TensorProxy:
+    def tensor(self, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
         """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is reached."""
         is_argument = source.root.key in ("args", "kwargs")
         key = source if is_argument else id(value)
@@ -260,6 +270,8 @@ class Capture(Host):
         found = self.tensors.get(key)
         if found is None:
             with torch._C.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
+                if is_unusual(value):
+                    return opaque_values.read(self, value, source)
                 found = self.tensors[key] = self._new_proxy(value, source, is_argument)
             self.keep[id(value)] = value
         elif self.real[found][1] is not source:
@@ -267,7 +279,6 @@ class Capture(Host):
         return found
 
     def _new_proxy(self, value: torch.Tensor, source: Source, is_argument: bool) -> TensorProxy:
-        refuse_unusual(value, source, self)
         shape: tuple = tuple(value.shape)
         guarded = shape
         if self.symbolic and is_argument:
@@ -420,6 +431,8 @@ class Capture(Host):
         t = type(o)
         if t is TensorProxy:
             return calls.tensor_attribute(self, o, n)
+        if t is AnyProxy:
+            return opaque_values.attribute(self, o, n)
         if self.overlay and (id(o), n) in self.overlay:
             return self._overlaid(o, n)
         if t is types.ModuleType or isinstance(o, types.ModuleType):
@@ -867,15 +880,6 @@ def parameter_names(fn) -> tuple[str, ...]:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
         names = (*names, *(f"{rest}_{i}" for i in range(64)))
     return tuple(names)
-
-
-def refuse_unusual(value: torch.Tensor, source: Source, capture: Capture) -> None:
-    """Tensors that a proxy cannot stand for."""
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or type(value).__torch_function__ is torch._C._disabled_torch_function_impl
-    if not plain and type(value).__torch_function__ is not torch.Tensor.__torch_function__:
-        capture.refuse(f"{source.describe(capture.parameters)} is a {type(value).__name__}, a tensor subclass with its own rules", "pass a plain tensor")
-    if value.layout is not torch.strided:
-        capture.refuse(f"{source.describe(capture.parameters)} has layout {value.layout}", "pass a dense tensor")
 
 
 def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:

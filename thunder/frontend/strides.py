@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
+from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.explain import as_torch
 
@@ -60,12 +61,9 @@ def _input(c, proxy: TensorProxy, with_offset: bool) -> None:
 
 def _slice(c, wanted: TensorProxy, known: dict) -> list:
     """The inputs and lines that lead to a value, in the order of the program, but for lines whose results are known."""
-    needed, found = {wanted}, []
-    for line in reversed([line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols]):
-        if not needed.isdisjoint(line.outputs):
-            needed.update(line.inputs)
-            found.append(line)
-    return [*(p for p in needed if p in c.real), *(line for line in reversed(found) if not all(o in known for o in line.outputs))]
+    lines = leading_to([line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols], (wanted,))
+    inputs = dict.fromkeys(p for p in (wanted, *(i for line in lines for i in line.inputs)) if p in c.real)
+    return [*inputs, *(line for line in lines if not all(o in known for o in line.outputs))]
 
 
 def _run(line: BoundSymbol, values: dict[Proxy, object]) -> None:

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy, like
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
+from thunder.ops.dims import along
 
 __all__ = ["Memory", "may_view"]
 
@@ -33,7 +34,6 @@ class Memory:
         self.outside, self.layout = outside, layout
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}  # view -> the line that made it and what it shows
         self.views: dict[Proxy, list[Proxy]] = {}
-        self.made: set[Proxy] = set()
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.stale: set[Proxy] = set()  # views to make again before they are read
@@ -101,10 +101,10 @@ class Memory:
         self._deriving = True
         try:
             with _grad_enabled(line.context is None or line.context.grad_enabled):  # whoever reads it first
-                made = line.sym(*_mapped(place, line.args), **_mapped(place, line.kwargs))
+                made = line.sym(*map_structure(place, line.args), **map_structure(place, line.kwargs))
         finally:
             self._deriving = False
-        for old, new in zip(line.outputs, [made] if type(made) is TensorProxy else _flat(made), strict=True):
+        for old, new in zip(line.outputs, leaves(made), strict=True):
             if old in self.stale:
                 self.stale.discard(old)
                 self.current[old], self.owner[new] = new, old
@@ -354,18 +354,6 @@ def may_view(line: BoundSymbol) -> bool:
     return decide is None or decide(*line.args, **line.kwargs)
 
 
-def _flat(x) -> list:
-    return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (tuple, list)) else [x]
-
-
-def _mapped(f: Callable, x):
-    if isinstance(x, (tuple, list)):
-        return type(x)([_mapped(f, e) for e in x])
-    if isinstance(x, dict):
-        return {k: _mapped(f, v) for k, v in x.items()}
-    return f(x)
-
-
 # ---------------------------------------------------------------------------------------------------------------- writing through views
 
 
@@ -451,10 +439,6 @@ def _assigned(key: Callable):
     return write
 
 
-def _along(whole: TensorProxy, dim: int, entry) -> tuple:
-    return (*(slice(None),) * (dim % max(len(whole.shape), 1)), entry)
-
-
 def _argument(line: BoundSymbol, position: int, name: str, default):
     return line.args[position] if len(line.args) > position else line.kwargs.get(name, default)
 
@@ -466,13 +450,13 @@ def _split_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tupl
     for o in line.outputs:
         size = o.shape[dim]
         if o is view:
-            return _along(whole, dim, slice(start, start + size))
+            return along(whole, dim, slice(start, start + size))
         start = start + size
     raise AssertionError("the view is a result of the line")
 
 
 def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    return _along(whole, _argument(line, 1, "dim", 0), next(i for i, o in enumerate(line.outputs) if o is view))
+    return along(whole, _argument(line, 1, "dim", 0), next(i for i, o in enumerate(line.outputs) if o is view))
 
 
 def _detached(line: BoundSymbol, view, whole, part):
@@ -499,8 +483,8 @@ _THROUGH: dict[str, Callable] = {
     "expand": _expanded,
     "unbind": _assigned(_unbind_key),
     "getitem": _assigned(lambda line, view, whole: line.args[1]),
-    "select": _assigned(lambda line, view, whole: _along(whole, line.args[1], line.args[2])),
-    "narrow": _assigned(lambda line, view, whole: _along(whole, line.args[1], slice(line.args[2], line.args[2] + line.args[3]))),
+    "select": _assigned(lambda line, view, whole: along(whole, line.args[1], line.args[2])),
+    "narrow": _assigned(lambda line, view, whole: along(whole, line.args[1], slice(line.args[2], line.args[2] + line.args[3]))),
     "view_as_real": lambda line, view, whole, part: LTORCH["view_as_complex"](part),
     "view_as_complex": lambda line, view, whole, part: LTORCH["view_as_real"](part),
 }  # fmt: skip
