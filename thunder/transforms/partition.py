@@ -67,7 +67,7 @@ def partition(joint: Trace) -> ForwardBackward:
 
 def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
     """An argument that the forward writes to and the backward would read as it was before."""
-    targets = {b.args[0] for b in forward if b.sym is write_back}
+    targets = {b.args[0] for b in forward if b.sym is write_back or "rearranges" in b.sym.info}
     if not targets:
         return None
     shown = roots(forward, maybe=True)
