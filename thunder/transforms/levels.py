@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber
 from thunder.core.symbol import BoundSymbol, Names, Recorder
 
 __all__ = ["Level", "write", "typed", "renamed", "needed_for"]
@@ -48,7 +48,7 @@ def renamed(lines: Iterable[BoundSymbol], names: Names, table: dict[Proxy, Proxy
 def _renamed(line: BoundSymbol, names: Names, table: dict) -> BoundSymbol:
     for o in line.outputs:
         if o not in table and not any(o is i for i in line.inputs):
-            table[o] = o.replace() if isinstance(o, TensorProxy) else type(o)("")
+            table[o] = o.replace() if isinstance(o, (TensorProxy, UnbackedNumber)) else type(o)("")
             table[o].name = names.make()
     for sub in line._subsymbols or ():
         _renamed(sub, names, table)
