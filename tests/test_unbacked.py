@@ -204,3 +204,76 @@ def test_programs_equal_eager(name):
         want = outcome(program, x)
         assert_same(outcome(compiled, x), want)
     assert thunder.cache_misses(compiled) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- derivatives
+
+DIFFERENTIATED = {
+    "sum of what is selected": lambda x, w: x[x > 0].sum(),
+    "rows": lambda x, w: (x[rows(x)] @ w).tanh().sum(),
+    "mean over an unknown number": lambda x, w: (x[rows(x)] @ w).pow(2).mean(),
+    "masked_select": lambda x, w: (masked(x @ w) * 3).exp().sum(),
+    "masked_select broadcast": lambda x, w: (x @ w).masked_select(rows(x)[:, None]).sum(),
+    "nonzero as index": lambda x, w: ((x @ w)[rows(x).nonzero().squeeze(1)] ** 2).sum(),
+    "where as index": lambda x, w: (x[torch.where(rows(x))[0]] @ w).relu().sum(),
+    "repeat_interleave": lambda x, w: (x.repeat_interleave(rows(x).long() + 1, 0) @ w).sin().sum(),
+    "assigned through a mask": lambda x, w: ((x @ w).index_put((rows(x),), x[rows(x)] @ w * 2)).sum(),
+    "setitem through a mask": lambda x, w: assigned(x, w).pow(2).sum(),
+    "index_add": lambda x, w: torch.zeros(4, 3).index_add(0, rows(x).nonzero()[:, 0] % 4, x[rows(x)] @ w).pow(2).sum(),
+    "size in the derivative": lambda x, w: (x[rows(x)] @ w).reshape(-1).view(x[rows(x)].shape[0], 3).softmax(0).pow(2).sum(),
+    "divided by a size": lambda x, w: (x @ w).sum() / max(x[rows(x)].shape[0], 1),
+    "broadcast against one row": lambda x, w: ((x[rows(x)] @ w) * w[:1]).sum(),
+    "broadcast against another count": lambda x, w: ((x[rows(x)] @ w)[:, :1] * (x[rows(x)] @ w)[:1, :]).sum(),
+    "two counts": lambda x, w: ((x[rows(x)] @ w) * (x[x[:, 0] > 0] @ w)).sum(),
+    "joined": lambda x, w: torch.cat([x[rows(x)] @ w, x @ w]).cumsum(0).sum(),
+    "split at numbers": lambda x, w: sum(p.sum(0).pow(2).sum() for p in (x @ w).split((lambda n: [n, ROWS - n])(rows(x).sum().item()))),
+    "slice at a number": lambda x, w: (x @ w)[: rows(x).sum().item()].pow(2).sum(),
+    "selected by a number": lambda x, w: (x @ w)[x[:, 0].argmax().item()].pow(2).sum(),
+    "scaled by a number": lambda x, w: ((x @ w) * x.detach().max().item()).pow(2).sum(),
+    "layer_norm": lambda x, w: F.layer_norm(x[rows(x)], (4,)).matmul(w).pow(3).sum(),
+    "sort": lambda x, w: (x[rows(x)] @ w).sort(0).values.cumsum(0).sum(),
+    "attention": lambda x, w: F.scaled_dot_product_attention(x[None, rows(x)], x[None], x[None]).matmul(w).sum(),
+    "opaque operation": lambda x, w: torch.special.i0e(x[rows(x)] @ w).sum(),
+    "opaque operation of two": lambda x, w: torch.cdist(x[rows(x)] @ w, x @ w).sum(),
+    "cross entropy": lambda x, w: F.cross_entropy((x @ w)[rows(x)], (x @ w).argmax(1)[rows(x)]),
+    "experts": lambda x, w: experts(x).matmul(w).pow(2).sum(),
+    "boxes": lambda x, w: sum(p.sum() for p in filtered_boxes(x)) + w.sum(),
+    "written in place": lambda x, w: (x[rows(x)] @ w).mul_(2).add_(1).pow(2).sum(),
+    "checkpointed": lambda x, w: torch.utils.checkpoint.checkpoint(selected_product, x, w, use_reentrant=False),
+}
+
+
+def masked(y):
+    return y.masked_select(y > 0)
+
+
+def assigned(x, w):
+    y = (x @ w).clone()
+    y[rows(x)] = (x @ w)[rows(x)] * 3
+    return y
+
+
+def selected_product(x, w):
+    y = x[rows(x)] @ w
+    return (y.reshape(y.shape[0], 3, 1) * y.shape[0]).sin().sum()
+
+
+def gradients(function, x, w):
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    out = function(x, w)
+    return out.detach(), *torch.autograd.grad(out, (x, w), allow_unused=True)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_gradients_equal_eagers(name):
+    program, w = DIFFERENTIATED[name], torch.linspace(-1, 1, 12).reshape(4, 3)
+    compiled = thunder.jit(program, debug_options=thunder.DebugOptions(check_traces=True))
+    for x in DATA:
+        want, got = outcome(gradients, program, x, w), outcome(gradients, compiled, x, w)
+        assert len(got) == len(want), (got, want)
+        for g, e in zip(got, want):
+            assert (g is None) == (e is None)
+            if e is not None:
+                torch.testing.assert_close(g, e, rtol=1e-6, atol=1e-6, equal_nan=True)
+    assert thunder.cache_misses(compiled) == 1
