@@ -56,7 +56,7 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
-    traces = _run([acquired], [("Dead Code Elimination", lambda trace: dce(trace, sizes=True))], options)
+    traces = _run([acquired], [("Dead Code Elimination", dce)], options)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
@@ -91,7 +91,7 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
     for c in cotangents:
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
-    gradients = gradients_of(dce(acquired.replace(bound_symbols=lines), sizes=True), cotangents, outputs, executors)
+    gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
     overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols)
     if overwritten is not None:
         raise_error = modified_in_place.bind(overwritten.name, output=None)

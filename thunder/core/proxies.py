@@ -230,6 +230,7 @@ class UnbackedNumber(Proxy):
     """
 
     __slots__ = ("python_type", "origin", "facts")
+    requires_grad = None  # among outputs: that is a question for tensors
 
     def __init__(self, name: str, python_type: type, origin: str, facts: symbolic.Facts):
         self.name, self.python_type, self.origin, self.facts = name, python_type, origin, facts

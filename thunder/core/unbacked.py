@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.proxies import RELATIONS, Condition, NumberProxy, Proxy, TensorProxy, UnbackedNumber, like, map_structure, numbers_in, proxies_in
-from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, detached
+from thunder.core.symbol import BoundSymbol, Names, OpTags, Recorder, Symbol, current_recorder, detached
 from thunder.errors import DataDependentError
 
-__all__ = ["fresh_size", "made_number", "assume", "as_size", "read_sizes", "typed_by_examples", "size_symbol", "check_sizes", "check_condition"]
+__all__ = ["fresh_size", "made_number", "assume", "as_size", "read_sizes", "with_sizes", "typed_by_examples", "size_symbol", "check_sizes", "check_condition"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines that make numbers
@@ -51,6 +51,27 @@ def read_sizes(recorder: Recorder, line: BoundSymbol) -> None:
             if made is not None:
                 made.origin = f"dimension {dim} of a result of {line.sym.name}"
                 recorder.bound_symbols.append(BoundSymbol(size_symbol, (o, dim), {}, made, context=line.context, location=line.location))
+
+
+def with_sizes(lines: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
+    """The lines, with those that make sizes which are read and which no line makes: a derivative reads what the program did not."""
+    made = {o for line in lines for o in line.outputs} if names.facts.least else ()
+    missing = {i.name: i for line in lines for i in line.inputs if type(i) is UnbackedNumber and i not in made} if made else {}
+    if not missing:
+        return list(lines)
+    out: list[BoundSymbol] = []
+
+    def measure(values: Iterable, context) -> None:
+        for value in values:
+            for dim, n in enumerate(value.shape) if isinstance(value, TensorProxy) else ():
+                if isinstance(n, NumberProxy) and (found := missing.pop(n.name, None)) is not None:
+                    out.append(BoundSymbol(size_symbol, (value, dim), {}, found, context=context))
+
+    measure(arguments, None)
+    for line in lines:
+        out.append(line)
+        measure(line.outputs, line.context)
+    return out
 
 
 size_symbol = Symbol("size", is_prim=True, fn=lambda tensor, dim: tensor.shape[dim])

@@ -24,6 +24,7 @@ from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
+from thunder.core.unbacked import with_sizes
 from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
@@ -326,7 +327,8 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
-    return trace.replace(bound_symbols=[*linear.forward, *recorder.bound_symbols], output=output, name="joint")
+    lines = with_sizes([*linear.forward, *recorder.bound_symbols], trace.args, trace.names)
+    return trace.replace(bound_symbols=lines, output=output, name="joint")
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
