@@ -23,7 +23,7 @@ from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 # refused under autocast; not typed for a GPU where there is none; made of other operations on fake tensors; of mixed types refused by the kernel alone
-OTHERWISE_ON_FAKES = {"binary_cross_entropy", "getitem", "grid_sample", "grouped_mm", "im2col", "affine_grid", "linalg_cross"}
+OTHERWISE_ON_FAKES = {"binary_cross_entropy", "getitem", "grid_sample", "grouped_mm", "im2col", "affine_grid", "linalg_cross", "stft", "istft"}
 WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell"}  # PyTorch cannot type them on fake tensors
 VALUES = {"equal"}  # gives a Python bool, which is known only when the program runs
 

@@ -31,12 +31,14 @@ FAMILIES = (
     "einsum",
     "normalization",
     "norm_formulas",
+    "kernel_formulas",
     "attention",
     "losses",
     "convolution",
     "pooling",
     "resample",
     "factorizations",
+    "spectral",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")
