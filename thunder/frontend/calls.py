@@ -14,6 +14,7 @@ import weakref
 import torch
 import torch.utils.checkpoint
 
+from thunder import _torch_compat as compat
 from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, converted, extreme, map_structure
 from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
@@ -417,6 +418,8 @@ def _reaches(c, args, kwargs) -> bool:
             return True
         if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
             return True
+        if t is tuple and a and _reaches(c, a, {}):
+            return True
     return False
 
 
@@ -658,6 +661,14 @@ def _checkpoint(c, f, args, kwargs):
         recorder.context = recorder.context.replace(checkpoint=outer)
 
 
+def _leave_autocast(c, f, args, kwargs):
+    """`autocast.__exit__`: where no other one is around it, the casts that it kept are gone."""
+    result = call_native(c, f, args, kwargs)
+    if not compat.autocast_nesting():
+        c.recorder.casts.clear()
+    return result
+
+
 def _torch_compile(c, f, args, kwargs):
     c.refuse("torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile")
 
@@ -777,6 +788,7 @@ def _install() -> None:
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
         torch.autograd.Function.apply.__func__: autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),

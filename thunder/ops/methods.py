@@ -37,7 +37,7 @@ def call_torch(function, args: tuple, kwargs: dict):
     written = opaque.written_by(function, args, kwargs)
     if written:
         symbol = opaque.symbol_for(function)
-        return call_mutating(symbol.name, function, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
+        return call_mutating(symbol.name, symbol.fn, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
     if inplace.writes(function):
         return inplace.write_unknown(function, args, kwargs, call_torch)
     return opaque.symbol_for(function)(*args, **kwargs)

@@ -15,6 +15,7 @@ from thunder.ops import backward, inplace
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import numel, wrap_dim
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
@@ -325,7 +326,7 @@ def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
     return like(a, dtype=to_float(a.dtype))
 
 
-@composite(F.local_response_norm, meta=_lrn_meta, autocast="cpu:float32")
+@composite(F.local_response_norm, meta=_lrn_meta)
 def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
     squares = a * a
     before = size // 2
@@ -337,7 +338,7 @@ def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
 
 
 # images go through avg_pool3d, which the CPU's list names
-local_response_norm.info["autocast_when"] = lambda kind, args, kwargs: len(args[0].shape) > 3
+casts_inside(local_response_norm)
 
 
 @local_response_norm.samples

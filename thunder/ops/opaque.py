@@ -13,13 +13,12 @@ from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leav
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
-from thunder.ops import autocast
-from thunder.ops.define import torch_path
+from thunder.ops.define import alias, torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of", "casts_inside"]
 
 _SYMBOLS: dict = {}
 
@@ -29,13 +28,41 @@ def is_opaque(symbol: Symbol) -> bool:
 
 
 def symbol_for(function) -> Symbol:
-    """The opaque operation for a torch function. One symbol per function."""
+    """The opaque operation for a torch function. One symbol per function, and one for each state of autocast: PyTorch does its casts inside the function."""
     if isinstance(function, compat.OpOverload) and function._overloadname == "default":
         function = function.overloadpacket
-    symbol = _SYMBOLS.get(function)
+    recorder = current_recorder()
+    kinds = recorder.context.autocast.state[0] if recorder is not None and recorder.context.autocast is not None else ()
+    symbol = _SYMBOLS.get((function, kinds))
     if symbol is None:
-        symbol = _SYMBOLS[function] = _make(function)
+        symbol = _SYMBOLS[function, kinds] = _make_under_autocast(function, kinds) if kinds else _make(function)
     return symbol
+
+
+def _make_under_autocast(function, kinds: tuple) -> Symbol:
+    plain = _make(function)
+    name = f"autocast_{plain.name}"
+
+    def run(*args, **kwargs):
+        with compat.autocast_on(kinds):
+            return function(*args, **kwargs)
+
+    def meta(*args, **kwargs):
+        return _typed_by_running(run, plain.name, args, kwargs)
+
+    return Symbol(name, meta, id=("opaque", name, id(function), kinds), is_prim=True, tags=tuple(plain.tags), fn=run)
+
+
+def casts_inside(symbol: Symbol) -> None:
+    """For an operation that PyTorch composes of others, some of which autocast casts: under autocast its function is taken as it is."""
+    function = symbol.torch_functions[0]
+
+    def call(*args, **kwargs):
+        recorder = current_recorder()
+        return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else symbol)(*args, **kwargs)
+
+    call.__name__ = symbol.name
+    alias(*symbol.torch_functions)(call)
 
 
 def _make(function) -> Symbol:
@@ -51,9 +78,7 @@ def _make(function) -> Symbol:
         overload = getattr(function, "_overloadname", "default")
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
         return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
-    made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
-    made.autocast = autocast.OPAQUE.get(name)
-    return made
+    return Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
 
 
 def _custom_path(function) -> tuple[str, str] | None:

@@ -320,7 +320,7 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     linear = Linearization(trace.bound_symbols, executors)
     outputs = dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args))
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
-    recorder = Recorder(context.replace(autocast=None, grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
+    recorder = Recorder(context.replace(grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
     with recording(recorder):
         seeds = [(o, get_grad_symbol(o)) for o in outputs]
         grads = linear.backward(seeds, recorder)
