@@ -37,6 +37,8 @@ FAMILIES = (
     "pooling",
     "resample",
     "factorizations",
+    "view_copies",
+    "statistics",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -152,12 +152,11 @@ for _name, _what, _remedy in [
     ("item", ".item() asks for a tensor's value", _VALUE),
     ("tolist", ".tolist() asks for a tensor's values", _VALUE),
     ("numpy", ".numpy() asks for a tensor's values", _VALUE),
-    ("data_ptr", ".data_ptr() asks for an address", _VALUE),
 ]:
     _refuse = _needs_value(_name, _what, _remedy)
     METHODS[_name] = _refuse
 METHODS.update(_PLAIN_METHODS)
-for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy", "data_ptr"]:
+for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy"]:
     for _space in (torch.Tensor, torch):
         if hasattr(_space, _name):
             alias(getattr(_space, _name))(METHODS[_name])
