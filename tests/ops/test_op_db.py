@@ -50,7 +50,6 @@ LATE = {"gather", "scatter", "scatter_add", "take"} | {
 } | {"narrow", "index_add", "linalg.cross"}  # fmt: skip
 # samples that are refused though PyTorch takes them
 GAPS = {
-    "constant_pad_nd": "a complex value for the border",
     "nn.functional.batch_norm": "an input of one dimension", "nn.functional.batch_norm_without_cudnn": "an input of one dimension",
 }  # fmt: skip
 

@@ -242,7 +242,7 @@ class Symbol:
         if not subsymbols and outputs and outputs[0].name and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
             return out
         context = recorder.context
-        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs)
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and "typed_by_running" not in self.info
         apart = self.info.get("not_differentiable", ()) if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
@@ -335,7 +335,7 @@ class Symbol:
 
     def _spelling(self, keyword: str) -> str:
         """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim."""
-        if keyword in self.parameters:
+        if keyword in self.parameters or not self.parameters:  # an opaque operation is called as the user calls it
             return keyword
         order = list(self.parameters)
         position = _KEYWORDS.get(keyword)

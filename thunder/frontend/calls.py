@@ -403,6 +403,8 @@ def _call_function(c, f, args, kwargs):
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
+        if module == "torch._compile" and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone: torch.manual_seed once torch._dynamo is imported
+            return call(c, f.__wrapped__, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)
@@ -436,6 +438,10 @@ def _call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if type(s) is contextvars.ContextVar and f.__name__ == "get":
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
+        return record(c, f, args, kwargs)
+    if type(s) is torch.Generator:
+        return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:

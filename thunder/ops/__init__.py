@@ -40,6 +40,8 @@ FAMILIES = (
     "resample",
     "factorizations",
     "spectral",
+    "view_copies",
+    "statistics",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

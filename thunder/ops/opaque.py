@@ -78,7 +78,9 @@ def _make(function) -> Symbol:
         overload = getattr(function, "_overloadname", "default")
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
         return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
-    return Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made.info["typed_by_running"] = True  # which results require grad is known as well
+    return made
 
 
 def _custom_path(function) -> tuple[str, str] | None:
@@ -134,13 +136,15 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
 
 
 def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
+    recorder = current_recorder()
+    grad = recorder is not None and recorder.context.grad_enabled
     known: dict[int, TensorProxy] = {}
     given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
         if isinstance(x, TensorProxy):
             shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
-            out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
+            out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), requires_grad=grad and x.requires_grad)
             known[id(out)] = x
             given.append(out)
             return out
@@ -150,14 +154,14 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
             return mode.from_tensor(x)
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
         out = function(*fake_args, **fake_kwargs)
 
     with torch._C.DisableTorchFunction():
         if any(isinstance(x, torch.Tensor) and is_unusual(x) for x in leaves(out)):
             return typed_by_example(function, name, args, kwargs)
-    memory = getattr(current_recorder(), "memory", None)
+    memory = getattr(recorder, "memory", None)
 
     def typed(x):
         if not isinstance(x, torch.Tensor):
@@ -165,7 +169,7 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
         if id(x) in known:
             return known[id(x)]
         shape = tuple([fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape])
-        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=x.requires_grad)
         if memory is not None:
             storage = x.untyped_storage()._cdata
             for argument in given:
@@ -223,10 +227,14 @@ def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
     return flat, tuple(i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2)
 
 
-def _as_structure(gradients, args):
-    """The gradients of the arguments that require grad, in the places of these."""
+def _as_structure(gradients, args, kwargs):
+    """The gradients of the arguments that require grad, in the places of these; last those of keyword arguments, as a dict."""
     gradients = iter(gradients)
-    return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
+
+    def taken(x):
+        return next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None
+
+    return (*map_structure(taken, args), map_structure(taken, kwargs))
 
 
 def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
@@ -276,7 +284,7 @@ def _make_derivative(symbol: Symbol):
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
         backward.info["differentiated_once"] = once
-        return _as_structure(backward(graph, cotangents), args)
+        return _as_structure(backward(graph, cotangents), args, kwargs)
 
     return rule
 
@@ -324,7 +332,7 @@ def _functional_derivative(symbol: Symbol):
         _, wanted = _wanted(args, kwargs)
         out = symbol(*args, **kwargs)
         g = yield out
-        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args)
+        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args, kwargs)
 
     return rule
 

@@ -14,6 +14,7 @@ from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.shape import expand, reshape
+from thunder.ops.torch_types import scalar_type
 
 INTEGERS = ("int64", "int32")
 
@@ -310,13 +311,9 @@ def index_put(a, indices, values, accumulate=False):
         raise IndexError(f"too many indices for tensor of dimension {len(a.shape)} (got {len(indices)})")
     if values.dtype is not a.dtype:
         raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {_torch_name(a.dtype)} for the destination and {_torch_name(values.dtype)} for the source."
+            f"Index put requires the source and destination dtypes match, got {scalar_type(a.dtype)} for the destination and {scalar_type(values.dtype)} for the source."
         )
     return like(a)
-
-
-def _torch_name(d) -> str:
-    return {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int", "bool8": "Bool", "float16": "Half", "bfloat16": "BFloat16"}.get(d.name, d.name)
 
 
 @index_put.samples

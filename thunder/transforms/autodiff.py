@@ -8,7 +8,8 @@ A rule is a generator over proxies: it yields its operation's result, is sent th
         g = yield y
         return (y * (g - sum(g * y, dim, True)),)
 
-A rule that returns NotImplemented before it yields leaves the operation to PyTorch's derivative.
+After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns NotImplemented before it yields leaves the operation to
+PyTorch's derivative.
 A rule is run once, with a placeholder for the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward).
 `get_grad` and `put_grads` are the same thing for rules written as plain functions.
 
@@ -91,7 +92,7 @@ def _run_generator(rule: Callable, line: BoundSymbol):
         gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
     else:
         raise MissingImplementationError(f"the derivative of {line.sym.qualified_name} yields more than once: it yields its result, and returns the gradients")
-    for argument, gradient in zip(line.args, gradients, strict=False):
+    for argument, gradient in zip((*line.args, line.kwargs), gradients, strict=False):
         _put(line, argument, gradient)
     return result
 
@@ -100,6 +101,9 @@ def _put(line: BoundSymbol, argument, gradient) -> None:
     if isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
         for a, g in zip(argument, gradient, strict=True):
             _put(line, a, g)
+    elif isinstance(argument, dict) and isinstance(gradient, dict):
+        for name, g in gradient.items():
+            _put(line, argument[name], g)
     elif isinstance(argument, TensorProxy) and isinstance(gradient, TensorProxy) and argument.requires_grad:
         put_grad(argument, gradient)
 
@@ -182,7 +186,7 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
             return found.grad_transform, False
         if found is not None or line.sym.executor is executor:
             break
-    if line.sym.grad_rule is None or (line.sym.torch_functions and _complex(line)):
+    if line.sym.grad_rule is None or (line.sym.torch_functions and (_complex(line) or _wants_by_keyword(line))):
         return None
     return line.sym.grad_rule, True
 
@@ -192,6 +196,11 @@ def _complex(line: BoundSymbol) -> bool:
     if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
         return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
+
+
+def _wants_by_keyword(line: BoundSymbol) -> bool:
+    """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
+    return bool(line.kwargs) and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(line.kwargs, []))
 
 
 def _by_parts(line: BoundSymbol) -> bool:
