@@ -151,12 +151,12 @@ def run(steps, inputs):
         made = apply(kind, which, pool[i % len(pool)], pool[j % len(pool)])
         if made is not None:
             pool.append(made)
-    return tuple(pool[len(inputs) :][-4:])
+    return tuple(pool[len(inputs) :][-3:])
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
-    steps=st.lists(step, min_size=3, max_size=9), rows=st.sampled_from([1, 2, 3, 5, 16, 70]), columns=st.sampled_from([1, 2, 4, 7, 16, 33]), seed=st.integers(0, 1000),
+    steps=st.lists(step, min_size=3, max_size=7), rows=st.sampled_from([1, 2, 3, 5, 16, 70]), columns=st.sampled_from([1, 2, 4, 7, 16, 33]), seed=st.integers(0, 1000),
     kinds=st.tuples(*[st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16])] * 3), layout=st.integers(0, 2),
 )  # fmt: skip
 def test_random_regions_are_as_exact_as_in_float32(steps, rows, columns, seed, kinds, layout):
