@@ -37,6 +37,8 @@ FAMILIES = (
     "pooling",
     "resample",
     "factorizations",
+    "equations",
+    "matrix_norms",
     "spectral",
 )
 for _family in FAMILIES:
