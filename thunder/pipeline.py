@@ -38,15 +38,11 @@ def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
     return [
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
-        *_afterwards(options, executors),
-    ]
-
-
-def _afterwards(options: JitOptions, executors: Sequence) -> list[tuple]:
-    return [
-        (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
-        for t in options.transforms
-        if asked(t, "transform_trace_post_optimization")
+        *(
+            (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
+            for t in options.transforms
+            if asked(t, "transform_trace_post_optimization")
+        ),
     ]
 
 

@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.errors import MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
+from thunder.transforms.levels import typed
 
 __all__ = ["Linearization", "by_formula", "joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
 
@@ -55,13 +56,9 @@ def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
 
 def put_grads(values: Any, gradients: Any) -> None:
     """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; None and what is no tensor are passed over."""
-    for value, gradient in zip(_flat(values), _flat(gradients), strict=True):
+    for value, gradient in zip(leaves(values), leaves(gradients), strict=True):
         if isinstance(value, TensorProxy) and isinstance(gradient, TensorProxy):
             put_grad(value, gradient)
-
-
-def _flat(x) -> list:
-    return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (tuple, list)) else [leaf for e in x.values() for leaf in _flat(e)] if isinstance(x, dict) else [x]
 
 
 # ---------------------------------------------------------------------------------------------------------------- one line
@@ -214,7 +211,8 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
     elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
-        for sub in _typed(line):
+        typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
+        for sub in line.subsymbols:
             _derivatives(sub, executors, out, functional)
         for old, new in line.aliases.items():
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), _identity, True))
@@ -236,18 +234,6 @@ def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
 def _identity(a):
     g = yield LTORCH["clone"](a)
     return (g,)
-
-
-def _typed(line: BoundSymbol) -> tuple[BoundSymbol, ...]:
-    """The decomposition with requires_grad on its inner values, which a decomposition made later does not know."""
-    grad = {i for i in line.inputs if isinstance(i, TensorProxy) and i.requires_grad}
-    for sub in line.subsymbols:
-        if any(i in grad for i in sub.inputs):
-            for o in sub.outputs:
-                if isinstance(o, TensorProxy) and o.dtype.category >= 2:
-                    o.requires_grad = True
-                    grad.add(o)
-    return line.subsymbols
 
 
 # ---------------------------------------------------------------------------------------------------------------- the joint trace

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from thunder.core.proxies import Proxy, map_structure
+from thunder.core.regions import leading_to
 from thunder.core.symbol import Recorder, recording
 from thunder.core.trace import Trace
 from thunder.transforms.autodiff import write_without
-from thunder.transforms.partition import needed_lines
+from thunder.transforms.partition import has_effect
 
 __all__ = ["without_cotangents"]
 
@@ -27,5 +28,5 @@ def without_cotangents(backward: Trace, cotangents: Sequence[Proxy], missing: Co
     with recording(Recorder(body[0].context if body else None)) as recorder:
         write_without(body, set(cotangents), gone, table, recorder)
     result = map_structure(lambda g: None if isinstance(g, Proxy) and g in gone else table.get(g, g) if isinstance(g, Proxy) else g, backward.output)
-    lines = needed_lines(recorder.bound_symbols, [g for g in result if g is not None])
+    lines = leading_to(recorder.bound_symbols, result, has_effect)
     return backward.replace(bound_symbols=[*head, *lines], output=result)
