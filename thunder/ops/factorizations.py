@@ -121,6 +121,55 @@ def slogdet_alias(a):
     return types.slogdet(slogdet(a))
 
 
+def _power_meta(A, n):
+    if len(A.shape) < 2 or A.shape[-1] != A.shape[-2]:
+        raise RuntimeError("linalg.matrix_power: A must be batches of square matrices")
+    return like(A)
+
+
+def _of_inverted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """A negative power is one of the inverse, which autocast treats otherwise than products."""
+    A, n = args
+    return (args if n >= 0 or len(A.shape) < 2 else (inverse(A), -n)), kwargs
+
+
+@composite(
+    torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, name="matrix_power", autocast="lower", meta=_power_meta, canonicalize=_of_inverted
+)  # fmt: skip
+def matrix_power(A, n):
+    """By squaring, in PyTorch's order."""
+    if n == 0:
+        return LTORCH["expand"](LTORCH["eye"](A.shape[-1], dtype=A.dtype, device=A.device), A.shape)
+    power, found = A, None
+    if n == 3:
+        return product(product(A, A), A)
+    while True:
+        if n % 2:
+            found = power if found is None else product(found, power)
+        n //= 2
+        if n == 0:
+            return LTORCH["clone"](found) if found is A else found
+        power = product(power, power)
+
+
+# PyTorch composes it of products, which are what autocast casts; the gradient of the power 0 is zeros
+matrix_power.info["by_parts"] = lambda A, n: n != 0
+matrix_power.info["autocast_when"] = lambda kind, args, kwargs: args[1] not in (0, 1)
+
+
+@matrix_power.samples
+def _(make):
+    yield make(3, 3), 3
+    yield make(2, 3, 3), 0
+    for n in (1, 5, -2):
+        yield make(3, 3) + 4 * torch.eye(3), n
+
+
+@matrix_power.error_samples
+def _(make):
+    yield make(3, 2), 2
+
+
 def _of_inverse(symbol: Symbol, pair: bool) -> None:
     @symbol.vjp
     def _(a, **options):
