@@ -27,12 +27,9 @@ OPAQUE: dict[str, str] = {
         "lower": "conv_tbc",
         "cuda:lower": "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
         "cpu:float32": (
-            "cholesky cholesky_inverse cholesky_solve fractional_max_pool2d fractional_max_pool3d geqrf inverse linalg_cholesky linalg_cholesky_ex linalg_cond "
-            "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank "
-            "linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve max_unpool2d max_unpool3d nanquantile orgqr ormqr "
-            "pinverse polar qr quantile svd triangular_solve ctc_loss fake_quantize_per_tensor_affine"
+            "fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d nanquantile polar quantile ctc_loss fake_quantize_per_tensor_affine"
         ),
-        "cuda:float32": "linalg_matrix_norm nuclear_norm pdist renorm",
+        "cuda:float32": "renorm",
         "float32": "multi_margin_loss multilabel_margin_loss",
     }.items()
     for name in names.split()

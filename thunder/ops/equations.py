@@ -11,13 +11,15 @@ import math
 import torch
 
 from thunder.core.dtypes import int32, int64, real_of
-from thunder.core.proxies import like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops.backward import kernel, sum_to
-from thunder.ops.define import LTORCH, composite, torch_prim
+from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, square, types
 from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.shape import adjoint
+from thunder.ops.torch_types import to_torch_dtype
 
 # ---------------------------------------------------------------------------------------------------------------- a square matrix
 
@@ -265,7 +267,7 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
 lu_unpack.info["not_differentiable"] = (0,)
 
 
-@composite(torch.lu, torch.functional.lu, torch.Tensor.lu, name="lu")
+@composite(torch.lu, torch.functional.lu, torch.Tensor.lu, name="lu", autocast=_CPU)
 def old_lu(a, pivot=True, get_infos=False):
     LU, pivots, info = lu_factor_ex(a, pivot=pivot)
     return (LU, pivots, info) if get_infos else (LU, pivots)
@@ -394,8 +396,8 @@ def _(make):
 def _(make):
     LU, pivots = _well(make, 2, 3, 3), torch.tensor([2, 3, 3], dtype=torch.int32)
     for left in (True, False):
-        for adjoint in (True, False):
-            yield (LU, pivots.expand(2, 3).contiguous(), make(2, 3, 3)), {"left": left, "adjoint": adjoint}
+        for transposed in (True, False):
+            yield (LU, pivots.expand(2, 3).contiguous(), make(2, 3, 3)), {"left": left, "adjoint": transposed}
     yield LU[0], pivots, make(2, 3, 4)
 
 
@@ -451,12 +453,46 @@ def without_none(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return args, kwargs
 
 
-@torch_prim(torch.linalg.pinv, name="linalg_pinv", canonicalize=without_none)
-def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
+def _pinv_meta(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
     if hermitian:
         square("linalg.pinv", A)
     batch, m, n = matrices("linalg.pinv", A)
     return like(A, (*batch, n, m))
+
+
+@composite(torch.linalg.pinv, name="linalg_pinv", canonicalize=without_none, meta=_pinv_meta)
+def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
+    """The inverses of the singular values, or eigenvalues, that are larger than the larger of atol and rtol times the largest; zeros for the others."""
+    if 0 in A.shape[-2:]:
+        return LTORCH["zeros"]((*A.shape[:-2], A.shape[-1], A.shape[-2]), dtype=A.dtype, device=A.device)
+    if hermitian:
+        values, right = LTORCH["linalg_eigh"](A)
+        sizes, left = LTORCH["abs"](values), right
+    else:
+        u, sizes, vh = LTORCH["linalg_svd"](A, False)
+        values, left, right = sizes, adjoint(vh), u
+    rtol, largest = rcond if rtol is None else rtol, LTORCH["amax"](sizes, -1, True)
+    default = max(A.shape[-2:]) * torch.finfo(to_torch_dtype(A.dtype)).eps
+    if isinstance(atol, TensorProxy) and rtol is None:
+        rtol = LTORCH["where"](atol > 0, 0.0, default)
+    rtol = (default if not atol else 0.0) if rtol is None else rtol
+    bound = (LTORCH["unsqueeze"](rtol, -1) if isinstance(rtol, TensorProxy) else rtol) * largest
+    if isinstance(atol, TensorProxy):
+        bound = LTORCH["maximum"](LTORCH["unsqueeze"](atol, -1), bound)
+    elif atol:
+        bound = LTORCH["clamp"](bound, atol)
+    inverted = LTORCH["where"](sizes > bound, LTORCH["reciprocal"](values), 0.0)
+    return product(left * LTORCH["unsqueeze"](inverted, -2), adjoint(right))
+
+
+@alias(torch.linalg.pinv)
+def _pinv_call(*args, **kwargs):
+    """Under autocast PyTorch casts the product that it ends in."""
+    recorder = current_recorder()
+    if recorder is None or recorder.context.autocast is None:
+        return pinv(*args, **kwargs)
+    pinv.meta(*args, **kwargs)
+    return pinv.decomposition(*args, **kwargs)  # type: ignore[misc]
 
 
 @composite(torch.pinverse, torch.Tensor.pinverse, autocast=_CPU)
@@ -507,6 +543,9 @@ def _(make):
     yield (make(2, 4, 3),)
     yield (make(3, 4),), {"rtol": 1e-3, "atol": 1e-4}
     yield make(3, 4), 1e-3
+    x = make(3, 3)
+    yield (x + x.mT,), {"hermitian": True}
+    yield (make(2, 4, 3),), {"atol": torch.tensor([0.1, 0.0], dtype=x.dtype)}
 
 
 @pinverse.samples

@@ -25,19 +25,19 @@ _CPU = "cpu:float32"
 types = torch.return_types
 
 
-def matrices(name: str, a, argument: str = "A") -> tuple:
-    """(batch, rows, columns) of a floating or complex matrix, or batches of them."""
+def matrices(name: str, a, argument: str = "A", narrow: bool = False) -> tuple:
+    """(batch, rows, columns) of a floating or complex matrix, or batches of them. narrow: types below 32 bits are taken."""
     if len(a.shape) < 2:
         raise RuntimeError(f"{name}: The input tensor {argument} must have at least 2 dimensions.")
     if a.dtype.category < 2:
         raise RuntimeError(f"{name}: Expected a floating point or complex tensor as input. Got {a.dtype}")
-    if real_of(a.dtype).bytes < 4:
+    if not narrow and real_of(a.dtype).bytes < 4:
         raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {a.dtype}")
     return a.shape[:-2], a.shape[-2], a.shape[-1]
 
 
-def square(name: str, a, argument: str = "A") -> None:
-    _, m, n = matrices(name, a, argument)
+def square(name: str, a, argument: str = "A", narrow: bool = False) -> None:
+    _, m, n = matrices(name, a, argument, narrow)
     if m is not n and m != n:
         raise RuntimeError(f"{name}: {argument} must be batches of square matrices, but they are {m} by {n} matrices")
 
@@ -82,7 +82,7 @@ def of_square(name: str, result: Callable, *functions: Callable, autocast: str |
         unknown = next((k for k in given if k not in options), None)
         if unknown is not None:
             raise TypeError(f"{name}() got an unexpected keyword argument '{unknown}'")
-        square(name, a)
+        square(name, a, narrow=name == "matrix_exp")
         return result(a)
 
     symbol = torch_prim(*functions, name=name, autocast=autocast)(meta)
