@@ -131,7 +131,7 @@ def test_the_lists_for_the_cpu_are_complete():
     internal |= {"multilabel_margin_loss_forward", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d"}
     missing = []
     for name in sorted(listed - known - internal):
-        symbol = LTORCH.get(name) or LTORCH.get(name.removeprefix("linalg_")) or LTORCH.get(f"{name}_with_indices")
+        symbol = LTORCH.get(name) or LTORCH.get(name.removeprefix("linalg_")) or LTORCH.get(f"{name}_with_indices") or lookup(getattr(torch, name, None))
         if symbol is not None and (symbol.autocast is None or "cpu" not in kinds_of(symbol.autocast)):
             missing.append(name)
     assert not missing

@@ -39,6 +39,8 @@ FAMILIES = (
     "pooling",
     "resample",
     "factorizations",
+    "equations",
+    "matrix_norms",
     "spectral",
     "view_copies",
     "statistics",

@@ -411,6 +411,34 @@ def _(make):
     yield make(2, 4, 3), make(2, 5, 3), 1.0
 
 
+@torch_prim(torch.pdist, autocast="cuda:float32")
+def pdist(a, p=2.0):
+    """The distances of all pairs of rows."""
+    if len(a.shape) != 2 or a.dtype.category != 2 or p < 0:
+        raise RuntimeError(f"pdist only supports 2D tensors of a floating type and p >= 0, got: {len(a.shape)}D, {a.dtype}, {p}")
+    n = a.shape[0]
+    return like(a, (n * (n - 1) // 2,))
+
+
+@pdist.vjp
+def _(a, p=2.0):
+    y = pdist(a, p)
+    g = yield y
+    return (backward.pdist_backward(g, a, p, y),)
+
+
+@pdist.samples
+def _(make):
+    yield (make(4, 3),)
+    yield make(5, 3), 1.0
+
+
+@pdist.error_samples
+def _(make):
+    yield (make(4),)
+    yield make(4, 3), -1.0
+
+
 # --- derivatives: PyTorch's kernels
 
 

@@ -283,7 +283,7 @@ def _make_derivative(symbol: Symbol):
         cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
-        backward.info["differentiated_once"] = once
+        backward.info["differentiated_once"], backward.info["takes_none"] = once, True
         return _as_structure(backward(graph, cotangents), args, kwargs)
 
     return rule

@@ -373,8 +373,8 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
 def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder) -> None:
     """Writes lines of a backward to `recorder`, the current one, for the case that some cotangents are missing.
 
-    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum is its other term, and what reads some that are missing
-    and some that are not is given zeros for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
+    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum or difference is its other term, and what reads some that are missing
+    and some that are not is given zeros, or None, for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
     """
     zeros: dict = {}
     for line in lines:
@@ -384,8 +384,12 @@ def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table
         lost = [i for i in read if i in gone]
         if lost and len(lost) == len(read):
             gone.update(line.outputs)
-        elif lost and line.sym is LTORCH["add"] and _same_form(other := next(i for i in read if i not in gone), line.output):
-            table[line.output] = table.get(other, other)
+        elif lost and (term := _other_term(line, gone)) is not None:
+            table[line.output] = term = table.get(term, term)
+            if line.sym is LTORCH["sub"] and line.args[0] in gone:
+                table[line.output] = LTORCH["neg"](term)
+        elif lost and "takes_none" in line.sym.info:
+            recorder.bound_symbols.append(line.swap({**table, **dict.fromkeys(lost)}))
         else:
             for i in lost:
                 if i not in zeros:
@@ -393,8 +397,12 @@ def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table
             recorder.bound_symbols.append(line.swap({**table, **zeros} if lost else table))
 
 
-def _same_form(a: TensorProxy, b: TensorProxy) -> bool:
-    return a.shape == b.shape and a.dtype is b.dtype
+def _other_term(line: BoundSymbol, gone: set) -> TensorProxy | None:
+    """Of a sum or difference of two tensors with one missing: the other, where it is of the result's form."""
+    if line.sym not in (LTORCH["add"], LTORCH["sub"]) or line.kwargs or len(line.inputs) != 2:
+        return None
+    term = line.inputs[0] if line.inputs[1] in gone else line.inputs[1]
+    return term if term.shape == line.output.shape and term.dtype is line.output.dtype else None  # type: ignore[attr-defined]
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
