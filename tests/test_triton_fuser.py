@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import thunder
-from thunder.executors.triton_fuser import TritonFuser, triton_fuser
-from thunder.executors.triton_kernels.schedule import ON_CHIP
+from thunder.executors.triton_fuser import TritonFuser
 from thunder.ops import LTORCH
 
 from .ops.harness import samples_of, tensors_in, torch_function

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
@@ -179,6 +180,8 @@ class Compiled:
                 stats.cache_hits += 1
                 return self._run(entry, inputs, args, kwargs)
             reasons.append(inputs)
+        if isinstance(self.fn, torch.nn.Module) and any(map(_is_lazy, self.fn.modules())):
+            return self.fn(*args, **kwargs)  # the first call of a lazy module, which gives it its parameters, is eager's
         self._drop_outlived()
         stats.times["lookup"] = (start, clock())
         stats.cache_misses += 1
@@ -296,8 +299,7 @@ class Compiled:
         if stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
             why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
             warn_user(
-                f"{self!r} was compiled {stats.cache_misses} times. The last time because: {why}. "
-                'cache="symbolic values" keeps numbers and sizes symbolic.',
+                f'{self!r} was compiled {stats.cache_misses} times. The last time because: {why}. cache="symbolic values" keeps numbers and sizes symbolic.',
                 RecompileWarning,
             )
 
@@ -333,6 +335,10 @@ class Compiled:
         if _by_name(self) is self:
             return self.__qualname__  # a decorated function is found again under its name
         return jit_with, (self.fn, self.options)
+
+
+def _is_lazy(module: torch.nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin) and hasattr(module, "_initialize_hook")
 
 
 def _by_name(fn: Any) -> Any:
@@ -414,7 +420,8 @@ def jit(
 
     executors: executors or their names, in the order they are asked; None means the default ones. sharp_edges: "allow", "warn" or "error".
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are constants but for int arguments that change from
-    call to call. disable_torch_autograd: results never require grad. transforms: applied in order. debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
+    call to call. disable_torch_autograd: results never require grad. transforms: applied in order. debug_options: see `thunder.DebugOptions`.
+    record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
     memory_budget (a compile option): the share of the bytes saved for the backward that may be saved; the rest is computed again in the least time.
     compile_options: free-form options that executors and passes may ask for; `thunder.last_compile_options` says which were used.
 

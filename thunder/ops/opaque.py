@@ -18,7 +18,7 @@ from thunder.ops.explain import as_torch
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of", "casts_inside"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
 
 _SYMBOLS: dict = {}
 
@@ -69,9 +69,7 @@ def _make(function) -> Symbol:
     path = torch_path(function)
     name = path[1] if path else _identifier(function)
 
-    def meta(*args, **kwargs):
-        return _typed_by_running(function, name, args, kwargs)
-
+    meta = typed_by_running(function, name)
     custom = _custom_path(function)
     if custom is not None:
         module, name = custom
@@ -116,6 +114,15 @@ def _identifier(function) -> str:
         name = f"{name.strip('_')}_{getattr(function.__self__, '__name__', 'attribute')}"
     name = name.partition(".")[0]  # of `name.overload`
     return name if name.isidentifier() else "torch_function"
+
+
+def typed_by_running(function, name: str):
+    """A meta rule that runs the function on fake tensors."""
+
+    def meta(*args, **kwargs):
+        return _typed_by_running(function, name, args, kwargs)
+
+    return meta
 
 
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
