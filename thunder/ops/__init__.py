@@ -26,6 +26,7 @@ FAMILIES = (
     "joining",
     "padding",
     "indexing",
+    "selection",
     "scatter",
     "embeddings",
     "linalg",
@@ -42,9 +43,13 @@ FAMILIES = (
     "windows",
     "resample",
     "factorizations",
+    "equations",
+    "matrix_norms",
     "native",
     "quantization",
     "spectral",
+    "view_copies",
+    "statistics",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -13,6 +13,7 @@ from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.losses import _REDUCTIONS, _reduction, reduced
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type
 from thunder.ops.shape import reshape, unsqueeze
 
@@ -148,6 +149,7 @@ def multilabel_soft_margin_loss(a, target, weight=None, size_average=None, reduc
 
 
 multilabel_soft_margin_loss.info["by_parts"] = True
+casts_inside(multilabel_soft_margin_loss)
 
 
 @multilabel_soft_margin_loss.samples
@@ -196,6 +198,9 @@ def gaussian_nll_loss(a, target, var, full=False, eps=1e-6, reduction="mean"):
     difference = a - target
     out = 0.5 * (_op("log", var) + difference * difference / var)
     return reduced(out + 0.5 * math.log(2 * math.pi) if full else out, reduction)
+
+
+casts_inside(gaussian_nll_loss)
 
 
 @gaussian_nll_loss.vjp

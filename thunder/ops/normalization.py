@@ -14,6 +14,7 @@ from thunder.ops import backward, inplace
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import numel, wrap_dim
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
@@ -358,7 +359,7 @@ def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
     return like(a, dtype=to_float(a.dtype))
 
 
-@composite(F.local_response_norm, meta=_lrn_meta, autocast="cpu:float32")
+@composite(F.local_response_norm, meta=_lrn_meta)
 def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
     squares = a * a
     before = size // 2
@@ -370,7 +371,7 @@ def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
 
 
 # images go through avg_pool3d, which the CPU's list names
-local_response_norm.info["autocast_when"] = lambda kind, args, kwargs: len(args[0].shape) > 3
+casts_inside(local_response_norm)
 
 
 @local_response_norm.samples
@@ -459,14 +460,11 @@ def pdist(a, p=2.0):
     return LTORCH["vector_norm"](rows[0] - rows[1], p, -1)
 
 
-_pdist_backward = backward.kernel("_pdist_backward", "default", lambda g, a, p, distances: like(a))
-
-
 @pdist.vjp
 def _(a, p=2.0):
     y = pdist(a, p)
     g = yield y
-    return (_pdist_backward(g, a, p, y),)
+    return (backward.pdist_backward(g, a, p, y),)
 
 
 @pdist.samples
@@ -478,6 +476,7 @@ def _(make):
 @pdist.error_samples
 def _(make):
     yield (make(4),)
+    yield make(4, 3), -1.0
 
 
 # --- derivatives: PyTorch's kernels

@@ -62,6 +62,8 @@ def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -
     given = proxies_in(kwargs, proxies_in(args, []))
     if name.endswith("_") and not name.endswith("__"):
         _refuse(f"{name} writes to a sparse or nested tensor, or to one of a subclass with its own rules", "use the form that returns a new tensor")
+    recorder = current_recorder()
+    differentiable = recorder is not None and recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
     known: dict[int, Proxy] = {}
 
     def stand_in(x):
@@ -88,13 +90,12 @@ def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -
                 return known[id(x)]
             if is_unusual(x):
                 return AnyProxy("", x)
-            return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+            grad = differentiable and (x.is_floating_point() or x.is_complex())
+            return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=grad)
 
         result = map_structure(typed, out)
-        recorder = current_recorder()
         if recorder is not None and recorder.memory is not None:
             _fix_shared(recorder.memory, zip(leaves(out), leaves(result), strict=True), leaves(examples), known)
-    differentiable = recorder is not None and recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
     if differentiable and any(isinstance(p, AnyProxy) for p in leaves(result)):
         _refuse(f"{name} gives a sparse or nested tensor that requires grad", "detach what it is made of, or compute it outside")
     return result

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 
 from thunder.core.proxies import like
 from thunder.ops import backward
-from thunder.ops.define import alias, composite, torch_prim
+from thunder.ops.define import alias, composite, lookup, torch_prim
 from thunder.ops.dims import pair
+from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import MOVES, permute, reshape
 
 _RANKS = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "area": (1, 2, 3)}
@@ -120,7 +121,7 @@ def _grid_sampler_kernel(rank: int):
 grid_sampler_2d, grid_sampler_3d = (_grid_sampler_kernel(rank) for rank in (2, 3))
 
 
-@torch_prim(F.affine_grid, autocast="lower")
+@torch_prim(F.affine_grid)
 def affine_grid(theta, size, align_corners=None):
     rank = len(size) - 2
     if theta.shape != (size[0], rank, rank + 1):
@@ -130,7 +131,7 @@ def affine_grid(theta, size, align_corners=None):
 
 @alias(torch.affine_grid_generator)
 def _affine_grid_generator(theta, size, align_corners):
-    return affine_grid(theta, size, align_corners)
+    return lookup(F.affine_grid)(theta, size, align_corners)
 
 
 _affine_grid_backward = backward.kernel(
@@ -142,6 +143,9 @@ _affine_grid_backward = backward.kernel(
 def _(theta, size, align_corners=None):
     g = yield affine_grid(theta, size, align_corners)
     return (_affine_grid_backward(g, list(size), bool(align_corners)),)
+
+
+casts_inside(affine_grid)
 
 
 @affine_grid.samples

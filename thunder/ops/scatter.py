@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from thunder.core.proxies import METHODS, TensorProxy, like
-from thunder.core.symbol import Symbol, user_location
-from thunder.errors import CaptureError
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import Symbol
 from thunder.ops import backward
-from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.define import LTORCH, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.shape import expand, reshape
+from thunder.ops.torch_types import scalar_type
 
 INTEGERS = ("int64", "int32")
 
@@ -308,13 +308,9 @@ def index_put(a, indices, values, accumulate=False):
         raise IndexError(f"too many indices for tensor of dimension {len(a.shape)} (got {len(indices)})")
     if values.dtype is not a.dtype:
         raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {_torch_name(a.dtype)} for the destination and {_torch_name(values.dtype)} for the source."
+            f"Index put requires the source and destination dtypes match, got {scalar_type(a.dtype)} for the destination and {scalar_type(values.dtype)} for the source."
         )
     return like(a)
-
-
-def _torch_name(d) -> str:
-    return {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int", "bool8": "Bool", "float16": "Half", "bfloat16": "BFloat16"}.get(d.name, d.name)
 
 
 @index_put.samples
@@ -330,23 +326,6 @@ def _(make):
     yield make(3), (torch.tensor([0]), torch.tensor([0])), make()
 
 
-def _refuse_mask(what: str, remedy: str):
-    def refuse(a, *args, **kwargs):
-        raise CaptureError(f"{what}: the shape of its result depends on data", location=user_location(), remedy=remedy)
-
-    return refuse
-
-
-for _name, _remedy in {
-    "masked_select": "use torch.where or masked_fill, which keep the shape",
-    "nonzero": "use torch.where(condition, x, y), or compute the indices outside of the compiled function",
-    "argwhere": "use torch.where(condition, x, y), or compute the indices outside of the compiled function",
-    "unique": "compute it outside of the compiled function and pass it in",
-    "unique_consecutive": "compute it outside of the compiled function and pass it in",
-}.items():
-    _refuse = _refuse_mask(_name, _remedy)
-    alias(getattr(torch, _name), getattr(torch.Tensor, _name))(_refuse)
-    METHODS[_name] = _refuse
 
 
 # ---------------------------------------------------------------------------------------------------------------- derivatives

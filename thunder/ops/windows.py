@@ -13,6 +13,7 @@ from thunder.core.symbol import Symbol
 from thunder.ops import backward
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import pair
+from thunder.ops.opaque import casts_inside
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -37,6 +38,7 @@ def _lp_pool(rank: int) -> Symbol:
 
     symbol = composite(getattr(F, f"lp_pool{rank}d"), name=f"lp_pool{rank}d")(lp_pool)
     symbol.info["by_parts"] = True
+    casts_inside(symbol)
     extent = (7, 6, 5)[:rank]
 
     @symbol.samples
@@ -161,7 +163,7 @@ def _max_unpool(rank: int) -> Symbol:
         zeros = _op("zeros", (*a.shape[:-rank], math.prod(shape[-rank:])), dtype=to_torch_dtype(a.dtype), device=to_torch_device(a.device))
         return _op("reshape", _op("scatter", zeros, -1, flat(indices), flat(a)), shape)
 
-    symbol = composite(getattr(F, name), name=name, meta=meta, autocast=None if rank == 1 else "cpu:float32")(decomposition)
+    symbol = composite(getattr(F, name), name=name, meta=meta, autocast="cpu:float32")(decomposition)
 
     @symbol.vjp
     def _(a, indices, kernel_size, stride=None, padding=0, output_size=None):
