@@ -190,7 +190,7 @@ def _gaussian_meta(a, target, var, full=False, eps=1e-6, reduction="mean"):
     return like(a, whole if reduction == "none" else (), found)
 
 
-@composite(F.gaussian_nll_loss, meta=_gaussian_meta)
+@composite(F.gaussian_nll_loss, meta=_gaussian_meta, autocast="cuda:float32")
 def gaussian_nll_loss(a, target, var, full=False, eps=1e-6, reduction="mean"):
     """PyTorch refuses a negative variance when it runs."""
     var = reshape(var, _gaussian_shape(a, var)) if isinstance(var, TensorProxy) else _op("full_like", a, var)
@@ -198,9 +198,6 @@ def gaussian_nll_loss(a, target, var, full=False, eps=1e-6, reduction="mean"):
     difference = a - target
     out = 0.5 * (_op("log", var) + difference * difference / var)
     return reduced(out + 0.5 * math.log(2 * math.pi) if full else out, reduction)
-
-
-casts_inside(gaussian_nll_loss)
 
 
 @gaussian_nll_loss.vjp

@@ -32,6 +32,8 @@ def _op(name: str, *args, **kwargs):
 
 def _statistics_kept(a, normalized_shape) -> tuple[tuple, int]:
     outer = len(a.shape) - len(normalized_shape)
+    if not normalized_shape:
+        raise RuntimeError("Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got normalized_shape = []")
     if outer < 0 or a.shape[outer:] != tuple(normalized_shape):
         raise RuntimeError(f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, {', '.join(map(str, normalized_shape))}], but got {list(a.shape)}")
     return a.shape[:outer], outer
@@ -378,7 +380,7 @@ def _(make):
         yield q, q, q, 8, 2, make(24, 8), make(24), make(8, 8), make(8), None, *options
 
 
-@torch_prim(torch._grouped_mm, *_operators("_grouped_mm"), autocast="lower", name="_grouped_mm")
+@torch_prim(torch._grouped_mm, *_operators("_grouped_mm"), name="_grouped_mm")
 def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
     """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice), or of batches; offs: where groups end."""
     ranks = len(a.shape), len(b.shape)

@@ -42,6 +42,9 @@ def fake_quantize_per_tensor_affine(a, scale, zero_point, quant_min, quant_max):
     return _op("to", (whole - zero_point) * scale, dtype=a.dtype)
 
 
+# with scale and zero point in tensors it is another kernel, which the CPU's list does not name
+fake_quantize_per_tensor_affine.info["autocast_when"] = lambda kind, args, kwargs: not isinstance(args[1], TensorProxy)
+
 _per_tensor_masked = backward.kernel("fake_quantize_per_tensor_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8)))
 _per_channel_masked = backward.kernel("fake_quantize_per_channel_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8)))
 
