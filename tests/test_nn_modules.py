@@ -186,7 +186,7 @@ SAMPLES = 8  # of each module; some have hundreds
 # some of their samples are programs that cannot be captured, and why
 REFUSED = {
     "nn.TransformerEncoder": "looks at the values of a mask to see whether it is causal, unless it is told", "nn.Transformer": "as TransformerEncoder",
-    **{f"nn.BatchNorm{rank}d": "without momentum the number of batches is read from a tensor" for rank in (1, 2, 3)},
+
 }  # fmt: skip
 
 

@@ -204,7 +204,28 @@ def item(a: TensorProxy):
             return value.item()
     if (a.numel_value != 1) is True:
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
-    return _read_numbers(_item, a, ())
+    before = _read_before(a)
+    return _read_numbers(_item, a, ()) if before is None else before
+
+
+def _read_before(a: TensorProxy):
+    """The number, where the same element of the same tensor was read already: two readings of it are one number."""
+    recorder = current_recorder()
+    if recorder is None:
+        return None
+    a = recorder.latest(a)
+    readings = [line for line in recorder.bound_symbols if line.sym is _item]
+    made = {o: line for line in recorder.bound_symbols for o in line.outputs} if readings else {}
+
+    def alike(x, y) -> bool:
+        return x is y or (type(x) is type(y) is int and x == y)
+
+    for line in readings:
+        mine, theirs = made.get(a), made.get(line.args[0])
+        same = mine is not None and theirs is not None and mine.sym is theirs.sym and len(mine.args) == len(theirs.args) and not mine.kwargs and not theirs.kwargs
+        if line.args[0] is a or (same and mine.sym.name in ("getitem", "select") and all(map(alike, mine.args, theirs.args))):
+            return line.outputs[0].number()
+    return None
 
 
 def tolist(a: TensorProxy):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core import dtypes
-from thunder.core.proxies import like
+from thunder.core.proxies import NumberProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops import backward, inplace
 from thunder.ops.data import convert
@@ -278,7 +278,7 @@ def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, 
     """In training mode the running statistics are written to."""
     if not training or running_mean is None or not _has_elements(a):  # of no elements there are no statistics, and PyTorch writes none
         return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
-    if momentum == 0.0:
+    if not isinstance(momentum, NumberProxy) and momentum == 0.0:
         return batch_norm(a, None, None, weight, bias, True, momentum, eps)
     out, mean, var = batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
     inplace.overwrite(running_mean, mean, "running_mean")
