@@ -30,24 +30,15 @@ def _op(name: str, *args, **kwargs):
 # ---------------------------------------------------------------------------------------------------------------- normalizations
 
 
-def _statistics_kept(a, normalized_shape) -> tuple[tuple, int]:
-    outer = len(a.shape) - len(normalized_shape)
-    if not normalized_shape:
-        raise RuntimeError("Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got normalized_shape = []")
-    if outer < 0 or a.shape[outer:] != tuple(normalized_shape):
-        raise RuntimeError(f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, {', '.join(map(str, normalized_shape))}], but got {list(a.shape)}")
-    return a.shape[:outer], outer
-
-
 def _native_layer_norm_meta(a, normalized_shape, weight, bias, eps):
-    _statistics_kept(a, normalized_shape)
+    normalization._normalized("layer_norm", a, normalized_shape, weight, bias)
     return backward._layer_norm_meta(a, normalized_shape, weight, bias, eps)
 
 
 @composite(torch.native_layer_norm, *_operators("native_layer_norm"), meta=_native_layer_norm_meta, autocast="cuda:float32")
 def native_layer_norm(a, normalized_shape, weight, bias, eps):
-    _, outer = _statistics_kept(a, normalized_shape)
-    x, mean, rstd = normalization._whiten(_op("to", a, dtype=compute_dtype(a.dtype)), tuple(range(outer, len(a.shape))), eps)
+    dims = normalization._normalized("layer_norm", a, normalized_shape, weight, bias)
+    x, mean, rstd = normalization._whiten(_op("to", a, dtype=compute_dtype(a.dtype)), dims, eps)
     return _op("to", normalization._scale_and_shift(x, weight, bias), dtype=a.dtype), mean, rstd
 
 
