@@ -147,7 +147,7 @@ def _(make):
 @solve_ex.samples
 def _(make):
     yield _well(make, 3, 3), make(3)
-    yield _well(make, 2, 3, 3), make(3, 4)
+    yield _well(make, 2, 3, 3), make(2, 3, 4)
 
 
 @linalg_solve.error_samples
@@ -267,10 +267,15 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
 lu_unpack.info["not_differentiable"] = (0,)
 
 
-@composite(torch.lu, torch.functional.lu, torch.Tensor.lu, name="lu", autocast=_CPU)
+@composite(torch.lu, torch.functional.lu, name="lu", autocast=_CPU)
 def old_lu(a, pivot=True, get_infos=False):
     LU, pivots, info = lu_factor_ex(a, pivot=pivot)
-    return (LU, pivots, info) if get_infos else (LU, pivots)
+    return types._lu_with_info((LU, pivots, info)) if get_infos else (LU, pivots)
+
+
+@alias(torch.Tensor.lu)
+def lu_method(a, pivot=True, get_infos=False):
+    return tuple(old_lu(a, pivot, get_infos))
 
 
 def _of_lu(p, l, u, gl, gu):
@@ -352,14 +357,14 @@ def _(LU, pivots, B, *, left=True, adjoint=False):
     g = yield x
     of_b = linalg_lu_solve(LU, pivots, g, left=left, adjoint=not adjoint)
     p, l, u = lu_unpack(LU, pivots, True, left == adjoint)
-    x, g = (x, g) if left else (mT(x), mT(g))
+    ut = mT(u)
     if left != adjoint:  # P L U X = B: W = U'^-1 gX X', gU = -triu(W), gL = -tril(L'^-1 W U')
-        of_u = linalg_solve_triangular(mT(u), product(g, mT(x)), upper=False)
-        of_l = linalg_solve_triangular(mT(l), product(of_u, mT(u)), upper=True, unitriangular=True)
+        of_u = linalg_solve_triangular(ut, product(g, mT(x)) if left else product(mT(g), x), upper=False)
+        of_l = linalg_solve_triangular(mT(l), product(of_u, ut), upper=True, unitriangular=True)
     else:  # (P L U)' X = B: W = P' X gX' P L'^-1, gL = -tril(W), gU = -triu(L' W U'^-1)
-        inner = product(product(mT(p), x), product(mT(g), p))
-        of_l = linalg_solve_triangular(mT(l), inner, upper=True, left=False, unitriangular=True)
-        of_u = linalg_solve_triangular(mT(u), product(mT(l), of_l), upper=False, left=False)
+        lt, x, gt = mT(l), x if left else mT(x), mT(g) if left else g
+        of_l = linalg_solve_triangular(lt, product(product(mT(p), x), product(gt, p)), upper=True, left=False, unitriangular=True)
+        of_u = linalg_solve_triangular(ut, product(lt, of_l), upper=False, left=False)
     return sum_to(LTORCH["neg"](LTORCH["tril"](of_l, -1) + LTORCH["triu"](of_u)), LU.shape), None, sum_to(of_b, B.shape)
 
 

@@ -127,15 +127,7 @@ def _power_meta(A, n):
     return like(A)
 
 
-def _of_inverted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """A negative power is one of the inverse, which autocast treats otherwise than products."""
-    A, n = args
-    return (args if n >= 0 or len(A.shape) < 2 else (inverse(A), -n)), kwargs
-
-
-@composite(
-    torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, name="matrix_power", autocast="lower", meta=_power_meta, canonicalize=_of_inverted
-)  # fmt: skip
+@composite(torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, name="matrix_power", autocast="lower", meta=_power_meta)
 def matrix_power(A, n):
     """By squaring, in PyTorch's order."""
     if n == 0:
@@ -150,6 +142,14 @@ def matrix_power(A, n):
         if n == 0:
             return LTORCH["clone"](found) if found is A else found
         power = product(power, power)
+
+
+@alias(torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power)
+def _power_call(A, n):
+    """A negative power is one of the inverse, which autocast treats otherwise than products."""
+    if n >= 0 or len(A.shape) < 2:
+        return matrix_power(A, n)
+    return inverse(A) if n == -1 else matrix_power(inverse(A), -n)
 
 
 # PyTorch composes it of products, which are what autocast casts; the gradient of the power 0 is zeros

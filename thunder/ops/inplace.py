@@ -160,7 +160,8 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
             _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")
         overwrite(target, value, name)
         _check_overlap(function, target, args, kwargs | {"out": out})
-    return out
+    named = getattr(torch.return_types, f"{type(result).__name__}_out", None)
+    return out if named is None else named(out)
 
 
 _NO_FUNCTION = {"set_", "resize_", "resize_as_", "requires_grad_", "rename_", "swap_tensors", "_resize_output_", "share_memory_", "__set__", "__setitem__", "__delitem__"}
