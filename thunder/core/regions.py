@@ -41,13 +41,14 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
     Lines with an effect are never joined and never moved across. Every line is in exactly one group; lines not taken are groups of one.
     Groups are in an order in which they can run. One pass, nearly linear in the edges: each group has a level, more than that of every group it reads from, so that
     no path leads from one group to another of the same level. A line joins the groups of its producers of the highest level, which become one, when all of
-    them are taken.
+    them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as well.
     """
     group_of: list[int] = []
     groups: list[list[int]] = []
     merged_into: list[int] = []
     level: list[int] = []
     taken: list[bool] = []
+    read: list[bool] = []  # by lines of other groups
     producer: dict[Proxy, int] = {}
     barrier = 0  # lowest level that a line after the last effect may have
 
@@ -62,19 +63,25 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         before = {current(group_of[producer[v]]) for v in line.inputs if v in producer}
         highest = max((level[g] for g in before), default=0)
         nearest = [g for g in before if level[g] == highest]
+        joined = {g for g in before if taken[g] and not read[g] and level[g] >= barrier} if accepts else set()
         if accepts and nearest and highest >= barrier and all(taken[g] for g in nearest):
             group = max(nearest, key=lambda g: len(groups[g]))
-            for other in nearest:
-                if other != group:
-                    groups[group] += groups[other]
-                    groups[other], merged_into[other] = [], group
-            groups[group].append(i)
+            joined = joined.union(nearest) - {group}
         else:
             group = len(groups)
-            groups.append([i])
+            groups.append([])
             merged_into.append(group)
             level.append(max(highest + 1, barrier))
             taken.append(accepts)
+            read.append(False)
+        for other in sorted(joined):
+            groups[group] += groups[other]
+            read[group] |= read[other]
+            groups[other], merged_into[other] = [], group
+        groups[group].append(i)
+        for other in before.difference(joined):
+            if other != group:
+                read[other] = True
         if has_effect:
             level[group] = max(level, default=0) + 1
             barrier = level[group] + 1
