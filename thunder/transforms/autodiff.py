@@ -193,6 +193,11 @@ def _by_parts(line: BoundSymbol) -> bool:
     return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
 
 
+def _fused(line: BoundSymbol, executors: Sequence) -> bool:
+    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and computed again is chosen among them."""
+    return line.sym.decomposition is not None and not _complex(line) and any(executor.can_fuse(line) for executor in executors)
+
+
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
     """Appends what differentiating `line` gives: by its rule, by its decomposition, or by PyTorch's own derivative."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
@@ -209,7 +214,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         rule = again, True
     if rule is not None and (made := differentiate(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line):
+    elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line) and not _fused(line, executors):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         for sub in _typed(line):
