@@ -338,7 +338,24 @@ def test_the_kernel_is_one_attribute_away():
     assert function.source == ROWS
 
 
-ROWS = """"""
+ROWS = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows0(in0, buffer1):
+    c = tl.arange(0, 8)[None, :]
+    r = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]
+    v1 = tl.load(in0 + (r * 8 + c))
+    v2 = v1 * 2.0
+    v3 = tl.where(tl.max((v2 != v2).to(tl.int32), 1) > 0, float("nan"), tl.max(v2, 1))[:, None]
+    v4 = v2 - v3
+    v5 = tl.exp(v4)
+    v6 = tl.sum(v5, 1)[:, None]
+    v7 = v5 / v6
+    tl.store(buffer1 + (r * 8 + c), v7)
+"""
 
 
 def test_a_prepared_launch_passes_addresses_to_compiled_kernels(monkeypatch):

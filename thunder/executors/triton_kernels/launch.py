@@ -72,7 +72,7 @@ class FusedRegion:
             self._variants[key] = variant.run
             return variant.run(*tensors)
         outputs, compiled = variant.launch(*tensors)
-        if not any(t.data_ptr() % ALIGNMENT for t in tensors):
+        if compiled and not any(t.data_ptr() % ALIGNMENT for t in tensors):
             self._variants[key] = variant.prepared(compiled)
         return outputs
 
