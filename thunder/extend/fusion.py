@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in
-from thunder.core.regions import Region, convex_regions, region_key, schedule
+from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -124,7 +124,7 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
             needed.add(value)
     if not afterwards:
         return region, ()
-    return Region(_leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
+    return Region(leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
 
 
 def _root(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> Proxy:
@@ -136,15 +136,6 @@ def _root(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> Proxy:
 
 def _size(value: Proxy) -> int | None:
     return math.prod(value.shape) if isinstance(value, TensorProxy) else None
-
-
-def _leading_to(lines: Sequence[BoundSymbol], results: set[Proxy]) -> list[BoundSymbol]:
-    needed, kept = set(results), []
-    for line in reversed(lines):
-        if not needed.isdisjoint(line.outputs):
-            needed.update(line.inputs)
-            kept.append(line)
-    return kept[::-1]
 
 
 def fusible(line: BoundSymbol) -> bool:

@@ -14,11 +14,13 @@ import weakref
 import torch
 import torch.utils.checkpoint
 
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
+from thunder import _torch_compat as compat
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, converted, extreme, map_structure
 from thunder.core.symbol import Symbol
+from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
-from thunder.frontend import autograd_function, containers, torch_func
+from thunder.frontend import autograd_function, containers, opaque_values, torch_func
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -33,7 +35,8 @@ from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops import inplace_of, lookup
-from thunder.ops.methods import call_torch
+from thunder.ops.methods import as_number, call_torch
+from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -128,12 +131,14 @@ def kind_of(c, p: TensorProxy) -> type:
 
 def _call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
+    if type(p) is AnyProxy:
+        return opaque_values.method(c, p, n, _materialized(c, args), _materialized(c, kwargs))
     if n == "size":
         shape = _shape(c.recorder.latest(p))
         dim = args[0] if args else kwargs.get("dim")
         return shape if dim is None else shape[dim]
     function = METHODS.get(n)
-    if function is None:
+    if function is None or c.has_opaque_values:
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
@@ -176,12 +181,14 @@ def record(c, function, args, kwargs):
         return answer(c, function, args, kwargs)
     c.synchronize()
     args, kwargs = _materialized(c, args), _materialized(c, kwargs)
+    if opaque_values.involved(c, (args, kwargs)):
+        return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
         return call_torch(function, tuple(args), kwargs)
     getter = getattr(function, "__self__", None)
     if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
         return tensor_attribute(c, args[0], getter.__name__)
-    return call_torch(function, tuple(args), kwargs)
+    return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
 
 
 def _named(names: str) -> set:
@@ -225,7 +232,9 @@ _DUNDERS = {
     ">>": "rshift",
 }  # fmt: skip
 _COMPARE = {"<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"), ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__")}
-_PLAIN = (int, float, bool, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, complex, NumberProxy, TensorProxy, torch.Tensor)
+_PLAIN = (
+    int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, NumberProxy, TensorProxy, AnyProxy, torch.Tensor,
+)  # fmt: skip
 
 
 def binary(c, symbol, a, b):
@@ -242,6 +251,8 @@ def binary(c, symbol, a, b):
         found, result = _python_operator(c, (f"__{stem}__", f"__r{stem}__"), a, b)
         if found:
             return result
+    if ta is AnyProxy or tb is AnyProxy:
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
         return ARITHMETIC[symbol](materialize(c, a), materialize(c, b))
@@ -253,6 +264,8 @@ def unary(c, symbol, a):
     f = c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
     if type(a) is TensorProxy:
         c.synchronize()
+    elif type(a) is AnyProxy:
+        return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
     elif f is not None:
         return c.call(f, [a], {})
     return {"-": operator.neg, "~": operator.invert, "+": operator.pos}[symbol](a)
@@ -268,6 +281,8 @@ def compare(c, symbol, a, b):
         for x, n in zip((a, b), _COMPARE[symbol]):  # object's own comparison: it must stay that
             if not native_module(type(x).__module__):
                 c.class_name(type(x), n, getattr(type(x), n))
+    if type(a) is AnyProxy or type(b) is AnyProxy:
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         c.synchronize()
         return COMPARISONS[symbol](materialize(c, a), materialize(c, b))
@@ -388,6 +403,8 @@ def _call_function(c, f, args, kwargs):
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
+        if module == "torch._compile" and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone: torch.manual_seed once torch._dynamo is imported
+            return call(c, f.__wrapped__, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)
@@ -397,11 +414,13 @@ def _reaches(c, args, kwargs) -> bool:
     """Whether an argument is something whose use must be seen: a tensor, an outside object, a function of the user's."""
     for a in (*args, *kwargs.values()) if kwargs else args:
         t = type(a)
-        if t is TensorProxy or id(a) in c.sources or isinstance(a, NumberProxy):
+        if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
         if t is types.MethodType and id(a.__self__) in c.sources:
             return True
         if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
+            return True
+        if t is tuple and a and _reaches(c, a, {}):
             return True
     return False
 
@@ -419,6 +438,10 @@ def _call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if type(s) is contextvars.ContextVar and f.__name__ == "get":
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
+        return record(c, f, args, kwargs)
+    if type(s) is torch.Generator:
+        return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
@@ -517,8 +540,12 @@ def _construct(c, cls, args, kwargs):
     if cls in ITERATING:
         args = [_callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
         return call_native(c, cls, args, kwargs)
-    if cls in (int, float, bool) and args and isinstance(args[0], NumberProxy):
-        return _convert_number(cls, args[0])
+    if cls in (int, float, bool) and len(args) == 1:
+        if isinstance(args[0], NumberProxy):
+            return bool(args[0]) if cls is bool else converted(args[0], cls)
+        if type(args[0]) is TensorProxy and cls is not bool:
+            c.synchronize()
+            return as_number(args[0], cls)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else list(c.iterate(a)) for a in args], kwargs)
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
@@ -531,12 +558,6 @@ def _construct(c, cls, args, kwargs):
     if not (interpreted_new or interpreted_init or custom_meta):
         return call_native(c, cls, args, kwargs)
     return construction.construct(c, cls, args, kwargs)
-
-
-def _convert_number(cls, n: NumberProxy):
-    if cls is bool or n.python_type is cls:
-        return bool(n) if cls is bool else n
-    return cls(n.concrete())
 
 
 # ---------------------------------------------------------------------------------------------------------------- handlers
@@ -646,6 +667,14 @@ def _checkpoint(c, f, args, kwargs):
         recorder.context = recorder.context.replace(checkpoint=outer)
 
 
+def _leave_autocast(c, f, args, kwargs):
+    """`autocast.__exit__`: where no other one is around it, the casts that it kept are gone."""
+    result = call_native(c, f, args, kwargs)
+    if not compat.autocast_nesting():
+        c.recorder.casts.clear()
+    return result
+
+
 def _torch_compile(c, f, args, kwargs):
     c.refuse("torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile")
 
@@ -696,6 +725,14 @@ def _constant(value):
     return lambda c, f, args, kwargs: value
 
 
+def _extreme(c, f, args, kwargs):
+    """min and max of numbers some of which only the run tells."""
+    numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
+    if kwargs or not any(isinstance(n, NumberProxy) and n.unbacked for n in numbers) or not all(isinstance(n, (int, float, NumberProxy)) for n in numbers):
+        return _call_builtin(c, f, args, kwargs)
+    return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -711,9 +748,22 @@ def _fill(name):
     return handler
 
 
+def _check_is_size(c, f, args, kwargs):
+    """torch._check_is_size: of a number that only the run tells; others are checked by PyTorch's own function."""
+    (n, *rest), most = args, kwargs.get("max")
+    if not (isinstance(n, NumberProxy) and n.unbacked):
+        return c.enter(f, args, kwargs)
+    for condition in (n >= 0, True if most is None else n <= most):
+        _checks(c, torch._check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
+
+
 def _checks(c, f, args, kwargs):
-    """torch._assert and torch._check: a condition on tensors cannot be asked."""
+    """torch._assert and torch._check: a condition on tensors cannot be asked, one on numbers that only the run tells is checked when the program runs."""
     condition, *rest = args
+    if type(condition) is Condition:
+        message = rest[0] if rest else kwargs.get("message")
+        assume(condition, str(message if isinstance(message, str) else f"Expected {condition}" if message is None else c.call(message, [], {})))
+        return None
     if type(condition) is TensorProxy:
         c.sharp("an assertion on a tensor's value is not checked in the compiled program")
         return None
@@ -744,6 +794,7 @@ def _install() -> None:
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
         torch.autograd.Function.apply.__func__: autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
@@ -752,7 +803,8 @@ def _install() -> None:
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
-        torch._assert: _checks,
+        torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
+        **dict.fromkeys(CONSTRUCTORS, record),
         torch._C._log_api_usage_once: _constant(None),
         **torch_func.HANDLERS,
     }  # fmt: skip

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 
 import torch
 
-from thunder.core.proxies import METHODS, TensorProxy, like, proxies_in
+from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.unbacked import assume
 from thunder.errors import CaptureError
+from thunder.ops import explain
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, alias, register_inplace, torch_prim
+from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
 from thunder.ops.memory import Memory
 from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.torch_types import scalar_type
 
 __all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown"]
 
@@ -23,9 +27,58 @@ _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
     target = args[0]
-    if OpTags.SHAPE_OP in symbol.tags:
+    if symbol.name in _UNDONE:
+        return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
+    if (check := symbol.info.get("check_in_place")) is not None:
+        check(*args, **kwargs)
+    written = overwrite(target, symbol(*args, **kwargs), symbol.name)
+    _check_overlap(inplace_form(symbol), target, args, kwargs)
+    return written
+
+
+_UNDONE: dict[str, Callable] = {  # operations that change a tensor's shape in place -> (symbol, arguments) of what undoes it
+    "t": lambda a: (LTORCH["t"], ()),
+    "transpose": lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1)),
+    "squeeze": lambda a, dim=None: (LTORCH["view"], (a.shape,)),
+    "unsqueeze": lambda a, dim: (LTORCH["squeeze"], (dim,)),
+    "as_strided": lambda a, *args: None,
+    "detach": lambda a: None,
+}
+
+
+def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
+    """`a.t_()` and its like: the tensor stands for the view."""
+    target, *rest = args
+    recorder = current_recorder()
+    assert recorder is not None, "in-place operations are recorded"
+    memory, now = recorder.memory, recorder.latest(target)
+    made = any(o is memory.holder(target) for line in recorder.bound_symbols for o in line.outputs) if memory is not None else True
+    if symbol.name == "detach":
+        if not now.requires_grad:
+            return target
+        if not made or memory.holder(target) in memory.view_of:
+            _refuse("detach_ is called on an argument, or on a view")
+    elif memory is None or kwargs or symbol.name == "as_strided" and not made:
         _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
-    return overwrite(target, symbol(*args, **kwargs), symbol.name)
+    memory.rearrange(target, symbol, tuple(rest), _UNDONE[symbol.name](now, *rest))
+    return memory.holder(target)
+
+
+@functools.cache
+def rearranging(symbol: Symbol) -> Symbol:
+    """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new shape."""
+    def meta(a, *args):
+        return like(symbol.meta(a, *args))  # type: ignore[misc]
+
+    tags = (OpTags.DONT_DCE, OpTags.IN_PLACE)
+    made = Symbol(f"{symbol.name}_", meta, id=f"rearranging.{symbol.name}", module="Tensor", is_prim=True, tags=tags, fn=inplace_form(symbol))
+    made.info["rearranges"] = True
+    return made
+
+
+@alias(torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
+def swapaxes_(a, *args, **kwargs):
+    return write(LTORCH["transpose"], (a, *args, *kwargs.values()), {})
 
 
 def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
@@ -39,15 +92,78 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if memory is None:
         memory = recorder.memory = Memory(recorder.bound_symbols, _own(recorder))
     current = memory.latest(target)
-    if value.shape != current.shape:
-        raise RuntimeError(f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
+    _check_shapes(current.shape, value.shape)
     if value.dtype is not current.dtype:
         if value.dtype.category > current.dtype.category:
-            raise RuntimeError(f"result type {_spoken(value)} can't be cast to the desired output type {_spoken(current)}")
+            raise RuntimeError(f"result type {scalar_type(value.dtype)} can't be cast to the desired output type {scalar_type(current.dtype)}")
         value = LTORCH["to"](value, dtype=current.dtype)
     if value is not current:
         memory.write(target, value)
     return memory.holder(target)
+
+
+def _check_shapes(have: tuple, given: tuple) -> None:
+    """What is written has the shape of what is written to; where only the run tells, the program checks it."""
+    refusal = f"output with shape {list(have)} doesn't match the broadcast shape {list(given)}"
+    conditions = [m == n for m, n in zip(have, given)]
+    if len(have) != len(given) or any(equal is False for equal in conditions):
+        raise RuntimeError(refusal)
+    for equal in conditions:
+        if equal is not True:
+            assume(equal, refusal)
+
+
+def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, kwargs: dict) -> None:
+    """Raises what PyTorch raises where an in-place operation reads memory that it writes to, under another place: the functional form would give a result.
+
+    Whether an operation minds is asked of PyTorch, with zeros laid out like the arguments.
+    """
+    memory = current_recorder().memory  # type: ignore[union-attr]
+    target, base = memory.holder(target), memory.base(target)
+    others = [p for p in proxies_in((args, kwargs), []) if isinstance(p, TensorProxy) and memory.holder(p) is not target and memory.base(p) is base]
+    if not others or function is None or memory.layout is None:
+        return
+    with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
+        if not any(_overlaps(layouts[target], layout) for layout in layouts.values()):
+            return
+        size = layouts[target].untyped_storage().nbytes()
+        if size > _PROBED_BYTES:
+            _refuse(f"{function.__name__} reads memory that it writes to, under another place")
+        storage = torch.zeros(size, dtype=torch.uint8)
+
+        def stand_in(x):
+            layout = layouts.get(memory.holder(x)) if isinstance(x, TensorProxy) else None
+            if layout is None:
+                return explain.stand_in(x)
+            return torch.empty(0, dtype=layout.dtype).set_(storage.untyped_storage(), layout.storage_offset(), layout.shape, layout.stride())
+
+        try:
+            function(*map_structure(stand_in, args), **map_structure(stand_in, kwargs))
+        except RuntimeError as error:
+            if str(error).startswith("unsupported operation"):
+                raise
+
+
+_PROBED_BYTES = 1 << 24
+
+
+def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors with one storage are seen to share a part of it that is at different places in the two: PyTorch looks at dense ones only."""
+    if a is b or not a.numel() or not b.numel() or not (_is_dense(a) and _is_dense(b)):
+        return False
+    (a0, a1), (b0, b1) = ((x.storage_offset() * x.itemsize, (x.storage_offset() + x.numel()) * x.itemsize) for x in (a, b))
+    return a.stride() != b.stride() if (a0, a1) == (b0, b1) else a0 < b1 and b0 < a1
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether the elements of a tensor lie side by side, in any order of dimensions."""
+    expected = 1
+    for stride, n in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= n
+    return True
 
 
 def _own(recorder: Recorder):
@@ -61,10 +177,6 @@ def _own(recorder: Recorder):
 
 
 write_back = Symbol("copy_", lambda target, value: None, module="ltorch", id="write_back", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.Tensor.copy_)
-
-
-def _spoken(t: TensorProxy) -> str:
-    return {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "bool8": "Bool"}.get(t.dtype.name, t.dtype.name)
 
 
 def _refuse(reason: str):
@@ -96,13 +208,31 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
     if recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in((out, args, kwargs), [])):
         raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.")
     for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
+        now = recorder.latest(target)
+        if now.shape != value.shape and recorder.memory is not None and any(type(n) is int and n == 0 for n in now.shape) and recorder.memory.is_alone(target):
+            recorder.memory.reform(target, LTORCH["empty"](value.shape, dtype=now.dtype, device=now.device))  # an `out` without elements gets the shape of the result
         if recorder.latest(target).shape != value.shape:
             _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")
         overwrite(target, value, name)
-    return out
+        _check_overlap(function, target, args, kwargs | {"out": out})
+    if name in _RETURNS_NONE:
+        return None
+    return _as_returned(type(result), out)
+
+
+_RETURNS_NONE = {"split_copy", "split_with_sizes_copy", "unbind_copy"}  # with out=
+
+
+def _as_returned(kind: type, out):
+    """`out` as PyTorch gives it back: in a named tuple where the function's results are one."""
+    named = getattr(torch.return_types, f"{kind.__name__}_out", None) if kind.__module__ == "torch.return_types" else None
+    return out if named is None else named(out)
 
 
 _NO_FUNCTION = {"set_", "resize_", "resize_as_", "requires_grad_", "rename_", "swap_tensors", "_resize_output_", "share_memory_", "__set__", "__setitem__", "__delitem__"}
+
+
+_ELEMENT_BY_ELEMENT = {"apply_", "map_", "map2_"}
 
 
 def writes(function) -> bool:
@@ -116,8 +246,14 @@ def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
     name = function.__name__
     if name in _NO_FUNCTION:
         _refuse(f"{name} changes the memory of a tensor" if name[0] != "_" else "an attribute or item of a tensor is assigned")
+    if name in _ELEMENT_BY_ELEMENT:
+        _refuse(f"{name} calls a Python function for each element")
     targets = args[0]
-    if isinstance(targets, (tuple, list)):
+    if isinstance(targets, (tuple, list)) and not hasattr(torch, name[:-1]):
+        one = getattr(torch.Tensor, name.removeprefix("_foreach_"))
+        for i, target in enumerate(targets):
+            call(one, (target, *(a[i] if isinstance(a, (tuple, list)) else a for a in args[1:])), kwargs)
+    elif isinstance(targets, (tuple, list)):
         results = call(getattr(torch, name[:-1]), args, kwargs)
         for target, value in zip(targets, results, strict=True):
             overwrite(target, value, name)
@@ -154,6 +290,7 @@ for _dunder, _name in {
 def setitem(a: TensorProxy, key, value) -> None:
     """`a[key] = value`."""
     overwrite(a, LTORCH["setitem"](a, key, value), "setitem")
+    _check_overlap(operator.setitem, a, (a, key, value), {})
 
 
 METHODS["__setitem__"] = setitem
@@ -190,16 +327,34 @@ def _(make):
 @alias(torch.Tensor.copy_)
 def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """`a.copy_(src)`: src in a's shape, type and place."""
-    return overwrite(a, copied_into(a, src), "copy")
+    written = overwrite(a, copied_into(a, src), "copy")
+    _check_overlap(torch.Tensor.copy_, a, (a, src), {})
+    return written
+
+
+@torch_prim(torch.fill)
+def fill(a, value):
+    """A tensor like `a`, filled with a number or a tensor of no dimensions. The values of `a` are not read; its gradient is zero, as PyTorch's is."""
+    if type(value) is TensorProxy and value.shape:
+        raise RuntimeError(f"fill only supports 0-dimension value tensor but got tensor with {len(value.shape)} dimensions.")
+    return like(a)
+
+
+@fill.vjp
+def _(a, value):
+    g = yield fill(a, value)
+    return LTORCH["zeros_like"](g), LTORCH["to"](LTORCH["sum"](g), dtype=value.dtype) if type(value) is TensorProxy else None
+
+
+@fill.samples
+def _(make):
+    yield make(3, 4), 2
+    yield make(3, 4), make()
+
+
+register_inplace(fill, "fill")
 
 
 @alias(torch.Tensor.zero_, torch.zero_)
 def zero_(a: TensorProxy) -> TensorProxy:
-    return overwrite(a, LTORCH["zeros_like"](a), "zero")
-
-
-@alias(torch.Tensor.fill_, torch.fill_)
-def fill_(a: TensorProxy, value) -> TensorProxy:
-    if type(value) is TensorProxy:
-        return copy_(a, value)
-    return overwrite(a, LTORCH["full_like"](a, value), "fill")
+    return write(fill, (a, 0), {})

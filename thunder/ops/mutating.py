@@ -23,7 +23,6 @@ def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, writ
     """Records `function(*args, **kwargs)`, which writes to the tensors `written` among its arguments, and returns its result.
 
     meta: types the result. Gradients of what is overwritten go to what it was before, as they do in PyTorch when a kernel writes to a tensor behind autograd's back.
-    Raises CaptureError where somebody else could see a write.
     """
     recorder = current_recorder()
     assert recorder is not None, "calls of a program are recorded"
@@ -48,13 +47,14 @@ def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, writ
         given = _tensors(proxies_in(kwargs, proxies_in(args, [])))
         return (meta(*args, **kwargs), *(like(given[i]) for i in places))
 
-    identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))  # what runs depends on these
+    positions = [next((i for i, a in enumerate(args) if a is t), None) for t in targets]
+
     def in_place(*args, **kwargs):
         return (function(*args, **kwargs), *(args[i] for i in positions))
 
+    identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))  # what runs depends on these
     symbol = Symbol(name, typed, id=identity, is_prim=True, tags=tags, fn=run)
     symbol.grad_rule = _passing_through(symbol, targets)
-    positions = [next((i for i, a in enumerate(args) if a is t), None) for t in targets]
     result, *new = symbol(*args, **kwargs)
     if None not in positions:  # `thunder.transforms.reinplace` may let it write to the arguments themselves
         in_place.__name__ = name

@@ -8,7 +8,8 @@ A rule is a generator over proxies: it yields its operation's result, is sent th
         g = yield y
         return (y * (g - sum(g * y, dim, True)),)
 
-A rule that returns NotImplemented before it yields leaves the operation to PyTorch's derivative.
+After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns NotImplemented before it yields leaves the operation to
+PyTorch's derivative.
 A rule is run once, with a placeholder for the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward).
 `get_grad` and `put_grads` are the same thing for rules written as plain functions.
 
@@ -21,12 +22,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import MissingImplementationError, ThunderError
+from thunder.core.unbacked import with_sizes
+from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
+from thunder.transforms.levels import typed
 
 __all__ = ["Linearization", "by_formula", "joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
 
@@ -55,13 +58,9 @@ def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
 
 def put_grads(values: Any, gradients: Any) -> None:
     """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; None and what is no tensor are passed over."""
-    for value, gradient in zip(_flat(values), _flat(gradients), strict=True):
+    for value, gradient in zip(leaves(values), leaves(gradients), strict=True):
         if isinstance(value, TensorProxy) and isinstance(gradient, TensorProxy):
             put_grad(value, gradient)
-
-
-def _flat(x) -> list:
-    return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (tuple, list)) else [leaf for e in x.values() for leaf in _flat(e)] if isinstance(x, dict) else [x]
 
 
 # ---------------------------------------------------------------------------------------------------------------- one line
@@ -93,7 +92,7 @@ def _run_generator(rule: Callable, line: BoundSymbol):
         gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
     else:
         raise MissingImplementationError(f"the derivative of {line.sym.qualified_name} yields more than once: it yields its result, and returns the gradients")
-    for argument, gradient in zip(line.args, gradients, strict=False):
+    for argument, gradient in zip((*line.args, line.kwargs), gradients, strict=False):
         _put(line, argument, gradient)
     return result
 
@@ -102,6 +101,9 @@ def _put(line: BoundSymbol, argument, gradient) -> None:
     if isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
         for a, g in zip(argument, gradient, strict=True):
             _put(line, a, g)
+    elif isinstance(argument, dict) and isinstance(gradient, dict):
+        for name, g in gradient.items():
+            _put(line, argument[name], g)
     elif isinstance(argument, TensorProxy) and isinstance(gradient, TensorProxy) and argument.requires_grad:
         put_grad(argument, gradient)
 
@@ -153,8 +155,9 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     """What the result needs is forward, wherever the rule writes it."""
     needed = set(line.outputs)
     forward, backward = [], []
+    later = _reading(lines, gets) if any(OpTags.DONT_DCE in b.sym.tags for b in lines) else ()
     for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, gets):
+        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and b not in later:
             needed.update(b.inputs)
             forward.append(b)
         else:
@@ -162,8 +165,14 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     return Derivative(forward[::-1], backward[::-1], gets, [(a, g) for a, g in puts if a.requires_grad])
 
 
-def _reads(b: BoundSymbol, gets: list) -> bool:
-    return any(i is g for i in b.inputs for _, g in gets)
+def _reading(lines: list[BoundSymbol], gets: list) -> set[BoundSymbol]:
+    """The lines that cotangents flow into."""
+    values, found = {g for _, g in gets}, set()
+    for b in lines:
+        if not values.isdisjoint(b.inputs):
+            found.add(b)
+            values.update(b.outputs)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------- choosing a rule
@@ -177,14 +186,21 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
             return found.grad_transform, False
         if found is not None or line.sym.executor is executor:
             break
-    if line.sym.grad_rule is None or (line.sym.torch_functions and _complex(line)):
+    if line.sym.grad_rule is None or (line.sym.torch_functions and (_complex(line) or _wants_by_keyword(line))):
         return None
     return line.sym.grad_rule, True
 
 
 def _complex(line: BoundSymbol) -> bool:
-    """The rules beside the operations are those of real types: PyTorch differentiates what is complex."""
+    """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of data and what says that its rule holds."""
+    if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
+        return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
+
+
+def _wants_by_keyword(line: BoundSymbol) -> bool:
+    """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
+    return bool(line.kwargs) and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(line.kwargs, []))
 
 
 def _by_parts(line: BoundSymbol) -> bool:
@@ -212,12 +228,13 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
     rule = _rule_for(line, executors)
     if functional and (again := line.sym.info.get("functional_rule")) is not None:
         rule = again, True
-    if rule is not None and (made := differentiate(line, *rule)) is not None:
+    if rule is not None and (made := _differentiated(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line) and not _fused(line, executors):
+    elif line.sym.fn is not None and line.sym.executor is None and not ((_by_parts(line) or _fused(line, executors)) and line.subsymbols):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
-        for sub in _typed(line):
+        typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
+        for sub in line.subsymbols:
             _derivatives(sub, executors, out, functional)
         for old, new in line.aliases.items():
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), _identity, True))
@@ -226,6 +243,14 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
             f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
             "or call it under torch.no_grad()"
         )
+
+
+def _differentiated(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
+    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's own derivative does when it runs."""
+    try:
+        return differentiate(line, rule, is_generator)
+    except DataDependentError:
+        return None
 
 
 def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
@@ -241,18 +266,6 @@ def _identity(a):
     return (g,)
 
 
-def _typed(line: BoundSymbol) -> tuple[BoundSymbol, ...]:
-    """The decomposition with requires_grad on its inner values, which a decomposition made later does not know."""
-    grad = {i for i in line.inputs if isinstance(i, TensorProxy) and i.requires_grad}
-    for sub in line.subsymbols:
-        if any(i in grad for i in sub.inputs):
-            for o in sub.outputs:
-                if isinstance(o, TensorProxy) and o.dtype.category >= 2:
-                    o.requires_grad = True
-                    grad.add(o)
-    return line.subsymbols
-
-
 # ---------------------------------------------------------------------------------------------------------------- the joint trace
 
 
@@ -261,10 +274,17 @@ class _Gradients:
 
     def __init__(self):
         self.current: dict[Proxy, Any] = {}
+        self.zeros: set[Proxy] = set()  # the values that only missing cotangents lead to so far
 
     def add(self, value: Proxy, gradient) -> None:
-        known = self.current.get(value)
+        known = None if value in self.zeros else self.current.get(value)
+        self.zeros.discard(value)
         self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
+
+    def add_zeros(self, value: Proxy) -> None:
+        if value not in self.current:
+            self.current[value] = LTORCH["zeros_like"](value)  # dropped again where nothing reads it
+            self.zeros.add(value)
 
 
 class Linearization:
@@ -314,14 +334,15 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     linear = Linearization(trace.bound_symbols, executors)
     outputs = dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args))
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
-    recorder = Recorder(context.replace(autocast=None, grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
+    recorder = Recorder(context.replace(grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
     with recording(recorder):
         seeds = [(o, get_grad_symbol(o)) for o in outputs]
         grads = linear.backward(seeds, recorder)
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
-    return trace.replace(bound_symbols=[*linear.forward, *recorder.bound_symbols], output=output, name="joint")
+    lines = with_sizes([*linear.forward, *recorder.bound_symbols], trace.args, trace.names)
+    return trace.replace(bound_symbols=lines, output=output, name="joint")
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
@@ -340,16 +361,53 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
     """Writes the backward lines of one derivative, where any of its cotangents is there."""
     if not any(o in grads.current for o, _ in step.gets):
         return
-    table: dict = {}
-    for o, placeholder in step.gets:
-        known = grads.current.get(o)
-        if known is None:
-            known = LTORCH["zeros_like"](o)  # dropped again where nothing reads it
-        table[placeholder] = known
-    for b in step.backward:
-        recorder.bound_symbols.append(b.swap(table))
+    table: dict = {placeholder: grads.current[o] for o, placeholder in step.gets if o in grads.current}
+    gone = {placeholder for o, placeholder in step.gets if o not in grads.current}
+    if gone:
+        write_without(step.backward, {placeholder for _, placeholder in step.gets}, gone, table, recorder)
+    else:
+        for b in step.backward:
+            recorder.bound_symbols.append(b.swap(table))
     for argument, gradient in step.puts:
-        grads.add(argument, _cast(table.get(gradient, gradient), argument))
+        if gradient in gone:
+            grads.add_zeros(argument)
+        else:
+            grads.add(argument, _cast(table.get(gradient, gradient), argument))
+
+
+def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder) -> None:
+    """Writes lines of a backward to `recorder`, the current one, for the case that some cotangents are missing.
+
+    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum or difference is its other term, and what reads some that are missing
+    and some that are not is given zeros, or None, for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
+    """
+    zeros: dict = {}
+    for line in lines:
+        read = dict.fromkeys(i for i in line.inputs if i in dependent)
+        if read:
+            dependent.update(line.outputs)
+        lost = [i for i in read if i in gone]
+        if lost and len(lost) == len(read):
+            gone.update(line.outputs)
+        elif lost and (term := _other_term(line, gone)) is not None:
+            table[line.output] = term = table.get(term, term)
+            if line.sym is LTORCH["sub"] and line.args[0] in gone:
+                table[line.output] = LTORCH["neg"](term)
+        elif lost and "takes_none" in line.sym.info:
+            recorder.bound_symbols.append(line.swap({**table, **dict.fromkeys(lost)}))
+        else:
+            for i in lost:
+                if i not in zeros:
+                    zeros[i] = LTORCH["zeros"](i.shape, device=i.device, dtype=i.dtype)
+            recorder.bound_symbols.append(line.swap({**table, **zeros} if lost else table))
+
+
+def _other_term(line: BoundSymbol, gone: set) -> TensorProxy | None:
+    """Of a sum or difference of two tensors with one missing: the other, where it is of the result's form."""
+    if line.sym not in (LTORCH["add"], LTORCH["sub"]) or line.kwargs or len(line.inputs) != 2:
+        return None
+    term = line.inputs[0] if line.inputs[1] in gone else line.inputs[1]
+    return term if term.shape == line.output.shape and term.dtype is line.output.dtype else None  # type: ignore[attr-defined]
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:

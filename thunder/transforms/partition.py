@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.codegen import Printer
-from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, numbers_in, proxies_in
+from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.inplace import write_back
@@ -16,13 +17,23 @@ from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reread import reread
 
-__all__ = ["partition", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"]
+__all__ = [
+    "partition",
+    "has_effect",
+    "modified_in_place",
+    "overwritten_before",
+    "ForwardBackward",
+    "split_into_forward_and_backward",
+    "forward_and_backward_from_trace",
+    "ForwardBackwardTraces",
+]
 
 
 class ForwardBackward:
     """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that require grad.
+    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that
+    require grad.
     """
 
     __slots__ = ("forward", "backward", "outputs", "cotangents", "saved_tensors", "saved_others", "returned")
@@ -37,8 +48,8 @@ def partition(joint: Trace) -> ForwardBackward:
     forward_lines, starts, backward_lines = sides(joint)
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
-    backward_lines = needed_lines(backward_lines, [g for g in gradients if g is not None])
-    overwritten = _overwritten(forward_lines, backward_lines)
+    backward_lines = leading_to(backward_lines, gradients, has_effect)
+    overwritten = overwritten_before(forward_lines, backward_lines)
     if overwritten is not None:
         backward_lines, gradients = [modified_in_place.bind(overwritten.name, output=None)], tuple(None for _ in gradients)
     made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
@@ -49,18 +60,18 @@ def partition(joint: Trace) -> ForwardBackward:
     tensors, again = reread(forward_lines, tensors, arguments)
     backward_lines = [*again, *backward_lines]
     others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
-    outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, TensorProxy) and o not in arguments]
+    outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, (TensorProxy, UnbackedNumber)) and o not in arguments]
     forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
     backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
 
 
-def _overwritten(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
+def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
     """An argument that the forward writes to and the backward would read as it was before."""
-    targets = {b.args[0] for b in forward if b.sym is write_back}
+    targets = {b.args[0] for b in forward if b.sym is write_back or "rearranges" in b.sym.info}
     if not targets:
         return None
-    shown = roots(forward)
+    shown = roots(forward, maybe=True)
     for b in backward:
         unread = b.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
         for value in b.inputs:
@@ -95,14 +106,9 @@ def forward_and_backward_from_trace(trace: Trace, torch_autograd: bool = False) 
     return ForwardBackwardTraces(*split_into_forward_and_backward(recompute(grad_transform_on_trace(trace))))
 
 
-def needed_lines(lines: Sequence[BoundSymbol], results: Sequence[Proxy]) -> list[BoundSymbol]:
-    """The lines that `results` are made by, and those that only have an effect."""
-    needed, kept = set(results), []
-    for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs) or not b.outputs:
-            needed.update(b.inputs)
-            kept.append(b)
-    return kept[::-1]
+def has_effect(line: BoundSymbol) -> bool:
+    """Whether a line of a backward is there for what it does: it has no result."""
+    return not line.outputs
 
 
 def _numbers(joint: Trace, lines: list[BoundSymbol]) -> list[NumberProxy]:

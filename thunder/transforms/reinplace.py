@@ -54,7 +54,7 @@ class _State:
 
     def __init__(self, trace: Trace, lines: list[BoundSymbol], written: dict):
         self.written = written
-        self.roots = roots(lines)
+        self.roots, self.views = roots(lines, maybe=True), roots(lines)
         self.arguments = {a for a in trace.args if isinstance(a, TensorProxy)}
         self.reads: dict[Proxy, list[int]] = {}
         self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # value -> (argument it is written back to, line)
@@ -77,12 +77,12 @@ class _State:
     def _fits(self, i: int, line: BoundSymbol, result: Proxy, target) -> bool:
         if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or (result.shape, result.dtype) != (target.shape, target.dtype):
             return False
-        if any(p is not target and self.root(p) is self.root(target) for p in line.inputs) or sum(p is target for p in line.inputs) > 1 or target in self.roots:
+        if any(p is not target and self.root(p) is self.root(target) for p in line.inputs) or sum(p is target for p in line.inputs) > 1 or target in self.views:
             return False
         copied, at = self.copies.get(result, (None, None))
         if target in self.arguments:
             return copied is target and not any(i < r < at for r in self.reads.get(target, ()))  # type: ignore[operator]
-        return result.name in self.written and not any(r > i for r in self.reads.get(target, ()))
+        return result.name in self.written and self.root(target) not in self.arguments and not any(r > i for r in self.reads.get(self.root(target), ()))
 
     def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, int]) -> BoundSymbol:
         for o, a in pairs.items():
