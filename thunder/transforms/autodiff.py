@@ -210,6 +210,11 @@ def _by_parts(line: BoundSymbol) -> bool:
     return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
 
 
+def _fused(line: BoundSymbol, executors: Sequence) -> bool:
+    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and computed again is chosen among them."""
+    return line.sym.decomposition is not None and not _complex(line) and any(executor.can_fuse(line) for executor in executors)
+
+
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
     """Appends what differentiating `line` gives: by its rule, by its decomposition, or by PyTorch's own derivative."""
     if not any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs):
@@ -226,7 +231,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         rule = again, True
     if rule is not None and (made := _differentiated(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None and not (_by_parts(line) and line.subsymbols):
+    elif line.sym.fn is not None and line.sym.executor is None and not ((_by_parts(line) or _fused(line, executors)) and line.subsymbols):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
