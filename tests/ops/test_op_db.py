@@ -32,6 +32,7 @@ WRAPPED = [info for info in op_db if lookup(info.op) is None and inspect.isfunct
 REFUSED = {
     "tensor_split": "the number of parts in a tensor",
     "nn.functional.batch_norm": "updates running statistics of its caller", "nn.functional.instance_norm": "updates running statistics of its caller",
+    "native_batch_norm": "updates running statistics of its caller", "_native_batch_norm_legit": "updates running statistics of its caller",
     "squeeze": "changes a shape in place", "unsqueeze": "changes a shape in place", "transpose": "changes a shape in place", "t": "changes a shape in place",
     "as_strided": "changes a shape in place", "swapaxes": "changes a shape in place", "swapdims": "changes a shape in place",
 }  # fmt: skip

@@ -204,7 +204,28 @@ def item(a: TensorProxy):
             return value.item()
     if (a.numel_value != 1) is True:
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
-    return _read_numbers(_item, a, ())
+    before = _read_before(a)
+    return _read_numbers(_item, a, ()) if before is None else before
+
+
+def _read_before(a: TensorProxy):
+    """The number, where the same element of the same tensor was read already: two readings of it are one number."""
+    recorder = current_recorder()
+    if recorder is None:
+        return None
+    a = recorder.latest(a)
+    readings = [line for line in recorder.bound_symbols if line.sym is _item]
+    made = {o: line for line in recorder.bound_symbols for o in line.outputs} if readings else {}
+
+    def alike(x, y) -> bool:
+        return x is y or (type(x) is type(y) is int and x == y)
+
+    for line in readings:
+        mine, theirs = made.get(a), made.get(line.args[0])
+        same = mine is not None and theirs is not None and mine.sym is theirs.sym and len(mine.args) == len(theirs.args) and not mine.kwargs and not theirs.kwargs
+        if line.args[0] is a or (same and mine.sym.name in ("getitem", "select") and all(map(alike, mine.args, theirs.args))):
+            return line.outputs[0].number()
+    return None
 
 
 def tolist(a: TensorProxy):
@@ -240,6 +261,31 @@ for _name, _remedy in {
         raise CaptureError(f"{name} of a tensor is called inside of it, and autograd's graph is not there yet", location=user_location(), remedy=remedy)
 
     alias(getattr(torch.Tensor, _name))(_refuse)
+
+
+@alias(torch.Tensor.type)
+def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
+    """`a.type()`: the name of its type. `a.type(dtype)`: converted to a dtype, to a type of torch's or to the type of that name."""
+    if isinstance(dtype, torch.dtype):
+        return LTORCH["to"](a, dtype=dtype)
+    with torch._C.DisableTorchFunction():
+        if dtype is None:
+            return torch.empty(0, dtype=to_torch_dtype(a.dtype), device="cpu").type().replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
+        made = torch.empty(0, device="cpu").type(dtype)
+    return LTORCH["to"](a, device=made.device, dtype=made.dtype)
+
+
+METHODS["type"] = torch_type
+
+
+@alias(torch.sym_max)
+def sym_max(a, b):
+    return max(a, b)
+
+
+@alias(torch.sym_min)
+def sym_min(a, b):
+    return min(a, b)
 
 
 def _attribute(a: TensorProxy, name: str):
