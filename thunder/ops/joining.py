@@ -388,10 +388,16 @@ def _(make):
 def _narrowed(a, dim, start, length) -> tuple:
     if not a.shape:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
-    if isinstance(start, TensorProxy):
-        raise CaptureError("narrow starts where a tensor says", location=user_location(), remedy="pass start as an int, or use index_select")
     d = wrap_dim(dim, len(a.shape))
     n = a.shape[d]
+    if isinstance(start, TensorProxy):  # the view is made where it says when the program runs
+        if start.shape or start.dtype.category != dtypes.INTEGER:
+            raise RuntimeError("start must be an 0-dim integral Tensor.")
+        if not 0 <= length <= n:
+            raise RuntimeError(f"start (0) + length ({length}) exceeds dimension size ({n}).")
+        return d, start
+    if not -n <= start <= n:
+        raise IndexError(f"start out of range (expected to be in range of [-{n}, {n}], but got {start})")
     start = start + n if start < 0 else start
     if length < 0 or start + length > n:
         raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({n}).")
@@ -406,6 +412,9 @@ def _narrow_meta(a, dim, start, length):
 @composite(torch.narrow, torch.Tensor.narrow, meta=_narrow_meta, tags=VIEW)
 def narrow(a, dim, start, length):
     d, first = _narrowed(a, dim, start, length)
+    if isinstance(first, TensorProxy):
+        first = LTORCH["where"](LTORCH["lt"](first, 0), first + a.shape[d], first)
+        return LTORCH["index_select"](a, d, LTORCH["arange"](length, device=a.device) + first)
     return slice_dim(a, d, first, first + length)
 
 
@@ -413,6 +422,7 @@ def narrow(a, dim, start, length):
 def _(make):
     yield make(5, 2), 0, 1, 3
     yield make(5, 2), 0, -2, 2
+    yield make(5, 2), 0, torch.tensor(1), 3
 
 
 @narrow.error_samples
@@ -514,6 +524,8 @@ def _(a, dim, index):
 
 @narrow.vjp
 def _(a, dim, start, length):
+    if isinstance(start, TensorProxy):
+        return NotImplemented
     g = yield narrow(a, dim, start, length)
     d = dim % len(a.shape)
     start = start % a.shape[d] if isinstance(start, int) and start < 0 else start
