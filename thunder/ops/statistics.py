@@ -9,7 +9,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.define import LTORCH, composite, torch_prim
 from thunder.ops.dims import wrap_dim, wrap_dims
-from thunder.ops.promotion import to_float
+from thunder.ops.promotion import result_type, to_float
 from thunder.ops.torch_types import named_results
 
 # ---------------------------------------------------------------------------------------------------------------- covariance
@@ -35,7 +35,7 @@ def _cov_meta(a, *, correction=1, fweights=None, aweights=None):
             raise RuntimeError(f"cov(): expected {name} to have {'integral' if integer else 'floating point'} dtype but got {name} with {w.dtype.torch_name} dtype")
         if w.numel_value != observations:
             raise RuntimeError(f"cov(): expected {name} to have the same numel as there are observations in the input but got {w.numel_value} != {observations}")
-    dtype = to_float(a.dtype)
+    dtype = to_float(a.dtype if aweights is None else result_type(a, aweights))
     return like(a, () if variables == 1 else (variables, variables), dtype)
 
 
@@ -113,7 +113,6 @@ def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
 
 
 for _symbol in (trapezoid, cumulative_trapezoid):
-    _symbol.info["by_parts"] = True  # PyTorch composes these of the same operations
 
     @_symbol.samples
     def _(make):
