@@ -86,11 +86,11 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
                 run_line(line, c.layouts)
             else:
                 _input(c, line, with_offset, with_bits)
-        for view in reversed(views):
-            if view not in c.layouts:
-                line, shown = memory.view_of[view]
-                run_line(line.swap({p: value if shown is base else shown for p in line.inputs if memory.holder(p) is shown}), c.layouts)
-    return c.layouts[wanted if views else value]
+        found = {base: c.layouts[value]}
+        for view in reversed(views):  # a value of the trace has the name of the first view that it was
+            line, shown = memory.view_of[view]
+            run_line(line.swap({p: shown for p in line.inputs if memory.holder(p) is shown}), found)
+    return found[wanted]
 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:

@@ -112,10 +112,10 @@ _FLOAT32 = {"promotes": Promotion.INT_TO_FLOAT, "autocast": "cuda:float32"}
 _BOOL = {"promotes": Promotion.BOOL_RESULT}
 UNARY = {
     "abs": {"promotes": Promotion.COMPLEX_TO_REAL}, "absolute": {"promotes": Promotion.COMPLEX_TO_REAL},
-    "acos": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arccos": _FLOAT | {"domain": (-0.9, 0.9)},
+    "acos": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arccos": _FLOAT32 | {"domain": (-0.9, 0.9)},
     "acosh": _FLOAT | {"domain": (1.1, 4.0)}, "arccosh": _FLOAT | {"domain": (1.1, 4.0)},
     "angle": {"promotes": Promotion.ANGLE},
-    "asin": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arcsin": _FLOAT | {"domain": (-0.9, 0.9)},
+    "asin": _FLOAT32 | {"domain": (-0.9, 0.9)}, "arcsin": _FLOAT32 | {"domain": (-0.9, 0.9)},
     "asinh": _FLOAT, "arcsinh": _FLOAT, "atan": _FLOAT, "arctan": _FLOAT,
     "atanh": _FLOAT | {"domain": (-0.9, 0.9)}, "arctanh": _FLOAT | {"domain": (-0.9, 0.9)},
     "bitwise_not": {"samples": "integer"},
@@ -132,7 +132,7 @@ UNARY = {
     "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
     "neg": {"promotes": _negated}, "negative": {"promotes": _negated}, "positive": {},
     "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)}, "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
-    "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT},
+    "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT, "autocast": "cuda:float32"},
 }  # fmt: skip
 # derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x; real types
 VJP: dict[str, Callable] = {
@@ -486,8 +486,8 @@ BINARY: dict[str, dict] = {
     "minimum": _TENSORS | {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
     "fmax": _TENSORS | {"left": lambda g, y, a, b: _wins(g, a, b, "ge"), "right": lambda g, y, a, b: _loses(g, a, b, "ge")},
     "fmin": _TENSORS | {"left": lambda g, y, a, b: _wins(g, a, b, "le"), "right": lambda g, y, a, b: _loses(g, a, b, "le")},
-    "atan2": _F | _TENSORS,
-    "arctan2": _F | _TENSORS,
+    "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
+    "arctan2": _F | _TENSORS | {"autocast": "cuda:widest"},
     "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
     "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * a / y, "right": lambda g, y, a, b: g * b / y},
     "nextafter": _TENSORS | {"samples": "float"}, "heaviside": _TENSORS | {"samples": "same"},

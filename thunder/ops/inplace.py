@@ -10,6 +10,7 @@ import torch
 
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.unbacked import assume
 from thunder.errors import CaptureError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
@@ -26,13 +27,58 @@ _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
     target = args[0]
-    if OpTags.SHAPE_OP in symbol.tags:
-        _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
+    if symbol.name in _UNDONE:
+        return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
     if (check := symbol.info.get("check_in_place")) is not None:
         check(*args, **kwargs)
     written = overwrite(target, symbol(*args, **kwargs), symbol.name)
     _check_overlap(inplace_form(symbol), target, args, kwargs)
     return written
+
+
+_UNDONE: dict[str, Callable] = {  # operations that change a tensor's shape in place -> (symbol, arguments) of what undoes it
+    "t": lambda a: (LTORCH["t"], ()),
+    "transpose": lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1)),
+    "squeeze": lambda a, dim=None: (LTORCH["view"], (a.shape,)),
+    "unsqueeze": lambda a, dim: (LTORCH["squeeze"], (dim,)),
+    "as_strided": lambda a, *args: None,
+    "detach": lambda a: None,
+}
+
+
+def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
+    """`a.t_()` and its like: the tensor stands for the view."""
+    target, *rest = args
+    recorder = current_recorder()
+    assert recorder is not None, "in-place operations are recorded"
+    memory, now = recorder.memory, recorder.latest(target)
+    made = any(o is memory.holder(target) for line in recorder.bound_symbols for o in line.outputs) if memory is not None else True
+    if symbol.name == "detach":
+        if not now.requires_grad:
+            return target
+        if not made or memory.holder(target) in memory.view_of:
+            _refuse("detach_ is called on an argument, or on a view")
+    elif memory is None or kwargs or symbol.name == "as_strided" and not made:
+        _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
+    memory.rearrange(target, symbol, tuple(rest), _UNDONE[symbol.name](now, *rest))
+    return memory.holder(target)
+
+
+@functools.cache
+def rearranging(symbol: Symbol) -> Symbol:
+    """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new shape."""
+    def meta(a, *args):
+        return like(symbol.meta(a, *args))  # type: ignore[misc]
+
+    tags = (OpTags.DONT_DCE, OpTags.IN_PLACE)
+    made = Symbol(f"{symbol.name}_", meta, id=f"rearranging.{symbol.name}", module="Tensor", is_prim=True, tags=tags, fn=inplace_form(symbol))
+    made.info["rearranges"] = True
+    return made
+
+
+@alias(torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
+def swapaxes_(a, *args, **kwargs):
+    return write(LTORCH["transpose"], (a, *args, *kwargs.values()), {})
 
 
 def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
@@ -46,8 +92,7 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if memory is None:
         memory = recorder.memory = Memory(recorder.bound_symbols, _own(recorder))
     current = memory.latest(target)
-    if value.shape != current.shape:
-        raise RuntimeError(f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
+    _check_shapes(current.shape, value.shape)
     if value.dtype is not current.dtype:
         if value.dtype.category > current.dtype.category:
             raise RuntimeError(f"result type {scalar_type(value.dtype)} can't be cast to the desired output type {scalar_type(current.dtype)}")
@@ -55,6 +100,17 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if value is not current:
         memory.write(target, value)
     return memory.holder(target)
+
+
+def _check_shapes(have: tuple, given: tuple) -> None:
+    """What is written has the shape of what is written to; where only the run tells, the program checks it."""
+    refusal = f"output with shape {list(have)} doesn't match the broadcast shape {list(given)}"
+    conditions = [m == n for m, n in zip(have, given)]
+    if len(have) != len(given) or any(equal is False for equal in conditions):
+        raise RuntimeError(refusal)
+    for equal in conditions:
+        if equal is not True:
+            assume(equal, refusal)
 
 
 def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, kwargs: dict) -> None:

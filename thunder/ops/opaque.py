@@ -11,14 +11,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hashable, user_location
+from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
-from thunder.ops import autocast
-from thunder.ops.define import torch_path
+from thunder.ops.define import alias, torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
 
 _SYMBOLS: dict = {}
 
@@ -28,22 +28,48 @@ def is_opaque(symbol: Symbol) -> bool:
 
 
 def symbol_for(function) -> Symbol:
-    """The opaque operation for a torch function. One symbol per function."""
+    """The opaque operation for a torch function. One symbol per function, and one for each state of autocast: PyTorch does its casts inside the function."""
     if isinstance(function, compat.OpOverload) and function._overloadname == "default":
         function = function.overloadpacket
-    symbol = _SYMBOLS.get(function)
+    recorder = current_recorder()
+    kinds = recorder.context.autocast.state[0] if recorder is not None and recorder.context.autocast is not None else ()
+    symbol = _SYMBOLS.get((function, kinds))
     if symbol is None:
-        symbol = _SYMBOLS[function] = _make(function)
+        symbol = _SYMBOLS[function, kinds] = _make_under_autocast(function, kinds) if kinds else _make(function)
     return symbol
+
+
+def _make_under_autocast(function, kinds: tuple) -> Symbol:
+    plain = _make(function)
+    name = f"autocast_{plain.name}"
+
+    def run(*args, **kwargs):
+        with compat.autocast_on(kinds):
+            return function(*args, **kwargs)
+
+    def meta(*args, **kwargs):
+        return _typed_by_running(run, plain.name, args, kwargs)
+
+    return Symbol(name, meta, id=("opaque", name, id(function), kinds), is_prim=True, tags=tuple(plain.tags), fn=run)
+
+
+def casts_inside(symbol: Symbol) -> None:
+    """For an operation that PyTorch composes of others, some of which autocast casts: under autocast its function is taken as it is."""
+    function = symbol.torch_functions[0]
+
+    def call(*args, **kwargs):
+        recorder = current_recorder()
+        return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else symbol)(*args, **kwargs)
+
+    call.__name__ = symbol.name
+    alias(*symbol.torch_functions)(call)
 
 
 def _make(function) -> Symbol:
     path = torch_path(function)
     name = path[1] if path else _identifier(function)
 
-    def meta(*args, **kwargs):
-        return _typed_by_running(function, name, args, kwargs)
-
+    meta = typed_by_running(function, name)
     custom = _custom_path(function)
     if custom is not None:
         module, name = custom
@@ -51,7 +77,6 @@ def _make(function) -> Symbol:
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
         return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
     made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
-    made.autocast = autocast.OPAQUE.get(name)
     made.info["typed_by_running"] = True  # which results require grad is known as well
     return made
 
@@ -91,10 +116,33 @@ def _identifier(function) -> str:
     return name if name.isidentifier() else "torch_function"
 
 
+def typed_by_running(function, name: str):
+    """A meta rule that runs the function on fake tensors."""
+
+    def meta(*args, **kwargs):
+        return _typed_by_running(function, name, args, kwargs)
+
+    return meta
+
+
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
         return typed_by_example(function, name, args, kwargs)
-    mode = FakeTensorMode()
+    try:
+        return _typed_under(FakeTensorMode(), function, name, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        mode = compat.fake_mode_of_sizes()
+    try:  # sizes that data decides come out as symbols
+        return _typed_under(mode, function, name, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+        raise CaptureError(
+            f"the shape or value of {name}'s result depends on data",
+            location=user_location(),
+            remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
+        ) from error
+
+
+def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
     recorder = current_recorder()
     grad = recorder is not None and recorder.context.grad_enabled
     known: dict[int, TensorProxy] = {}
@@ -113,16 +161,9 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             return mode.from_tensor(x)
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    try:
-        with torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
-            out = function(*fake_args, **fake_kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise CaptureError(
-            f"the shape or value of {name}'s result depends on data",
-            location=user_location(),
-            remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
-        ) from error
+    with torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
+        out = function(*fake_args, **fake_kwargs)
 
     with torch._C.DisableTorchFunction():
         if any(isinstance(x, torch.Tensor) and is_unusual(x) for x in leaves(out)):
@@ -134,7 +175,8 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             return x
         if id(x) in known:
             return known[id(x)]
-        made = TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=x.requires_grad)
+        shape = tuple([fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape])
+        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=x.requires_grad)
         if memory is not None:
             storage = x.untyped_storage()._cdata
             for argument in given:
@@ -236,7 +278,7 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
             given = _with_inputs(wanted, map_structure(fake, args), map_structure(fake, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
             outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
             gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError):  # what fake tensors can not do, real ones may
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
         return wanted
     return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
 
@@ -291,7 +333,7 @@ def _make_derivative(symbol: Symbol):
         cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
-        backward.info["differentiated_once"] = once
+        backward.info["differentiated_once"], backward.info["takes_none"] = once, True
         return _as_structure(wanted, backward(graph, cotangents), args, kwargs)
 
     return rule

@@ -27,7 +27,7 @@ CONSTRUCTORS = (torch.nested.nested_tensor, torch.nested.as_nested_tensor)
 
 def is_unusual(x: torch.Tensor) -> bool:
     """Whether a tensor is none that shape, dtype and device describe."""
-    if x.layout is not torch.strided or x.is_nested:
+    if x.layout is not torch.strided or x.is_nested or x.is_quantized:
         return True
     kind = type(x)
     if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch._subclasses.FakeTensor) or kind.__torch_function__ is torch._C._disabled_torch_function_impl:
