@@ -70,7 +70,7 @@ WRONG = {
     "the same memory": (lambda run, *tensors: tensors[0].copy_(run(*tensors)), "wrong", "it shares memory with arguments [0, ('memory', 0)]"),
     "generator": (_drawing, "wrong", "the generator stands elsewhere"),
     "an error": (lambda run, *tensors: run(*tensors).view(-5), "wrong", "RuntimeError: "),
-    "a clear error": (_refusing, "clear", "no"),
+    "a clear error": (_refusing, "clear", "cannot capture this program: no"),
 }
 
 
