@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}:UserWarning")
     for text in (
         ".*padding='same' with even kernel lengths", "reduction. 'mean' divides the total loss", "index_reduce\\(\\) is in beta", "Casting complex values to real",
-        "ComplexHalf support is experimental", "To copy construct from a tensor", ".*size_average and reduce args", "(at::|torch\\.)\\S+ is deprecated",
+        "ComplexHalf support is experimental", "To copy construct from a tensor", ".*size_average and reduce args", "(at|torch)\\S+ is deprecated",
     )
 ]
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)

@@ -16,7 +16,7 @@ from thunder.ops.methods import call_torch
 # PyTorch's own warnings about samples it is given, and about operations that torch.vmap computes in a loop
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in (
     "There is a performance drop", ".*padding='same' with even kernel lengths", "reduction. 'mean' divides the total loss", "index_reduce\\(\\) is in beta", "Casting complex values to real",
-    "To copy construct from a tensor", ".*size_average and reduce args", "(at::|torch\\.)\\S+ is deprecated",
+    "To copy construct from a tensor", ".*size_average and reduce args", "(at|torch)\\S+ is deprecated",
 )]  # fmt: skip
 DETERMINED = [n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and n not in ("empty", "empty_like", "eigh", "svd")]
 

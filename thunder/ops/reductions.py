@@ -766,13 +766,14 @@ def _norm_gradient(g, y, a, order, dim, keepdim: bool):
 def _norm_rule(symbol: Symbol, order_of) -> None:
     def rule(a, *args, **kwargs):
         order, dim, keepdim, dtype = order_of(*args, **kwargs)
-        if order is None or dtype is not None or not (order in (0, 1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]:
+        if order != 0 and (order is None or dtype is not None or not (order in (1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]):
             return NotImplemented
         y = symbol(a, *args, **kwargs)
         g = yield y
         return (_norm_gradient(g, y, a, order, dim, keepdim),)
 
     symbol.vjp(rule)
+    symbol.info["complex_rule"] = lambda a, *args, **kwargs: order_of(*args, **kwargs)[0] == 0
 
 
 def _norm_arguments(p="fro", dim=None, keepdim=False, dtype=None):

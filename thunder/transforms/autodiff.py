@@ -193,7 +193,8 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
 
 def _complex(line: BoundSymbol) -> bool:
     """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of data and what says that its rule holds."""
-    if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
+    holds = line.sym.info.get("complex_rule")
+    if OpTags.SHAPE_OP in line.sym.tags or holds is True or (holds is not None and holds(*line.args, **line.kwargs)):
         return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
