@@ -205,7 +205,7 @@ def _dropout(name: str, *functions) -> None:
     def call(a, p=0.5, training=usually, inplace=False):
         if not training or p == 0.0:  # PyTorch gives back its argument
             _dropout_meta(a, p)
-            return LTORCH["squeeze"](LTORCH["unsqueeze"](a, 0), 0) if name == "dropout3d" and len(a.shape) == 4 else a
+            return LTORCH["squeeze"](LTORCH["unsqueeze"](a, 0), 0) if name == "dropout3d" and len(a.shape) == 4 and not inplace else a
         out = symbol(a, p, True)
         return overwrite(a, out, name) if inplace else out
 
