@@ -398,7 +398,7 @@ def _result_kind(name: str, operands: tuple) -> type:
         return float
     if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):  # of an int, a float where the exponent is negative
         if not isinstance(operands[1], int):
-            raise _undecided(f"the sign of the exponent in {operands[0]} ** {operands[1]}", _unbacked(operands))
+            raise _undecided(f"the sign of the exponent {_expression(operands[1])}", _unbacked(operands))
         return float
     return int
 

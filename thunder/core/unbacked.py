@@ -242,7 +242,7 @@ def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, i
 
 
 def _constants(arguments) -> list[int]:
-    """The ints in arguments and in their shapes, and the products of those that stand together."""
+    """The ints in arguments and in their shapes, the products of those that stand together, and how often the former go into these."""
     found: dict[int, None] = {}
 
     def note(x):
@@ -254,7 +254,8 @@ def _constants(arguments) -> list[int]:
 
     def walk(x):
         if isinstance(x, (tuple, list)) and x and all(type(n) is int for n in x):
-            found[math.prod(x)] = None
+            product = math.prod(x)
+            found.update(dict.fromkeys([product, *(product // n for n in x if n)]))
         if isinstance(x, (tuple, list)):
             for e in x:
                 walk(e)
@@ -262,4 +263,5 @@ def _constants(arguments) -> list[int]:
             map_structure(note, x)
 
     walk([*arguments[0], *arguments[1].values()])
-    return sorted(found, key=abs)[:16]
+    found.update(dict.fromkeys([m // n for m in found for n in found if 1 < n < m and m % n == 0]))
+    return sorted(found, key=abs)[:24]

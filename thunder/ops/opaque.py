@@ -125,7 +125,7 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
             return mode.from_tensor(x)
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with compat.quiet_fake_tensors(), torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
         out = function(*fake_args, **fake_kwargs)
 

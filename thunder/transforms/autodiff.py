@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in, same_shape
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.core.unbacked import with_sizes
@@ -385,7 +385,7 @@ def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table
 
 
 def _same_form(a: TensorProxy, b: TensorProxy) -> bool:
-    return a.shape == b.shape and a.dtype is b.dtype
+    return same_shape(a.shape, b.shape) and a.dtype is b.dtype
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
