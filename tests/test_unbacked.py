@@ -89,6 +89,23 @@ def scattered(x):
     return out
 
 
+def written_through_masks(x):
+    y = x.clone()
+    y[rows(x)] += 1
+    y[x > 0.5] *= 2
+    y[rows(x).nonzero()[:, 0], 1] = 7.0
+    return y
+
+
+def written_through_slices(x):
+    y, n = x.clone(), rows(x).sum().item()
+    y[:n] = 0
+    y[n:].add_(1)
+    y[:n] += 3
+    y[:, 0][:n] += 2
+    return y
+
+
 def conditions(x):
     n = rows(x).sum().item()
     torch._check(n >= 0)
@@ -167,6 +184,8 @@ PROGRAMS = {
     "einsum": lambda x: torch.einsum("ij,kj->ik", x[rows(x)], x),
     "written in place": lambda x: x[rows(x)].mul_(2).add_(x[rows(x)]),
     "view written in place": lambda x: (lambda y: (y[:, 0].zero_(), y)[1])(x[rows(x)]),
+    "written through masks and places": written_through_masks,
+    "written through slices at numbers": written_through_slices,
     "dropout in eval": lambda x: F.dropout(x[rows(x)], 0.5, False),
     "opaque operation": lambda x: torch.fft.fft(x[rows(x)], dim=1).real,
     "opaque operation that changes the size": lambda x: torch.nn.functional.unfold(x[None, None, rows(x)], (1, 2)) if False else torch.combinations(torch.arange(3)),
@@ -472,6 +491,7 @@ REFUSED = {
     "parts as many as a size": (lambda x: x[rows(x)].split(2), "u0"),
     "the sign of an exponent": (lambda x: x * 2 ** rows(x).sum().item(), "the sign of the exponent"),
     "a list as long as a size": (lambda x: x[rows(x)].tolist(), ".tolist() asks for the values of a tensor that is large, or as large as data decides"),
+    "memory written and read at places that data decides": (lambda x: (lambda y, n: y[n:].copy_(y[: ROWS - n]))(x.clone(), rows(x).sum().item()), "at places that data decides"),
     "an element of a list": (lambda x: [1, 2, 3][rows(x).sum().item()], "the value of u0"),
 }
 

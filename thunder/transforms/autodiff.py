@@ -151,9 +151,8 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     """What the result needs is forward, wherever the rule writes it."""
     needed = set(line.outputs)
     forward, backward = [], []
-    later = _reading(lines, gets) if any(OpTags.DONT_DCE in b.sym.tags for b in lines) else ()
     for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and b not in later:
+        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, lines, gets):
             needed.update(b.inputs)
             forward.append(b)
         else:
@@ -161,14 +160,15 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     return Derivative(forward[::-1], backward[::-1], gets, [(a, g) for a, g in puts if a.requires_grad])
 
 
-def _reading(lines: list[BoundSymbol], gets: list) -> set[BoundSymbol]:
-    """The lines that cotangents flow into."""
-    values, found = {g for _, g in gets}, set()
+def _reads(line: BoundSymbol, lines: list[BoundSymbol], gets: list) -> bool:
+    """Whether cotangents flow into a line."""
+    values = {g for _, g in gets}
     for b in lines:
         if not values.isdisjoint(b.inputs):
-            found.add(b)
             values.update(b.outputs)
-    return found
+            if b is line:
+                return True
+    return False
 
 
 # ---------------------------------------------------------------------------------------------------------------- choosing a rule
