@@ -391,6 +391,28 @@ def test_experts_train_as_in_eager():
     assert thunder.cache_misses(compiled) == 2  # one for each shape of the input
 
 
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+def test_recurrent_networks_on_packed_sequences(kind):
+    torch.manual_seed(0)
+    network = kind(4, 5, batch_first=True, bidirectional=True)
+
+    def program(x):
+        lengths = rows(x).view(3, 2).sum(1) + 1
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x.view(3, 2, 4).repeat(1, 2, 1), lengths, batch_first=True, enforce_sorted=False)
+        return torch.nn.utils.rnn.pad_packed_sequence(network(packed)[0], batch_first=True)
+
+    def gradients_of(function, x):
+        x = x.clone().requires_grad_()
+        out, lengths = function(x)
+        return out, lengths, *torch.autograd.grad(out.sum(), (x, *network.parameters()))
+
+    compiled = thunder.jit(program)
+    for x in DATA:
+        for got, want in zip(gradients_of(compiled, x), gradients_of(program, x), strict=True):
+            torch.testing.assert_close(got, want)
+    assert thunder.cache_misses(compiled) == 1
+
+
 @pytest.mark.parametrize("name", ["rows", "broadcast against another count", "item as the end of a slice", "size returned", "stacked, joined", "reshaped"])
 def test_beside_symbolic_sizes(name):
     program = PROGRAMS[name]

@@ -195,11 +195,11 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
 
 
 def fake_mode_of_sizes():
-    """A FakeTensorMode in which sizes that data decides are symbols. Without it such operations are refused."""
+    """A FakeTensorMode in which sizes that data decides are symbols; it has no kernel run on zeros, whose sizes mean nothing. Without it such operations are refused."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True))
+    return FakeTensorMode(allow_fallback_kernels=False, shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True))
 
 
 @contextlib.contextmanager

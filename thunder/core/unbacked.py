@@ -85,8 +85,8 @@ def _check_sizes(tensor, expected: tuple, name: str) -> None:
         return
     wanted = ", ".join("any" if n is None else str(n) for n in expected)
     raise RuntimeError(
-        f"the result of {name} has the shape {list(tensor.shape)}, where the compiled program was made for [{wanted}]: a size that data decides changes it in a way that was not "
-        "foreseen. Run this part outside of the compiled function"
+        f"the result of {name} has the shape {list(tensor.shape)}, where the compiled program was made for [{wanted}]: the shape depends on data in a way that was not foreseen. "
+        "Run this part outside of the compiled function, and pass the result in"
     )
 
 

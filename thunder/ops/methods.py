@@ -8,8 +8,8 @@ import operator
 import torch
 from torch.utils._pytree import tree_leaves
 
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, converted, map_structure, numbers_in
-from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, UnbackedNumber, concrete, converted, map_structure, numbers_in
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
@@ -205,7 +205,23 @@ def item(a: TensorProxy):
             return value.item()
     if (a.numel_value != 1) is True:
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
-    return _read_numbers(_item, a, ())
+    recorder = current_recorder()
+    known = _read_before(recorder, recorder.latest(a)) if recorder is not None else None
+    return _read_numbers(_item, a, ()) if known is None else known.number()
+
+
+def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
+    """The number that was read already, of this tensor or of one that is made in the same way."""
+    read = [line for line in recorder.bound_symbols if line.sym is _item]
+    if not read:
+        return None
+    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
+
+    def made(x):
+        line = maker.get(x)
+        return (x,) if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE} else (line.rhs, tuple(o is x for o in line.outputs))
+
+    return {made(line.args[0]): line.output for line in read}.get(made(a))
 
 
 def tolist(a: TensorProxy):

@@ -32,7 +32,7 @@ __all__ = [
 class ForwardBackward:
     """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that require grad.
+    outputs: the distinct tensors and numbers of data that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that require grad.
     """
 
     __slots__ = ("forward", "backward", "outputs", "cotangents", "saved_tensors", "saved_others", "returned")
