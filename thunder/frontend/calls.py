@@ -261,7 +261,7 @@ def binary(c, symbol, a, b):
 
 def unary(c, symbol, a):
     c.touch(a)
-    f = c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
+    f = None if isinstance(a, NumberProxy) else c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
     if type(a) is TensorProxy:
         c.synchronize()
     elif type(a) is AnyProxy:
@@ -733,6 +733,16 @@ def _extreme(c, f, args, kwargs):
     return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
 
 
+def _symbolic(c, f, args, kwargs):
+    """torch.sym_max and the like: what Python's functions do, without branching."""
+    if f is torch.sym_not:
+        return args[0].__sym_not__() if type(args[0]) is Condition else not args[0]
+    if f in (torch.sym_int, torch.sym_float):
+        return converted(args[0], int if f is torch.sym_int else float)
+    found = extreme("max" if f is torch.sym_max else "min", *args)
+    return converted(found, float) if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args) else found
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -804,6 +814,7 @@ def _install() -> None:
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
+        **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
         **dict.fromkeys(CONSTRUCTORS, record),
         torch._C._log_api_usage_once: _constant(None),
         **torch_func.HANDLERS,

@@ -47,8 +47,7 @@ def full_prim(shape, value, *, device, dtype):
 def _shape_of(args: tuple) -> tuple:
     """`zeros(2, 3)` and `zeros((2, 3))` alike."""
     shape = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    if any(isinstance(n, TensorProxy) for n in shape):
-        shape = [METHODS["item"](n) if isinstance(n, TensorProxy) else n for n in shape]
+    shape = [METHODS["item"](n) if isinstance(n, TensorProxy) and not n.shape and n.dtype.category == 1 else n for n in shape]
     for n in shape:
         if not isinstance(n, (int, NumberProxy)):
             raise TypeError(f"sizes must be ints, not {type(n).__name__}")

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, hashable, user_location
 from thunder.core.unbacked import assume
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, DataDependentError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
@@ -124,7 +124,12 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
     if not others or function is None or memory.layout is None:
         return
     with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad():
-        layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
+        try:
+            layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
+        except DataDependentError:
+            if function is operator.setitem and _is_own_view(memory, *args):
+                return
+            _refuse(f"{function.__name__} reads memory that it writes to, at places that data decides")
         if not any(_overlaps(layouts[target], layout) for layout in layouts.values()):
             return
         size = layouts[target].untyped_storage().nbytes()
@@ -143,6 +148,12 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
         except RuntimeError as error:
             if str(error).startswith("unsupported operation"):
                 raise
+
+
+def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:
+    """Whether `a[key] = value` puts `a[key]` back in its place, as `a[key] += 1` does."""
+    line, shown = memory.view_of.get(memory.holder(value), (None, None))
+    return line is not None and shown is memory.holder(a) and line.sym is LTORCH["getitem"] and hashable(line.args[1]) == hashable(key)
 
 
 _PROBED_BYTES = 1 << 24

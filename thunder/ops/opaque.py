@@ -6,7 +6,7 @@ Operators registered with torch.library come the same way; their author gave the
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
@@ -128,18 +128,27 @@ def typed_by_running(function, name: str):
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
         return typed_by_example(function, name, args, kwargs)
+    if name in ("gru", "lstm", "rnn_tanh", "rnn_relu") and len(args) == 9 and isinstance(args[1], TensorProxy) and not isinstance(args[8], TensorProxy):
+        if name == "lstm" or isinstance(args[2], TensorProxy):
+            return _packed_recurrence(*args)
     try:
         return _typed_under(FakeTensorMode(), function, name, args, kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException):
         mode = compat.fake_mode_of_sizes()
     try:  # sizes that data decides come out as symbols
         return _typed_under(mode, function, name, args, kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
         raise CaptureError(
             f"the shape or value of {name}'s result depends on data",
             location=user_location(),
             remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
         ) from error
+
+
+def _packed_recurrence(a, batch_sizes, state, parameters, biases, layers, dropout, train, bidirectional):
+    """A recurrent network on packed sequences: PyTorch reads how long they are, which fake tensors do not tell."""
+    states = state if isinstance(state, (tuple, list)) else (state,)
+    return like(a, (a.shape[0], states[0].shape[-1] * (2 if bidirectional else 1))), *map(like, states)
 
 
 def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
@@ -161,7 +170,8 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
             return mode.from_tensor(x)
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    with torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    quiet = compat.quiet_fake_tensors()
+    with quiet, torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
         out = function(*fake_args, **fake_kwargs)
 

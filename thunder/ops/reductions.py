@@ -559,6 +559,8 @@ def diff(a, n=1, dim=-1, prepend=None, append=None):
     dim = dim % len(out.shape)
     for _i in range(builtins.min(n, concrete(out.shape[dim]))):
         size = out.shape[dim]
+        if size == 0:
+            break
         later, earlier = LTORCH["narrow"](out, dim, 1, size - 1), LTORCH["narrow"](out, dim, 0, size - 1)
         out = LTORCH["logical_xor"](later, earlier) if out.dtype is dtypes.bool8 else later - earlier
     return out
