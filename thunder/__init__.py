@@ -20,7 +20,7 @@ _FROM = {
     "thunder.extend.opaque": ("opaque",),
     "thunder.extend.debugging": ("debug_print",),
     "thunder.tracing": ("trace",),
-    "thunder.verify": ("verify",),
+    "thunder.verification": ("verify",),
     "thunder.module": ("ThunderModule",),
     "thunder.options": ("DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS"),
     "thunder.inspection": (

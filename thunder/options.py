@@ -77,10 +77,14 @@ def resolve_numerics(given: NUMERICS_OPTIONS | str | None, executors: Sequence, 
     names = {getattr(e, "name", e) for e in asked_for}
     for e in executors:
         if not e.exact and e.name in names:
-            raise OptionError(f"numerics='eager' and executors=[{e.name}]: that executor does not say that its results are PyTorch's bit for bit (exact=True): leave one of the two out")
+            raise OptionError(
+                f"numerics='eager' and executors=[{e.name}]: that executor does not say that its results are PyTorch's bit for bit (exact=True): leave one of the two out"
+            )
     for t in transforms:
         if not getattr(t, "exact", False):
-            raise OptionError(f"numerics='eager' and transforms=[{type(t).__name__}]: that transform does not say that it keeps results bit for bit (exact = True): leave one of the two out")
+            raise OptionError(
+                f"numerics='eager' and transforms=[{type(t).__name__}]: that transform does not say that it keeps results bit for bit (exact = True): leave one of the two out"
+            )
     return numerics, tuple(e for e in executors if e.exact)
 
 

@@ -9,8 +9,8 @@ compared: the line as its executor computes it (ours), the operations it stands 
 region of a fusion executor is one line. After that, every operation is differentiated by itself, in the three ways. Last come the results and gradients of the whole program, where
 what passes over several lines does (recomputation, writes in place, transforms) would show.
 
-**What rounding explains.** With u the spacing of numbers at 1 in the result's dtype, R the reference, E eager's result, and R' the reference for inputs of which each was changed by
-a random part of one rounding, at most u / 2 of it:
+**What rounding explains.** With u the spacing of numbers at 1 in the result's dtype, R the reference, E eager's result, and R' the reference for inputs of which each was
+changed by a random part of one rounding, at most u / 2 of it:
 
     |ours - R|  <=  4 |E - R| + 2 |R' - R| + u |R|
 
@@ -410,7 +410,9 @@ class _Step:
             return torch.autograd.grad([o for o, _ in pairs], [leaves[p.name] for p in wanted], [c for _, c in pairs], allow_unused=True, materialize_grads=True)
 
         wanted_set = set(wanted)
-        executor = next((b.sym.executor.name for t in (backward[-1], forward[-1]) for b in t.bound_symbols if b.sym.executor not in (None, *_PYTORCH)), "torch")
+        others = [e for e in self.options.executors if e not in _PYTORCH]
+        ran = {b.sym.executor for t in (forward[-1], backward[-1]) for b in t.bound_symbols}
+        executor = next((e.name for e in others if e.get_grad_transform(line) is not None), next((e.name for e in others if e in ran), "torch"))
         text = "\n".join(_printed(line))
         cotangents = [self.cotangent(values[o.name]) if isinstance(values.get(o.name), torch.Tensor) else None for o in starts]
         try:
@@ -439,8 +441,9 @@ class _Step:
 
     # --- results and gradients of the whole program
     def whole(self, own: list) -> None:
-        if any(not b.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)) for b in self.acquired.bound_symbols) or any(b.sym.info.get("own_derivative") for b in self.acquired.bound_symbols):
-            return  # what is drawn has no float64 form, and each line was compared
+        alone = (OpTags.RANDOM_OP, OpTags.OPAQUE)  # what is drawn, or may be, has no float64 form; a derivative of the user's own is not that of its forward
+        if any(not b.sym.tags.isdisjoint(alone) or b.sym.info.get("own_derivative") for b in self.acquired.bound_symbols):
+            return
         first = self.entry.captured.computation_traces[0]  # before transforms changed it, unless they changed what it takes
         program = first if [a.name for a in first.args] == [a.name for a in self.acquired.args] else self.acquired
         arguments = self.acquired.args
