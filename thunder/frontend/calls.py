@@ -33,7 +33,7 @@ from thunder.frontend.strides import LAYOUT_QUESTIONS, answer
 from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
-from thunder.ops import inplace_of, lookup
+from thunder.ops import inplace_of, lookup, random
 from thunder.ops.methods import call_torch
 from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -402,6 +402,9 @@ def _call_function(c, f, args, kwargs):
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
+        wrapped = getattr(f, "__wrapped__", None)
+        if wrapped is not None and lookup(wrapped) is not None:  # torch._dynamo puts a wrapper in the place of torch.manual_seed
+            return record(c, wrapped, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)
@@ -437,6 +440,9 @@ def _call_builtin(c, f, args, kwargs):
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
+    if type(s) is torch.Generator and (id(s) in c.sources or s is torch.default_generator):
+        c.synchronize()
+        return random.call_generator(s, f.__name__, _materialized(c, args), _materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
@@ -768,6 +774,7 @@ def _install() -> None:
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
         torch.autograd.Function.apply.__func__: autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
