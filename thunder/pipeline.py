@@ -12,13 +12,14 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.extend import FusionExecutor
 from thunder.ops.inplace import write_back
 from thunder.ops.torch_types import to_torch_device
-from thunder.options import JitOptions
+from thunder.options import RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.memory_budget import plan
+from thunder.transforms.offer_random import offer_random
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
@@ -36,7 +37,9 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
 
 def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
+    offered = options.rng is RNG_OPTIONS.FUSED and any(isinstance(e, FusionExecutor) for e in executors)
     return [
+        *([("Offer Random Operations", offer_random)] if offered else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
         *(
@@ -103,10 +106,10 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
     return gradients.replace(args=[*(acquired.args[i] for i in needed), *gradients.args[len(acquired.args) :]]), needed
 
 
-def random_devices(acquired: Trace) -> list | None:
-    """The devices whose default generators a computation may draw from; None where it draws from a generator of the user's."""
+def random_devices(acquired: Trace, options: JitOptions) -> list | None:
+    """The devices whose default generators a computation may draw from; None where it may draw from others: the user's, or those of fusion executors."""
     drawing = [line for line in acquired.bound_symbols if not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
-    if any(line.kwargs.get("generator") is not None for line in drawing):
+    if drawing and options.rng is RNG_OPTIONS.FUSED or any(line.kwargs.get("generator") is not None for line in drawing):
         return None
     return list(dict.fromkeys(to_torch_device(o.device) for line in drawing for o in line.outputs if isinstance(o, TensorProxy)))
 

@@ -582,6 +582,8 @@ class Capture(Host):
                 self.seen_names.add((id(space), n))
                 if n in space:
                     self.namespace(space, label, n, value)
+                    if t is torch.Generator:
+                        self.sources.setdefault(id(value), self.const(space, "global").item(n))
             return value
         if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
             return value
