@@ -413,7 +413,8 @@ def jit(
 
     executors: executors or their names, in the order they are asked; None means the default ones. sharp_edges: "allow", "warn" or "error".
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are constants but for int arguments that change from
-    call to call. disable_torch_autograd: results never require grad. transforms: applied in order. debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
+    call to call. disable_torch_autograd: results never require grad. transforms: applied in order. debug_options: see `thunder.DebugOptions`.
+    record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
     memory_budget (a compile option): the share of the bytes saved for the backward that may be saved; the rest is computed again in the least time.
     compile_options: free-form options that executors and passes may ask for; `thunder.last_compile_options` says which were used.
 

@@ -247,8 +247,10 @@ def agree(f, compiled, args):
     ours, eagers = copied(args), copied(args)
     got, want = [*flat(compiled(*ours)), *ours], [*flat(f(*eagers)), *eagers]
     assert len(got) == len(want)
+    assert [isinstance(x, torch.Tensor) and x._version > 0 for x in ours] == [isinstance(x, torch.Tensor) and x._version > 0 for x in eagers], "versions"
     for a, b in zip(got, want, strict=True):
         if isinstance(b, torch.Tensor):
+            assert a.requires_grad == b.requires_grad
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
         else:
             assert a == b

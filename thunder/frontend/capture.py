@@ -299,13 +299,13 @@ class Capture(Host):
                 self._share(base, proxy, value)
         return proxy
 
-    def written_to(self, base: TensorProxy, is_view: bool) -> None:
-        """An in-place operation writes to `base`, or to a view of it. Raises where the program or thunder can not allow it."""
+    def written_to(self, base: TensorProxy, is_view: bool, detached: bool) -> None:
+        """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
         if base not in self.real:
             return
         with torch._C.DisableTorchFunction():
             differentiable, leaf = self.real[base][0].requires_grad and torch.is_grad_enabled(), self.real[base][0].is_leaf
-        if differentiable:
+        if differentiable and not detached:
             if leaf:
                 raise RuntimeError(f"a {'view of a ' * is_view}leaf Variable that requires grad is being used in an in-place operation.")
             self.refuse("an argument that requires grad, and is the result of another operation, is written to", "write to a clone of it")
@@ -340,7 +340,7 @@ class Capture(Host):
             value = memory.current.get(base)
             del self.mutated[base]
             memory.same(base, other, mine)
-            self.written_to(other, True)
+            self.written_to(other, True, False)
             if value is not None:  # written to before the other one was read
                 memory.write(base, value)
             return
@@ -369,7 +369,8 @@ class Capture(Host):
                     form = inplace.rearranging(symbol)
                     target = form.record(self.recorder, (target, *arguments), {}, form.meta(target, *arguments))
                 if base in memory.filled:
-                    inplace.write_back.record(self.recorder, (target, value), {}, None)
+                    copy = inplace.write_back if base in memory.counted else inplace.write_back_uncounted
+                    copy.record(self.recorder, (target, value), {}, None)
                 memory.written_back(base, target)
             memory.settle()
 

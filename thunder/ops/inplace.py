@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
@@ -63,6 +63,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
 @functools.cache
 def rearranging(symbol: Symbol) -> Symbol:
     """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new shape."""
+
     def meta(a, *args):
         return like(symbol.meta(a, *args))  # type: ignore[misc]
 
@@ -155,7 +156,7 @@ def _is_dense(x: torch.Tensor) -> bool:
 def _own(recorder: Recorder):
     """Where nothing is written back, only what the lines of the recorder made may be written to."""
 
-    def check(base: TensorProxy, is_view: bool) -> None:
+    def check(base: TensorProxy, is_view: bool, detached: bool) -> None:
         if not any(o is base for line in recorder.bound_symbols for o in line.outputs):
             _refuse("an in-place operation writes to a tensor that was passed in")
 
@@ -163,6 +164,20 @@ def _own(recorder: Recorder):
 
 
 write_back = Symbol("copy_", lambda target, value: None, module="ltorch", id="write_back", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.Tensor.copy_)
+
+
+def _copy_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    target.data.copy_(value)
+
+
+write_back_uncounted = Symbol(
+    "copy_data", lambda target, value: None, module="ltorch", id="write_back_uncounted", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=_copy_data
+)
+
+
+def writes_back(line: BoundSymbol) -> bool:
+    """Whether a line only changes an argument: what it was before is not read through it."""
+    return line.sym in (write_back, write_back_uncounted) or "rearranges" in line.sym.info
 
 
 def _spoken(t: TensorProxy) -> str:

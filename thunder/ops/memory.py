@@ -25,11 +25,12 @@ __all__ = ["Memory", "may_view"]
 class Memory:
     """The state of one recording.
 
-    active: whether anything was written to. outside: called with what is about to be written to, in the end, and whether that happens through a view; says no by raising.
+    active: whether anything was written to. outside: called with what is about to be written to, in the end, and whether that happens through a view, and behind
+    autograd's back; says no by raising.
     layout: gives a stand-in tensor with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is written to may share memory.
     """
 
-    def __init__(self, lines: list[BoundSymbol] = (), outside: Callable[[TensorProxy, bool], None] | None = None, layout: Callable | None = None):  # type: ignore[assignment]
+    def __init__(self, lines: list[BoundSymbol] = (), outside: Callable[[TensorProxy, bool, bool], None] | None = None, layout: Callable | None = None):  # type: ignore[assignment]
         self.active = False
         self.outside, self.layout = outside, layout
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}  # view -> the line that made it and what it shows
@@ -38,6 +39,7 @@ class Memory:
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.stale: set[Proxy] = set()  # views to make again before they are read
         self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
+        self.counted: set[Proxy] = set()  # what was written to not only through `.data`, so that its version counts on
         self.filled: set[Proxy] = set()  # what has other elements now, directly or through a view
         self.rearranged: dict[Proxy, list[tuple[Symbol, tuple]]] = {}  # what changed its shape in place, and how
         self.formed: dict[Proxy, TensorProxy] = {}  # what has another shape now, by an operation in place -> a value of that shape
@@ -132,9 +134,21 @@ class Memory:
         base = self.base(target)
         if base in self.fixed:
             raise CaptureError(self.fixed[base], location=user_location(), remedy=_REMEDY)
+        behind = self._detaching(target)
         if self.outside is not None:
-            self.outside(base, base is not target)
+            self.outside(base, base is not target, bool(behind))
         self.active = True
+        if "data" not in behind:
+            self.counted.add(self.base(target))
+
+    def _detaching(self, x: TensorProxy) -> set[str]:
+        """The operations between a view and what it shows in the end that autograd does not see through."""
+        found = set()
+        while x in self.view_of:
+            line, x = self.view_of[x]
+            if line.sym.name in ("detach", "data"):
+                found.add(line.sym.name)
+        return found
 
     def _decide(self, base: TensorProxy) -> None:
         """Which results of `reshape` and its like are views of what is about to be written to, by the strides that it has."""
@@ -180,7 +194,7 @@ class Memory:
                 if root is base:
                     continue
                 if self.outside is not None:
-                    self.outside(root, True)
+                    self.outside(root, True, False)
                 for lost in (root, *self._below(root)):
                     self.lost[lost] = "an operation that thunder does not know gave a view of a tensor; one of the two was written to, and the other is read again"
 
@@ -460,10 +474,11 @@ def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tup
 
 
 def _detached(line: BoundSymbol, view, whole, part):
-    """What autograd knows of the whole stays as it is, which a value of a trace has no way to say when it requires grad."""
-    if whole.requires_grad:
-        raise CaptureError("detach() or .data of a tensor that requires grad is written to", location=user_location(), remedy="write to it under torch.no_grad()")
-    return part
+    """What autograd knows of the whole stays as it is."""
+    if not whole.requires_grad:
+        return part
+    with _grad_enabled(True):
+        return _holding(whole, part)
 
 
 def _expanded(line: BoundSymbol, view, whole, part):
@@ -475,7 +490,7 @@ def _expanded(line: BoundSymbol, view, whole, part):
 
 
 _THROUGH: dict[str, Callable] = {
-    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part), "permute": _permuted, "movedim": _moved, "detach": _detached,
+    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part), "permute": _permuted, "movedim": _moved, "detach": _detached, "data": _detached,
     **dict.fromkeys(("unflatten", "unsqueeze", "squeeze"), _reshaped), "view": _viewed,
     **dict.fromkeys(("reshape", "flatten", "contiguous"), _copyable(_reshaped)),
     "diagonal": _placed, "unfold": _placed_once(_window_steps), "part_of": _placed_once(lambda line, view: line.args[1:3]), "real": _real, "imag": _imaginary,
