@@ -95,7 +95,8 @@ class Printer:
 
     def function(self, sym) -> str:
         """A bare name for the function of a symbol, its own where no other function has it."""
-        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in self.variables and n not in _BUILTINS)
+        reserved = self.variables | _BUILTINS
+        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in reserved)
         if not self._comment:
             self.context[name] = sym.fn
         return name

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
+from thunder.core.proxies import TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
-from thunder.ops.explain import as_torch
+from thunder.ops.layout import run_line
 
 __all__ = ["LAYOUT_QUESTIONS", "answer", "layout"]
 
@@ -40,13 +40,13 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False) -> torch.Tensor:
     with torch._C.DisableTorchFunction(), c.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         for line in _slice(c, value, c.layouts):
             if isinstance(line, BoundSymbol):
-                _run(line, c.layouts)
+                run_line(line, c.layouts)
             else:
                 _input(c, line, with_offset)
         found = {base: c.layouts[value]}
         for view in reversed(views):  # a value of the trace has the name of the first view that it was
             line, shown = memory.view_of[view]
-            _run(line.swap({p: shown for p in line.inputs if memory.holder(p) is shown}), found)
+            run_line(line.swap({p: shown for p in line.inputs if memory.holder(p) is shown}), found)
     return found[wanted]
 
 
@@ -64,28 +64,3 @@ def _slice(c, wanted: TensorProxy, known: dict) -> list:
     lines = leading_to([line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols], (wanted,))
     inputs = dict.fromkeys(p for p in (wanted, *(i for line in lines for i in line.inputs)) if p in c.real)
     return [*inputs, *(line for line in lines if not all(o in known for o in line.outputs))]
-
-
-def _run(line: BoundSymbol, values: dict[Proxy, object]) -> None:
-    if line.sym.fn is None:
-        for sub in line.subsymbols:
-            _run(sub, values)
-        values.update({old: values.get(new, new) for old, new in line.aliases.items()})
-        return
-
-    def real(x):
-        return values[x] if isinstance(x, Proxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
-
-    result = line.sym.fn(*map_structure(real, line.args), **map_structure(real, line.kwargs))
-    _name(line.output, result, values)
-
-
-def _name(said, result, values: dict[Proxy, object]) -> None:
-    if isinstance(said, Proxy):
-        values[said] = result
-    elif isinstance(said, (tuple, list)):
-        for s, r in zip(said, result, strict=True):
-            _name(s, r, values)
-    elif isinstance(said, dict):
-        for k, s in said.items():
-            _name(s, result[k], values)

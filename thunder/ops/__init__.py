@@ -31,6 +31,7 @@ FAMILIES = (
     "einsum",
     "normalization",
     "norm_formulas",
+    "kernel_formulas",
     "attention",
     "losses",
     "convolution",
