@@ -92,7 +92,7 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
     gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
-    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols)
+    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.tables.get("copies", ()))
     if overwritten is not None:
         raise_error = modified_in_place.bind(overwritten.name, output=None)
         gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))

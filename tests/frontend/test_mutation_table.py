@@ -329,7 +329,7 @@ def test_what_is_refused_leaves_everything_as_it_was(f):
     "f",
     [
         lambda x: x.long().div_(2), lambda x: x[0].add_(x), lambda x: x.add_(1j), lambda x: (x > 1).add_(1.5), lambda x: x.t_().unsqueeze_(7), lambda x: x[5].zero_(),
-        lambda x: x.copy_(torch.ones(3)), lambda x: x.__setitem__(0, torch.ones(3)), lambda x: torch.add(x, 1, out=torch.empty(4, 4, dtype=torch.int64)), lambda x: x.view(3, 5).add_(1),
+        lambda x: x.expand(2, 4, 4).add_(1), lambda x: x.copy_(torch.ones(3)), lambda x: x.__setitem__(0, torch.ones(3)), lambda x: torch.add(x, 1, out=torch.empty(4, 4, dtype=torch.int64)), lambda x: x.view(3, 5).add_(1),
     ],
 )  # fmt: skip
 def test_errors_are_of_eagers_class(f):

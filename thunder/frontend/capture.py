@@ -83,6 +83,7 @@ class Capture(Host):
         self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}  # id of a sparse or nested tensor, or of one of a subclass with its own rules
         self.has_opaque_values = False
         self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
+        self.reshaped: dict[TensorProxy, TensorProxy] = {}  # arguments under the shape they have in the end -> the same
         self.layouts: dict = {}  # values that were asked for strides -> stand-ins that have them
         self.fake_mode = None
         # what the program was found to depend on
@@ -362,6 +363,8 @@ class Capture(Host):
             for base in list(self.mutated):
                 value, target = memory.latest(base), base
                 if value is base:
+                    if base in memory.counted:  # a view of it changed its shape
+                        inplace.count_write.record(self.recorder, (base,), {}, None)
                     continue
                 if value.requires_grad and not base.requires_grad:
                     self.refuse(f"{base.name}, which does not require grad, is overwritten with what does", "write to it under torch.no_grad(), or detach the value")
@@ -371,7 +374,11 @@ class Capture(Host):
                 if base in memory.filled:
                     copy = inplace.write_back if base in memory.counted else inplace.write_back_uncounted
                     copy.record(self.recorder, (target, value), {}, None)
+                    for other in memory.below(base) if copy is inplace.write_back else ():
+                        if other in self.real:
+                            inplace.also_written.record(self.recorder, (other,), {}, None)
                 memory.written_back(base, target)
+                self.reshaped[target] = base
             memory.settle()
 
     def lift(self, value):
