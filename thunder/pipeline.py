@@ -10,7 +10,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.extend import FusionExecutor
-from thunder.ops.inplace import write_back
+from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
@@ -90,14 +90,14 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
     Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is not written again. Where an argument was
     written to after the gradients read it, the program raises PyTorch's error.
     """
-    lines = [line for line in acquired.bound_symbols if line.sym is not write_back]
+    lines = [line for line in acquired.bound_symbols if not writes_back(line)]
     outputs = [o for o in cut.outputs if o.requires_grad]
     cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
     for c in cotangents:
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
     gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
-    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols)
+    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.tables.get("copies", ()))
     if overwritten is not None:
         raise_error = modified_in_place.bind(overwritten.name, output=None)
         gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))

@@ -95,7 +95,8 @@ class Printer:
 
     def function(self, sym) -> str:
         """A bare name for the function of a symbol, its own where no other function has it."""
-        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in self.variables)
+        reserved = self.variables | _BUILTINS
+        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in reserved)
         if not self._comment:
             self.context[name] = sym.fn
         return name
@@ -173,6 +174,9 @@ def _paths(x, path: str) -> list[tuple[Proxy, str]]:
         return [(x, path)]
     items = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, (tuple, list)) else ()
     return [found for k, v in items for found in _paths(v, f"{path}[{k!r}]")]
+
+
+_BUILTINS = {"float", "complex", "slice"}  # which literals are written with
 
 
 def _number(x) -> str:

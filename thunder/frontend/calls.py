@@ -142,7 +142,7 @@ def _call_method(c, method, args, kwargs):
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
-    return function(p, *_materialized(c, args), **_materialized(c, kwargs))
+    return function(materialize(c, p), *_materialized(c, args), **_materialized(c, kwargs))
 
 
 def _materialized(c, values):
@@ -155,6 +155,8 @@ def _materialized(c, values):
 
 def materialize(c, v):
     t = type(v)
+    if t is TensorProxy and c.recorder.memory is not None and c.recorder.memory.formed:
+        return c.recorder.latest(v)  # in the shape that it has now
     if t is TensorProxy or t is int or t is float or v is None or t is bool or t is str:
         return v
     if isinstance(v, torch.Tensor):

@@ -138,6 +138,12 @@ def detach(a):
     return detach_prim(a)
 
 
+@composite(torch.Tensor.data.__get__, name="data", properties=("data",), meta=lambda a: like(a), tags=(OpTags.VIEW, OpTags.DETACHED), fn=lambda a: a.data)  # pyright: ignore[reportAttributeAccessIssue]
+def data(a):
+    """`a.data`: the same memory, of which autograd knows nothing; writes to it are not counted as writes to `a`."""
+    return detach_prim(a)
+
+
 @to.vjp
 def _(a, *, device=None, dtype=None, copy=False, memory_format=None):
     g = yield to(a, device=device, dtype=dtype, copy=copy, memory_format=memory_format)
