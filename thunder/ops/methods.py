@@ -13,7 +13,7 @@ from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
-from thunder.ops.define import alias, inplace_of, lookup
+from thunder.ops.define import LTORCH, alias, inplace_of, lookup
 from thunder.ops.explain import as_torch
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
