@@ -47,8 +47,7 @@ def full_prim(shape, value, *, device, dtype):
 def _shape_of(args: tuple) -> tuple:
     """`zeros(2, 3)` and `zeros((2, 3))` alike."""
     shape = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    if any(isinstance(n, TensorProxy) for n in shape):
-        shape = [METHODS["item"](n) if isinstance(n, TensorProxy) else n for n in shape]
+    shape = [METHODS["item"](n) if isinstance(n, TensorProxy) and not n.shape and n.dtype.category == 1 else n for n in shape]
     for n in shape:
         if not isinstance(n, (int, NumberProxy)):
             raise TypeError(f"sizes must be ints, not {type(n).__name__}")
@@ -201,6 +200,8 @@ def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _arange_meta(start, end, step, *, device, dtype):
+    if dtype is dtypes.int64:  # PyTorch counts with its integer parts
+        start, end, step = (int(x) if type(x) is float else x for x in (start, end, step))
     return _made((_count(start, end, step),), device, dtype)
 
 

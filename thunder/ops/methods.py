@@ -8,8 +8,8 @@ import operator
 import torch
 from torch.utils._pytree import tree_leaves
 
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, converted, map_structure, numbers_in
-from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, UnbackedNumber, concrete, converted, map_structure, numbers_in
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
@@ -204,28 +204,23 @@ def item(a: TensorProxy):
             return value.item()
     if (a.numel_value != 1) is True:
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
-    before = _read_before(a)
-    return _read_numbers(_item, a, ()) if before is None else before
-
-
-def _read_before(a: TensorProxy):
-    """The number, where the same element of the same tensor was read already: two readings of it are one number."""
     recorder = current_recorder()
-    if recorder is None:
+    known = _read_before(recorder, recorder.latest(a)) if recorder is not None else None
+    return _read_numbers(_item, a, ()) if known is None else known.number()
+
+
+def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
+    """The number that was read already, of this tensor or of one that is made in the same way."""
+    read = [line for line in recorder.bound_symbols if line.sym is _item]
+    if not read:
         return None
-    a = recorder.latest(a)
-    readings = [line for line in recorder.bound_symbols if line.sym is _item]
-    made = {o: line for line in recorder.bound_symbols for o in line.outputs} if readings else {}
+    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
 
-    def alike(x, y) -> bool:
-        return x is y or (type(x) is type(y) is int and x == y)
+    def made(x):
+        line = maker.get(x)
+        return (x,) if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE} else (line.rhs, tuple(o is x for o in line.outputs))
 
-    for line in readings:
-        mine, theirs = made.get(a), made.get(line.args[0])
-        same = mine is not None and theirs is not None and mine.sym is theirs.sym and len(mine.args) == len(theirs.args) and not mine.kwargs and not theirs.kwargs
-        if line.args[0] is a or (same and mine.sym.name in ("getitem", "select") and all(map(alike, mine.args, theirs.args))):
-            return line.outputs[0].number()
-    return None
+    return {made(line.args[0]): line.output for line in read}.get(made(a))
 
 
 def tolist(a: TensorProxy):
@@ -298,11 +293,4 @@ def _attribute(a: TensorProxy, name: str):
     return call_torch(found.__get__, (a,), {})
 
 
-@alias(torch.Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
-def data(a: TensorProxy) -> TensorProxy:
-    """`a.data`: the same memory, of which autograd knows nothing."""
-    return LTORCH["detach"](a)
-
-
-METHODS.properties["data"] = data
 METHODS.fallback = _attribute
