@@ -150,7 +150,6 @@ REFUSED = {
     "squeeze_of_a_mask": (lambda x, m: m[m > 3].squeeze(), "whether u0 == 1"),
     "unbind_of_a_mask": (lambda x, m: m[m > 3].unbind(), "the value of u0"),
     "unsqueeze_": (lambda x, m: (m * 2).unsqueeze_(0), "shape of a tensor in place"),
-    "embedding_max_norm": (lambda x, m: F.embedding(x.long().flatten(), m, max_norm=1.0), "changes its weight"),
 }
 
 

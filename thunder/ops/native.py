@@ -281,7 +281,7 @@ def _dropout_backward_samples(make):
 
 def _embedding_backward_samples(make):
     yield make(3, 4), torch.tensor([0, 2, 2]), 5, -1, False, False
-    yield make(3, 4), torch.tensor([0, 2, 2]), 5, 0, True, False
+    yield make(3, 4), torch.tensor([0, 2, 2]), 5, 2, False, False
 
 
 def _nll_backward_samples(make):
