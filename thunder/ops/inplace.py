@@ -250,6 +250,8 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
     name = getattr(function, "__name__", "an operation")
     if recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in((out, args, kwargs), [])):
         raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.")
+    if name in _CONJUGATED_OUT and result.dtype.category == 3:
+        _refuse(f"{name}(out=...) leaves it to PyTorch's version whether its argument shows the result or the conjugate of it")
     for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
         _check_overlap(function, target, args, kwargs | {"out": out})
         now = recorder.latest(target)
@@ -263,6 +265,7 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
     return _as_returned(type(result), out)
 
 
+_CONJUGATED_OUT = {"fft_ihfft2", "fft_ihfftn", "linalg_lu_solve"}
 _RETURNS_NONE = {"split_copy", "split_with_sizes_copy", "unbind_copy"}  # with out=
 
 
