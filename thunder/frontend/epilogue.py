@@ -273,7 +273,8 @@ class EpilogueWriter:
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
     with recording(c.recorder):
-        return c.recorder.latest(value)
+        found = c.recorder.latest(value)
+    return c.reshaped.get(found, found)
 
 
 def _latest(c, value):

@@ -200,6 +200,8 @@ def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _arange_meta(start, end, step, *, device, dtype):
+    if dtype is dtypes.int64:  # PyTorch counts with its integer parts
+        start, end, step = (int(x) if type(x) is float else x for x in (start, end, step))
     return _made((_count(start, end, step),), device, dtype)
 
 

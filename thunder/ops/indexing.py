@@ -57,7 +57,8 @@ def _bools(x) -> bool:
 
 def _nonzero(x) -> list[list[int]]:
     """For nested lists of bools: the indices of the true ones, dimension by dimension."""
-    return torch.tensor(x).nonzero(as_tuple=False).t().tolist()
+    with torch._C.DisableTorchFunction():  # no operation of the program
+        return torch.tensor(x).nonzero(as_tuple=False).t().tolist()
 
 
 def bound(x, n, default):

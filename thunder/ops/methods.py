@@ -258,6 +258,31 @@ for _name, _remedy in {
     alias(getattr(torch.Tensor, _name))(_refuse)
 
 
+@alias(torch.Tensor.type)
+def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
+    """`a.type()`: the name of its type. `a.type(dtype)`: converted to a dtype, to a type of torch's or to the type of that name."""
+    if isinstance(dtype, torch.dtype):
+        return LTORCH["to"](a, dtype=dtype)
+    with torch._C.DisableTorchFunction():
+        if dtype is None:
+            return torch.empty(0, dtype=to_torch_dtype(a.dtype), device="cpu").type().replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
+        made = torch.empty(0, device="cpu").type(dtype)
+    return LTORCH["to"](a, device=made.device, dtype=made.dtype)
+
+
+METHODS["type"] = torch_type
+
+
+@alias(torch.sym_max)
+def sym_max(a, b):
+    return max(a, b)
+
+
+@alias(torch.sym_min)
+def sym_min(a, b):
+    return min(a, b)
+
+
 def _attribute(a: TensorProxy, name: str):
     """An attribute of torch.Tensor that no operation defines."""
     found = getattr(torch.Tensor, name, None)
@@ -268,11 +293,4 @@ def _attribute(a: TensorProxy, name: str):
     return call_torch(found.__get__, (a,), {})
 
 
-@alias(torch.Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
-def data(a: TensorProxy) -> TensorProxy:
-    """`a.data`: the same memory, of which autograd knows nothing."""
-    return LTORCH["detach"](a)
-
-
-METHODS.properties["data"] = data
 METHODS.fallback = _attribute

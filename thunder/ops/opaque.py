@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hashable, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
 from thunder.ops.define import alias, torch_path
@@ -244,14 +244,53 @@ def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
     return flat, tuple(i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2)
 
 
-def _as_structure(gradients, args, kwargs):
-    """The gradients of the arguments that require grad, in the places of these; last those of keyword arguments, as a dict."""
-    gradients = iter(gradients)
+def _as_structure(wanted: tuple, gradients, args, kwargs):
+    """The gradients of the arguments in the wanted positions, in the places of these; last those of keyword arguments, as a dict."""
+    table, position = dict(zip(wanted, gradients, strict=True)), iter(range(1 << 30))
 
     def taken(x):
-        return next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None
+        return table.get(next(position)) if is_tensor(x) else None
 
     return (*map_structure(taken, args), map_structure(taken, kwargs))
+
+
+_REACHED: dict = {}
+
+
+def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    """Those of the wanted positions that PyTorch has a gradient for and not None: it is differentiated on fake tensors, once for arguments of one kind."""
+    if symbol.module is not None and symbol.module.startswith("torch.ops"):  # a library's, whose backward is anybody's Python
+        return wanted
+
+    def described(x):
+        return (tuple(x.shape), x.dtype.name, str(x.device)) if isinstance(x, TensorProxy) else x
+
+    key = (symbol.id, wanted, hashable(map_structure(described, args)), hashable(map_structure(described, kwargs)))
+    found = _REACHED.get(key)
+    if found is None:
+        found = _REACHED[key] = _differentiated_on_fakes(symbol, wanted, args, kwargs)
+        if len(_REACHED) > 1024:
+            _REACHED.pop(next(iter(_REACHED)))
+    return found
+
+
+def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    inputs: list[torch.Tensor] = []
+
+    def fake(x):
+        if isinstance(x, TensorProxy):
+            shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
+            return torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
+        return x.example if isinstance(x, AnyProxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
+
+    try:
+        with torch._C.DisableTorchFunction(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+            given = _with_inputs(wanted, map_structure(fake, args), map_structure(fake, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
+            outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
+            gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
+        return wanted
+    return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
 
 
 def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
@@ -295,13 +334,17 @@ def _make_derivative(symbol: Symbol):
 
     def rule(*args, **kwargs):
         flat, wanted = _wanted(args, kwargs)
+        wanted = _reached(symbol, wanted, args, kwargs)
+        if not wanted:
+            yield symbol(*args, **kwargs)
+            return ()
         out, graph = forward(wanted, args, kwargs)
         g = yield out
         cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
         backward.info["differentiated_once"], backward.info["takes_none"] = once, True
-        return _as_structure(backward(graph, cotangents), args, kwargs)
+        return _as_structure(wanted, backward(graph, cotangents), args, kwargs)
 
     return rule
 
@@ -346,10 +389,12 @@ def _functional_derivative(symbol: Symbol):
     backward = vjp_of(symbol)
 
     def rule(*args, **kwargs):
-        _, wanted = _wanted(args, kwargs)
+        wanted = _reached(symbol, _wanted(args, kwargs)[1], args, kwargs)
         out = symbol(*args, **kwargs)
         g = yield out
-        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args, kwargs)
+        if not wanted:
+            return ()
+        return _as_structure(wanted, backward(wanted, args, kwargs, _of_tensors(out, g)), args, kwargs)
 
     return rule
 

@@ -22,7 +22,9 @@ from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_to
 __all__ = ["is_unusual", "holds_unusual", "is_tensor", "typed_by_example", "metadata", "from_unusual", "CONSTRUCTORS"]
 
 # functions that make such tensors of dense ones, and that fake tensors do not know
-CONSTRUCTORS = (torch.nested.nested_tensor, torch.nested.as_nested_tensor)
+CONSTRUCTORS = (
+    torch.nested.nested_tensor, torch.nested.as_nested_tensor, torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic,
+)  # fmt: skip
 
 
 def is_unusual(x: torch.Tensor) -> bool:

@@ -193,7 +193,8 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
 
 def _complex(line: BoundSymbol) -> bool:
     """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of data and what says that its rule holds."""
-    if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
+    holds = line.sym.info.get("complex_rule")
+    if OpTags.SHAPE_OP in line.sym.tags or holds is True or (holds is not None and holds(*line.args, **line.kwargs)):
         return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
@@ -207,6 +208,11 @@ def _by_parts(line: BoundSymbol) -> bool:
     """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated. Complex numbers take PyTorch's derivative."""
     wanted = line.sym.info.get("by_parts")
     return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
+
+
+def _fused(line: BoundSymbol, executors: Sequence) -> bool:
+    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and computed again is chosen among them."""
+    return line.sym.decomposition is not None and not _complex(line) and any(executor.can_fuse(line) for executor in executors)
 
 
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
@@ -225,7 +231,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         rule = again, True
     if rule is not None and (made := _differentiated(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None and not (_by_parts(line) and line.subsymbols):
+    elif line.sym.fn is not None and line.sym.executor is None and not ((_by_parts(line) or _fused(line, executors)) and line.subsymbols):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad

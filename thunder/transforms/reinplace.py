@@ -62,6 +62,7 @@ class _State:
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
                 self.copies[line.args[1]] = line.args[0], i
+                self.reads.setdefault(self.root(line.args[1]), []).append(i)
                 continue
             for value in line.inputs:
                 self.reads.setdefault(self.root(value), []).append(i)
