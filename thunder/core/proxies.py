@@ -265,6 +265,8 @@ class Condition:
     def __bool__(self) -> bool:
         raise _undecided(f"whether {self}", self.unbacked)
 
+    __int__ = __index__ = __float__ = __bool__
+
     def __str__(self) -> str:
         return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
 
