@@ -31,8 +31,8 @@ class FusionExecutor(Executor):
     A fused line prints as `[t4, t5] = joining0(a, b)`, with the lines that it runs as comments below.
     """
 
-    def __init__(self, name: str, *, version: str | None = None):
-        super().__init__(name, version=version)
+    def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
+        super().__init__(name, version=version, exact=exact)
         self._compiled: dict[Any, Any] = {}  # by region_key
         self.compilations = 0  # how often a region was compiled that was not known yet
 
@@ -144,8 +144,8 @@ def _size(value: Proxy) -> int | None:
 
 
 def fusible(line: BoundSymbol) -> bool:
-    """What no region contains: lines with effects, those that draw random numbers or wait for the device, and what depends on symbolic numbers."""
-    if not line.sym.tags.isdisjoint(_ALONE) or line.sym.python_printer is not None or line.sym.is_fusion:
+    """What no region contains: lines with effects, those that wait for the device or draw random numbers (unless `rng="fused"`), and what depends on symbolic numbers."""
+    if not line.sym.tags.isdisjoint(_ALONE) and OpTags.OFFERED not in line.sym.tags or line.sym.python_printer is not None or line.sym.is_fusion:
         return False
     return not any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs, line.output), []))
 

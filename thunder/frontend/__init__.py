@@ -74,6 +74,8 @@ class Captured:
         tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
         if written := {v.name: None for v in c.recorder.memory.owner}:
             tables["written"] = written
+        if copies := c.recorder.memory.copies:
+            tables["copies"] = {v.name: None for v in copies}
         self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
 
     @property

@@ -8,8 +8,8 @@ import operator
 import torch
 from torch.utils._pytree import tree_leaves
 
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, converted, map_structure, numbers_in
-from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, UnbackedNumber, concrete, converted, map_structure, numbers_in
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
@@ -204,7 +204,23 @@ def item(a: TensorProxy):
             return value.item()
     if (a.numel_value != 1) is True:
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
-    return _read_numbers(_item, a, ())
+    recorder = current_recorder()
+    known = _read_before(recorder, recorder.latest(a)) if recorder is not None else None
+    return _read_numbers(_item, a, ()) if known is None else known.number()
+
+
+def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
+    """The number that was read already, of this tensor or of one that is made in the same way."""
+    read = [line for line in recorder.bound_symbols if line.sym is _item]
+    if not read:
+        return None
+    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
+
+    def made(x):
+        line = maker.get(x)
+        return (x,) if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE} else (line.rhs, tuple(o is x for o in line.outputs))
+
+    return {made(line.args[0]): line.output for line in read}.get(made(a))
 
 
 def tolist(a: TensorProxy):
@@ -242,6 +258,31 @@ for _name, _remedy in {
     alias(getattr(torch.Tensor, _name))(_refuse)
 
 
+@alias(torch.Tensor.type)
+def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
+    """`a.type()`: the name of its type. `a.type(dtype)`: converted to a dtype, to a type of torch's or to the type of that name."""
+    if isinstance(dtype, torch.dtype):
+        return LTORCH["to"](a, dtype=dtype)
+    with torch._C.DisableTorchFunction():
+        if dtype is None:
+            return torch.empty(0, dtype=to_torch_dtype(a.dtype), device="cpu").type().replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
+        made = torch.empty(0, device="cpu").type(dtype)
+    return LTORCH["to"](a, device=made.device, dtype=made.dtype)
+
+
+METHODS["type"] = torch_type
+
+
+@alias(torch.sym_max)
+def sym_max(a, b):
+    return max(a, b)
+
+
+@alias(torch.sym_min)
+def sym_min(a, b):
+    return min(a, b)
+
+
 def _attribute(a: TensorProxy, name: str):
     """An attribute of torch.Tensor that no operation defines."""
     found = getattr(torch.Tensor, name, None)
@@ -252,11 +293,4 @@ def _attribute(a: TensorProxy, name: str):
     return call_torch(found.__get__, (a,), {})
 
 
-@alias(torch.Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
-def data(a: TensorProxy) -> TensorProxy:
-    """`a.data`: the same memory, of which autograd knows nothing."""
-    return LTORCH["detach"](a)
-
-
-METHODS.properties["data"] = data
 METHODS.fallback = _attribute

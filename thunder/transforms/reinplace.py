@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.ops.define import inplace_form
@@ -62,6 +62,7 @@ class _State:
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
                 self.copies[line.args[1]] = line.args[0], i
+                self.reads.setdefault(self.root(line.args[1]), []).append(i)
                 continue
             for value in line.inputs:
                 self.reads.setdefault(self.root(value), []).append(i)
@@ -75,7 +76,7 @@ class _State:
         return all(self._fits(i, line, line.outputs[o], line.args[a]) for o, a in pairs.items() if o < len(line.outputs) or _raise(line))
 
     def _fits(self, i: int, line: BoundSymbol, result: Proxy, target) -> bool:
-        if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or (result.shape, result.dtype) != (target.shape, target.dtype):
+        if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or result.dtype is not target.dtype or not same_shape(result.shape, target.shape):
             return False
         if any(p is not target and self.root(p) is self.root(target) for p in line.inputs) or sum(p is target for p in line.inputs) > 1 or target in self.views:
             return False
