@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
@@ -179,6 +180,8 @@ class Compiled:
                 stats.cache_hits += 1
                 return self._run(entry, inputs, args, kwargs)
             reasons.append(inputs)
+        if isinstance(self.fn, torch.nn.Module) and any(map(_is_lazy, self.fn.modules())):
+            return self.fn(*args, **kwargs)  # the first call of a lazy module, which gives it its parameters, is eager's
         self._drop_outlived()
         stats.times["lookup"] = (start, clock())
         stats.cache_misses += 1
@@ -296,8 +299,7 @@ class Compiled:
         if stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
             why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
             warn_user(
-                f"{self!r} was compiled {stats.cache_misses} times. The last time because: {why}. "
-                'cache="symbolic values" keeps numbers and sizes symbolic.',
+                f'{self!r} was compiled {stats.cache_misses} times. The last time because: {why}. cache="symbolic values" keeps numbers and sizes symbolic.',
                 RecompileWarning,
             )
 
@@ -333,6 +335,10 @@ class Compiled:
         if _by_name(self) is self:
             return self.__qualname__  # a decorated function is found again under its name
         return jit_with, (self.fn, self.options)
+
+
+def _is_lazy(module: torch.nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin) and hasattr(module, "_initialize_hook")
 
 
 def _by_name(fn: Any) -> Any:
@@ -376,6 +382,7 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     printer = Printer(print_depth=1)
     expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
     numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(computation.args) if isinstance(a, NumberProxy))
+    numbers += "".join(f"  {o.name} = outputs[{i}]\n" for i, o in enumerate(outputs) if isinstance(o, UnbackedNumber))
     imports = "\n".join(sorted(printer.imports))
     return compile_source(f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
 

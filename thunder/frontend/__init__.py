@@ -6,6 +6,7 @@ In the order of the flow: `sources` (where values come from), `capture` (the int
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,7 @@ from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
-from thunder.transforms.base import check_replaced, transform_traces
+from thunder.transforms.base import asked, check_replaced, transform_traces
 
 __all__ = ["Captured", "capture"]
 
@@ -177,24 +178,30 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
 
 def _read(c: Capture) -> Captured:
     """Runs the program in the interpreter and closes the reading."""
-    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(dtype))
-    cast = compat.autocast_state()
-    device = compat.default_device()
+    c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
     try:
         with compat.modes_restored():
-            with recording(c.recorder), RecordingMode(c):
-                result = _run(c)
-            if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
-                raise CaptureError(
-                    "the program leaves another grad mode, default dtype, default device or autocast state behind",
-                    location=c.user_location(),
-                    remedy="use the context managers (with torch.no_grad(): ...)",
-                )
+            with contextlib.ExitStack() as modes:
+                for transform in c.options.transforms:
+                    if asked(transform, "while_reading"):
+                        modes.enter_context(transform.while_reading())
+                before = _modes()
+                with recording(c.recorder), RecordingMode(c):
+                    result = _run(c)
+                if _modes() != before:
+                    raise CaptureError(
+                        "the program leaves another grad mode, default dtype, default device or autocast state behind",
+                        location=c.user_location(),
+                        remedy="use the context managers (with torch.no_grad(): ...)",
+                    )
             with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
+
+
+def _modes() -> tuple:
+    return torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()
 
 
 def _run(c: Capture):

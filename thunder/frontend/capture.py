@@ -67,6 +67,7 @@ class Capture(Host):
             names.taken.update(executor.opmap)
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
         self.recorder.memory = Memory(outside=self.written_to, layout=functools.partial(layout, self))
+        self.recorder.is_leaf = self.is_leaf
         self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
@@ -300,6 +301,12 @@ class Capture(Host):
                 self._share(base, proxy, value)
         return proxy
 
+    def is_leaf(self, p: TensorProxy) -> bool:
+        """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
+        real = self.real.get(p)
+        with torch._C.DisableTorchFunction():
+            return real is not None and real[0].is_leaf and not real[0]._is_view()
+
     def written_to(self, base: TensorProxy, is_view: bool, detached: bool) -> None:
         """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
         if base not in self.real:
@@ -403,7 +410,7 @@ class Capture(Host):
             self.function_modes = modes
             self.recorder.context = context = context.replace(default_device=compat.default_device())
         if grad is not context.grad_enabled or from_tensor_dtype(dtype) is not context.default_dtype or cast != getattr(context.autocast, "state", None):
-            policy = autocast.policy(cast) if cast else None
+            policy = autocast.policy(*cast) if cast else None
             self.recorder.context = context.replace(grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy)
 
     # ------------------------------------------------------------------------------------------------ attributes
@@ -456,7 +463,7 @@ class Capture(Host):
         if t is super:
             return self._super_attribute(o, n)
         if isinstance(o, NumberProxy):
-            return {"real": o, "imag": 0}[n] if n in ("real", "imag") else getattr(o.concrete(), n)
+            return {"real": o, "imag": 0}[n] if n in ("real", "imag") else getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
         return self._instance_attribute(o, t, n)
 
     def _overlaid(self, o, n):

@@ -365,6 +365,16 @@ class PrologueWriter:
         v = self.variable(source)
         self.miss("check_offset", f"{v}.storage_offset() != {want}", f"was_is({path + '.storage_offset()'!r}, '{want}', {v}.storage_offset())")
 
+    def _answers(question: str):  # noqa: N805  makes a method
+        def guard(self, source: Source, path: str, want) -> None:
+            asked = f"{self.variable(source)}.{question}()"
+            self.miss(f"check_{question}", f"{asked} != {want}", f"was_is({f'{path}.{question}()'!r}, '{want}', {asked})")
+
+        return guard
+
+    _guard_is_conj, _guard_is_neg, _guard_is_pinned, _guard_is_shared = map(_answers, ("is_conj", "is_neg", "is_pinned", "is_shared"))
+    _guard_data_ptr = _answers("data_ptr")
+
     def _guard_array(self, source: Source, path: str, want) -> None:
         self.objects["same_array"] = same_array
         self.miss("check_array", f"not same_array({self.variable(source)}, {self.pin(want)})", f"{f'the numpy array {path} changed'!r}")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim
@@ -58,9 +58,17 @@ def convolution(a, weight, bias, stride, padding, dilation, transposed, output_p
 def convolution_alias(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     rank = len(weight.shape) - 2
     spread = [pair(x, rank) for x in (stride, padding, dilation, output_padding)]
-    if transposed:
-        return LTORCH[f"conv_transpose{rank}d"](a, weight, bias, spread[0], spread[1], spread[3], groups, spread[2])
-    return LTORCH[f"conv{rank}d"](a, weight, bias, *spread[:3], groups)
+    symbol = LTORCH[f"conv_transpose{rank}d" if transposed else f"conv{rank}d"]
+    args = (a, weight, bias, *((spread[0], spread[1], spread[3], groups, spread[2]) if transposed else (*spread[:3], groups)))
+    recorder = current_recorder()
+    if a.device.type != "cpu" or recorder is None or recorder.context.autocast is None:
+        return symbol(*args)
+    context = recorder.context
+    recorder.context = context.replace(autocast=None)  # which casts the arguments of conv1d and the others on the CPU, and not of this one
+    try:
+        return symbol(*args)
+    finally:
+        recorder.context = context
 
 
 def _batched(a, rank: int):
@@ -122,6 +130,39 @@ def _conv(rank: int) -> Symbol:
 
 
 conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
+
+
+def _conv_tbc_meta(a, weight, bias, pad=0):
+    if len(a.shape) != 3 or len(weight.shape) != 3 or len(bias.shape) != 1 or a.shape[2] != weight.shape[1] or bias.shape[0] != weight.shape[2]:
+        raise RuntimeError(f"conv_tbc: input (time, batch, in), weight (width, in, out) and bias (out) are expected, got {[list(t.shape) for t in (a, weight, bias)]}")
+    return like(a, (a.shape[0] + 2 * pad - weight.shape[0] + 1, a.shape[1], weight.shape[2]))
+
+
+@composite(torch.conv_tbc, meta=_conv_tbc_meta, autocast="lower")
+def conv_tbc(a, weight, bias, pad=0):
+    """A convolution along the first dimension: time, batch, channels."""
+    out = LTORCH["conv1d"](LTORCH["permute"](a, (1, 2, 0)), LTORCH["permute"](weight, (2, 1, 0)), bias, 1, pad)
+    return LTORCH["permute"](out, (2, 0, 1))
+
+
+_conv_tbc_backward = backward.kernel("conv_tbc_backward", "default", lambda g, a, weight, bias, pad: (like(a), like(weight), like(bias)))
+
+
+@conv_tbc.vjp
+def _(a, weight, bias, pad=0):
+    g = yield conv_tbc(a, weight, bias, pad)
+    return _conv_tbc_backward(g, a, weight, bias, pad)
+
+
+@conv_tbc.samples
+def _(make):
+    yield make(6, 2, 3), make(3, 3, 4), make(4)
+    yield make(6, 2, 3), make(3, 3, 4), make(4), 1
+
+
+@conv_tbc.error_samples
+def _(make):
+    yield make(6, 2, 3), make(3, 2, 4), make(4)
 
 
 def _conv_transpose(rank: int) -> Symbol:

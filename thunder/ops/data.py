@@ -86,7 +86,7 @@ def to(a, *, device=None, dtype=None, copy=False, memory_format=None):
 
 _CONVERSIONS = {
     "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32", "short": "int16",
-    "char": "int8", "byte": "uint8", "bool": "bool8", "cfloat": "complex64", "cdouble": "complex128",
+    "char": "int8", "byte": "uint8", "bool": "bool8", "chalf": "complex32", "cfloat": "complex64", "cdouble": "complex128",
 }  # fmt: skip
 
 

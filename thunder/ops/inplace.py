@@ -12,12 +12,14 @@ import torch
 
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.unbacked import assume
 from thunder.errors import CaptureError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
 from thunder.ops.memory import Memory, replacing
 from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.torch_types import scalar_type
 
 __all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown"]
 
@@ -29,6 +31,8 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     target = args[0]
     if symbol.name in _UNDONE:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
+    if (check := symbol.info.get("check_in_place")) is not None:
+        check(*args, **kwargs)
     _check_overlap(inplace_form(symbol), target, args, kwargs)
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
 
@@ -92,11 +96,10 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if memory is None:
         memory = recorder.memory = Memory(recorder.bound_symbols, _own(recorder))
     current = memory.latest(target)
-    if value.shape != current.shape:
-        raise RuntimeError(f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
+    _check_shapes(current.shape, value.shape)
     if value.dtype is not current.dtype:
         if value.dtype.category > current.dtype.category:
-            raise RuntimeError(f"result type {_spoken(value)} can't be cast to the desired output type {_spoken(current)}")
+            raise RuntimeError(f"result type {scalar_type(value.dtype)} can't be cast to the desired output type {scalar_type(current.dtype)}")
         value = LTORCH["to"](value, dtype=current.dtype)
     if recorder.context.grad_enabled and (current.requires_grad or value.requires_grad or memory.latest(memory.base(target)).requires_grad):
         memory.joins_history(target)
@@ -104,6 +107,17 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if value is not current:
         memory.write(target, value)
     return memory.holder(target)
+
+
+def _check_shapes(have: tuple, given: tuple) -> None:
+    """What is written has the shape of what is written to; where only the run tells, the program checks it."""
+    refusal = f"output with shape {list(have)} doesn't match the broadcast shape {list(given)}"
+    conditions = [m == n for m, n in zip(have, given)]
+    if len(have) != len(given) or any(equal is False for equal in conditions):
+        raise RuntimeError(refusal)
+    for equal in conditions:
+        if equal is not True:
+            assume(equal, refusal)
 
 
 def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, kwargs: dict) -> None:
@@ -197,10 +211,6 @@ def writes_back(line: BoundSymbol) -> bool:
     return line.sym in (write_back, write_back_uncounted, count_write, also_written) or "rearranges" in line.sym.info
 
 
-def _spoken(t: TensorProxy) -> str:
-    return {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "bool8": "Bool"}.get(t.dtype.name, t.dtype.name)
-
-
 def _refuse(reason: str):
     raise CaptureError(reason, location=user_location(), remedy=_REMEDY)
 
@@ -237,7 +247,18 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
         if recorder.latest(target).shape != value.shape:
             _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")
         overwrite(target, value, name)
-    return out
+    if name in _RETURNS_NONE:
+        return None
+    return _as_returned(type(result), out)
+
+
+_RETURNS_NONE = {"split_copy", "split_with_sizes_copy", "unbind_copy"}  # with out=
+
+
+def _as_returned(kind: type, out):
+    """`out` as PyTorch gives it back: in a named tuple where the function's results are one."""
+    named = getattr(torch.return_types, f"{kind.__name__}_out", None) if kind.__module__ == "torch.return_types" else None
+    return out if named is None else named(out)
 
 
 _NO_FUNCTION = {"set_", "resize_", "resize_as_", "requires_grad_", "rename_", "swap_tensors", "_resize_output_", "share_memory_", "__set__", "__setitem__", "__delitem__"}
@@ -358,13 +379,29 @@ def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> Tenso
     return overwrite(a, copied_into(a, src), "copy")
 
 
+@torch_prim(torch.fill)
+def fill(a, value):
+    """A tensor like `a`, filled with a number or a tensor of no dimensions. The values of `a` are not read; its gradient is zero, as PyTorch's is."""
+    if type(value) is TensorProxy and value.shape:
+        raise RuntimeError(f"fill only supports 0-dimension value tensor but got tensor with {len(value.shape)} dimensions.")
+    return like(a)
+
+
+@fill.vjp
+def _(a, value):
+    g = yield fill(a, value)
+    return LTORCH["zeros_like"](g), LTORCH["to"](LTORCH["sum"](g), dtype=value.dtype) if type(value) is TensorProxy else None
+
+
+@fill.samples
+def _(make):
+    yield make(3, 4), 2
+    yield make(3, 4), make()
+
+
+register_inplace(fill, "fill")
+
+
 @alias(torch.Tensor.zero_, torch.zero_)
 def zero_(a: TensorProxy) -> TensorProxy:
-    return overwrite(a, LTORCH["zeros_like"](a), "zero")
-
-
-@alias(torch.Tensor.fill_, torch.fill_)
-def fill_(a: TensorProxy, value) -> TensorProxy:
-    if type(value) is TensorProxy:
-        return copy_(a, value)
-    return overwrite(a, LTORCH["full_like"](a, value), "fill")
+    return write(fill, (a, 0), {})

@@ -164,8 +164,8 @@ class Memory:
             if line.sym.name in _OF_SEVERAL:
                 at = next(i for i, o in enumerate(line.outputs) if o is view)
                 raise RuntimeError(
-                    f"Output {at} of {line.sym.name.capitalize()}Backward0 is a view and is being modified inplace. "
-                    "This view is the output of a function that returns multiple views. Such functions do not allow the output views to be modified inplace. You should replace the inplace operation by an out-of-place one."
+                    f"Output {at} of {line.sym.name.capitalize()}Backward0 is a view and is being modified inplace. This view is the output of a function that returns "
+                    "multiple views. Such functions do not allow the output views to be modified inplace. You should replace the inplace operation by an out-of-place one."
                 )
 
     def repeats(self, x: TensorProxy) -> bool:

@@ -159,7 +159,7 @@ def _(make):
 
 @alias(torch.ravel, torch.Tensor.ravel)
 def ravel(a):
-    return flatten(a)
+    return flatten(LTORCH["contiguous"](a))
 
 
 def _unflat_shape(a, dim, sizes) -> tuple:
