@@ -211,14 +211,15 @@ class NumberProxy:
     """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, not a value that a line makes.
 
     value: what it was at capture (the hint). expression: what it is, in terms of the numbers the prologue passes in. guards: the sink
-    `guards(expression_a, relation, expression_b_or_None, outcome)` that is told whenever the value decides something.
+    `guards(expression_a, relation, expression_b_or_None, outcome)` that is told whenever the value decides something. made: the values among the
+    expression's symbols that lines of the trace make; such a number has no value at capture, and its sink raises.
     """
 
-    __slots__ = ("name", "value", "expression", "guards", "__weakref__")
+    __slots__ = ("name", "value", "expression", "guards", "made", "__weakref__")
     python_type: type = int
 
-    def __init__(self, name: str, value, expression: symbolic.Expression | None = None, guards: Callable | None = None):
-        self.name, self.value, self.guards = name, value, guards
+    def __init__(self, name: str, value, expression: symbolic.Expression | None = None, guards: Callable | None = None, made: tuple = ()):
+        self.name, self.value, self.guards, self.made = name, value, guards, made
         self.expression = symbolic.symbol(name) if expression is None else expression
 
     def concrete(self):
@@ -292,8 +293,14 @@ def _arithmetic(name: str, a, b=None):
         expression = symbolic.apply(name, *expressions)
     if expression.is_constant:
         return value
-    guards = next(x.guards for x in operands if isinstance(x, NumberProxy))
-    return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), value, expression, guards)
+    made = tuple(dict.fromkeys(m for x in operands if isinstance(x, NumberProxy) for m in x.made))
+    return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), value, expression, _guards(operands), made)
+
+
+def _guards(operands: Iterable) -> Callable | None:
+    """The sink of a number made of others; that of a number without a value, where there is one."""
+    numbers = [x for x in operands if isinstance(x, NumberProxy)]
+    return next((x for x in numbers if x.made), numbers[0]).guards
 
 
 _RELATIONS: dict[str, Callable] = {
@@ -313,9 +320,9 @@ def _compare(a, b, relation: str) -> bool:
         difference = ea - eb
         if difference.is_constant:
             return outcome
-    elif ea == eb:
+    elif ea == eb and not any(x.made for x in (a, b) if isinstance(x, NumberProxy)):
         return outcome
-    guards = next(x.guards for x in (a, b) if isinstance(x, NumberProxy))
+    guards = _guards((a, b))
     if guards is not None:
         guards(ea, relation, eb, outcome)
     return outcome
@@ -391,7 +398,7 @@ def numbers_in(value, found: list) -> list:
 
 
 def proxies_in(value, found: list) -> list:
-    """Appends the proxies in a structure of tuples, lists, dicts and slices to `found`, in order, repetitions kept."""
+    """Appends the proxies in a structure of tuples, lists, dicts and slices to `found`, in order, repetitions kept; for a number those that it is made of."""
     t = type(value)
     if t is TensorProxy:
         found.append(value)
@@ -408,6 +415,8 @@ def proxies_in(value, found: list) -> list:
     elif isinstance(value, (tuple, list)):
         for x in value:
             proxies_in(x, found)
+    elif isinstance(value, NumberProxy):
+        found += value.made
     return found
 
 

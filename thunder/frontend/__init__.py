@@ -69,8 +69,8 @@ class Captured:
         inputs = [*tensors, *numbers]
         c.input_sources = [c.real[p][1] for p in tensors] + [c.number_sources[n.name] for n in numbers]
         tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
-        if written := {v.name: None for v in c.recorder.memory.owner}:
-            tables["written"] = written
+        if c.recorder.memory.versions:
+            tables["written"] = c.recorder.memory.versions
         self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
 
     @property

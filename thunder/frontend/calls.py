@@ -18,7 +18,7 @@ from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structur
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
-from thunder.frontend import autograd_function, containers, torch_func
+from thunder.frontend import autograd_function, backward, containers, torch_func
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -99,11 +99,11 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     """What user code sees of a tensor."""
     if n in _STATED:
         return _STATED[n](c, c.recorder.latest(p))
+    if n == "grad":
+        return backward.read_gradient(c, p)
     real, source = c.real.get(p, (None, None))
     if real is not None:
         with torch._C.DisableTorchFunction():
-            if n == "grad":
-                return c.read(real.grad, source.attr("grad"))
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
             if n in ("is_leaf", "grad_fn", "names"):
@@ -253,7 +253,7 @@ def unary(c, symbol, a):
     f = c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
     if type(a) is TensorProxy:
         c.synchronize()
-    elif f is not None:
+    elif f is not None and not isinstance(a, NumberProxy):
         return c.call(f, [a], {})
     return {"-": operator.neg, "~": operator.invert, "+": operator.pos}[symbol](a)
 
@@ -753,6 +753,8 @@ def _install() -> None:
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks,
+        torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
+        torch.autograd.profiler.record_function.__exit__: _constant(None),
         torch._C._log_api_usage_once: _constant(None),
         **torch_func.HANDLERS,
     }  # fmt: skip

@@ -23,7 +23,7 @@ from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorPr
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
-from thunder.frontend import calls, containers, triton_kernels
+from thunder.frontend import backward, calls, containers, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
@@ -559,6 +559,8 @@ class Capture(Host):
 
     def store_attr(self, o, n, v):
         t = type(o)
+        if t is TensorProxy and n == "grad":
+            return backward.write_gradient(self, o, v)
         if t is TensorProxy:
             self.refuse(f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict")
         custom = self.slot(t, "__setattr__")
@@ -590,6 +592,8 @@ class Capture(Host):
         self.written.add(self.sources[id(o)].attr(n))
 
     def delete_attr(self, o, n):
+        if type(o) is TensorProxy and n == "grad":
+            return backward.write_gradient(self, o, None)
         if id(o) not in self.sources:
             return delattr(o, n)
         custom = self.slot(type(o), "__delattr__")

@@ -74,6 +74,8 @@ class EpilogueWriter:
             return f"{b}.{source.key}"
         if source.step == "call":
             return f"{b}.{source.key[0]}({', '.join(map(self.literal, source.key[1:]))})"
+        if source.step == "keyed":
+            return f"{b}[{self.path(source.key)}]"
         if source.step == "cell":
             return f"{b}.__closure__[{source.key}].cell_contents"
         return f"{b}[{self.literal(source.key)}]"
@@ -222,6 +224,8 @@ class EpilogueWriter:
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
             return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
+        if kind == "grad":
+            return f"{self.build(o)}.grad = {self.build(v)}"
         if kind == "delattr":
             delete = "delattr" if isinstance(o, torch.nn.Module) else self.pin(object.__delattr__) if type(type(o).__delattr__) is types.FunctionType else "delattr"
             return f"{delete}({self.path(self.c.sources[id(o)])}, {n!r})"

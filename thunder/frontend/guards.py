@@ -192,6 +192,8 @@ class PrologueWriter:
             return f"{self.pin(called, 'called')}({b}, {self.pin(key)})"
         if source.step == "size":
             return f"{b}.shape[{key}]"
+        if source.step == "keyed":
+            return f"{b}.get({self.variable(key)}, MISSING)"
         base_type = self.base_type(base)
         if source in self.capture.dict_items:
             return f"{b}.get({self.literal(key)}, MISSING)" if base_type is None else f"{self.pin(base_type.get, 'get')}({b}, {self.literal(key)}, MISSING)"
@@ -442,10 +444,13 @@ class PrologueWriter:
         self.miss("check_absent", f"{tables} or hasattr(type({v}), {n!r})", f"{path + ' exists now'!r}")
 
     def _guard_absent(self, source: Source, path: str, want) -> None:
-        self.miss("check_absent", f"{self.literal(source.key)} in {self.variable(source.base)}", f"{path + ' exists now'!r}")
+        self.miss("check_absent", f"{self._key(source)} in {self.variable(source.base)}", f"{path + ' exists now'!r}")
 
     def _guard_present(self, source: Source, path: str, want) -> None:
-        self.miss("check_present", f"{self.literal(source.key)} not in {self.variable(source.base)}", f"{path + ' is gone'!r}")
+        self.miss("check_present", f"{self._key(source)} not in {self.variable(source.base)}", f"{path + ' is gone'!r}")
+
+    def _key(self, source: Source) -> str:
+        return self.variable(source.key) if source.step == "keyed" else self.literal(source.key)
 
     def _tensors(self) -> None:
         """All tensors in one batch: type, dtype, device, shape, requires_grad."""

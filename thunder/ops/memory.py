@@ -34,6 +34,7 @@ class Memory:
         self.made: set[Proxy] = set()
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
+        self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
         self.stale: set[Proxy] = set()  # views to make again before they are read
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
@@ -104,6 +105,7 @@ class Memory:
         target = self.holder(target)
         self._check(target)
         self._lose_shared(target)
+        self.versions[value.name] = target.name
         self._hold(target, _with_history(self.latest(target), value))
         while target in self.view_of:
             line, shown = self.view_of[target]
@@ -111,6 +113,7 @@ class Memory:
             if whole is None:
                 self._lose(target, line)
                 return
+            self.versions[whole.name] = shown.name
             whole = _with_history(self.latest(shown), whole)
             self._hold(shown, whole, kept=target)
             target, value = shown, whole
@@ -125,6 +128,7 @@ class Memory:
 
     def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
         self.current[target], self.owner[value] = value, target
+        self.versions[value.name] = target.name
         self.stale.discard(target)
         self._outdate(target, kept)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from thunder.core.proxies import METHODS, TensorProxy, map_structure, numbers_in
-from thunder.core.symbol import OpTags, current_recorder, user_location
+from thunder.core.dtypes import FLOAT
+from thunder.core.proxies import METHODS, AnyProxy, FloatProxy, TensorProxy, map_structure, number_value, numbers_in
+from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
+from thunder.core.symbolic import symbol
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import LTORCH, alias, inplace_of, lookup
@@ -124,6 +127,23 @@ def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
     return values[a]
 
 
+def _undecided(a, relation: str, b, outcome: bool):
+    raise CaptureError(
+        f"the program decides by a tensor's value ({a} {relation} {b}), which is known only when the program runs", location=user_location(), remedy=_BRANCH
+    )
+
+
+_item = Symbol("item", lambda a: AnyProxy(""), module="ltorch", id="item", is_prim=True, tags=(OpTags.DEVICE_SYNC_OP,), fn=torch.Tensor.item)
+
+
+def _run_time_number(a: TensorProxy) -> FloatProxy:
+    """The value of a tensor with one element: a line of the trace reads it, and Python arithmetic on it is done when the program runs."""
+    if math.prod(number_value(n) for n in a.shape) != 1:
+        raise RuntimeError("a Tensor with more than one element cannot be converted to Scalar")
+    made = _item(a)
+    return FloatProxy(made.name, math.nan, symbol(made.name), _undecided, (made,))
+
+
 _READ = {"__bool__": bool, "__int__": int, "__float__": float, "__index__": operator.index, "item": torch.Tensor.item, "tolist": torch.Tensor.tolist}
 
 
@@ -135,6 +155,8 @@ def _needs_value(name: str, what: str, remedy: str):
         if value is not None:
             with torch._C.DisableTorchFunction():
                 return read(value)  # type: ignore[misc]
+        if name in ("item", "__float__") and a.dtype.category == FLOAT:
+            return _run_time_number(a)
         raise CaptureError(f"{what}, which is known only when the program runs", location=user_location(), remedy=remedy)
 
     return refuse

@@ -1,7 +1,7 @@
 """In-place operations again: what a program writes to is written to, where nobody reads the old value any more.
 
 Capture turns `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `copy_(x, t0)` at the end. Here the two become one again, and a temporary that the program
-overwrites is overwritten, so that nothing is copied that PyTorch does not copy.
+overwrites is overwritten, so that nothing is copied that PyTorch does not copy. Several writes to one argument all take place in its memory.
 
 Before: `t0 = torch.add(x, 1)`, `t1 = torch.sin(t0)`, `Tensor.copy_(x, t0)`. After: `t0 = Tensor.add_(x, 1)`, `t1 = torch.sin(t0)`.
 """
@@ -57,11 +57,12 @@ class _State:
         self.roots = roots(lines)
         self.arguments = {a for a in trace.args if isinstance(a, TensorProxy)}
         self.reads: dict[Proxy, list[int]] = {}
-        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # value -> (argument it is written back to, line)
+        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
+        self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
-                self.copies[line.args[1]] = line.args[0], i
+                self.copies[line.args[0]] = line.args[1], i
                 continue
             for value in line.inputs:
                 self.reads.setdefault(self.root(value), []).append(i)
@@ -79,15 +80,20 @@ class _State:
             return False
         if any(p is not target and self.root(p) is self.root(target) for p in line.inputs) or sum(p is target for p in line.inputs) > 1 or target in self.roots:
             return False
-        copied, at = self.copies.get(result, (None, None))
-        if target in self.arguments:
-            return copied is target and not any(i < r < at for r in self.reads.get(target, ()))  # type: ignore[operator]
-        return result.name in self.written and not any(r > i for r in self.reads.get(target, ()))
+        home, reads = self.home.get(target), self.reads.get(target, ())
+        if home is None:
+            return result.name in self.written and not any(r > i for r in reads)
+        _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
+        return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 
     def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, int]) -> BoundSymbol:
         for o, a in pairs.items():
-            if line.args[a] in self.arguments:
-                self.dropped.add(self.copies[line.outputs[o]][1])
+            home = self.home.get(line.args[a])
+            if home is not None:
+                self.home[line.outputs[o]] = home
+                value, at = self.copies[home]
+                if value is line.outputs[o]:
+                    self.dropped.add(at)
         path = ("Tensor", function.__name__) if getattr(torch.Tensor, function.__name__, None) == function else (None, function.__name__)
         made = Symbol(path[1], id=f"inplace.{path[1]}", module=path[0], is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
         return line.replace(sym=made, subsymbols=line.subsymbols)
