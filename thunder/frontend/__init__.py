@@ -41,6 +41,7 @@ class Captured:
         c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
+        c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)

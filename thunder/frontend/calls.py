@@ -128,6 +128,8 @@ def kind_of(c, p: TensorProxy) -> type:
 
 def _call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
+    if n == "backward":
+        return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
     if n == "size":
         shape = _shape(c.recorder.latest(p))
         dim = args[0] if args else kwargs.get("dim")
@@ -668,20 +670,9 @@ def _associative_scan(c, f, args, kwargs):
     return torch.utils._pytree.tree_unflatten(stacked, spec)
 
 
-def _outside(what: str, remedy: str):
-    def handler(c, f, args, kwargs):
-        c.refuse(f"{what} inside of it is not read yet", remedy)
-
-    return handler
-
-
-_BACKWARD = "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or torch.func.grad"
 # handlers of functions whose modules are imported only by programs that use them
 _BY_NAME = {
     ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
-    ("torch.optim.optimizer", "step"): _outside("the step of an optimizer", "call it outside of the compiled function"),
-    ("torch.autograd", "backward"): _outside("a backward", _BACKWARD),
-    ("torch.autograd", "grad"): _outside("torch.autograd.grad", _BACKWARD),
     **torch_func.BY_NAME,
 }
 
@@ -751,6 +742,9 @@ def _install() -> None:
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
+        torch.Tensor.backward: backward.call_backward,
+        torch.autograd._make_grads: backward.make_gradients,
+        torch.autograd.graph._engine_run_backward: backward.run_engine,
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks,
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges

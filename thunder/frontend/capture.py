@@ -88,6 +88,8 @@ class Capture(Host):
         self.tensor_guards: dict[Source, tuple] = {}
         self.dict_items: set[Source] = set()
         self.hook_dicts: list[dict] = []
+        self.engine = backward.Engine()
+        self.hooked_tensors: dict[Source, None] = {}  # tensors whose hooks would be called if there were any
         self.relations: dict[tuple, bool] = {}
         self.number_sources: dict[str, Source] = {}
         self.sizes: set[str] = set()  # symbolic tensor sizes: they are at least 2

@@ -275,7 +275,7 @@ class EpilogueWriter:
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
     with recording(c.recorder):
-        return c.recorder.latest(value)
+        return c.engine.leaving(c, c.recorder.latest(value))
 
 
 def _latest(c, value):
