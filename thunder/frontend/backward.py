@@ -14,12 +14,13 @@ from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, recording
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
 from thunder.transforms.levels import needed_for, renamed
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 
-__all__ = ["read_gradient", "write_gradient", "Engine", "run_engine", "make_gradients", "call_backward"]
+__all__ = ["read_gradient", "write_gradient", "Engine", "run_engine", "make_gradients", "call_backward", "group_by_device_and_dtype"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- .grad
@@ -76,6 +77,17 @@ def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.
 _leaf_gradient = Symbol(
     "leaf_gradient", lambda tensor, gradient: like(gradient), module="ltorch", id="leaf_gradient", is_prim=True, tags=(OpTags.DETACHED,), fn=_as_left_by_autograd
 )
+
+
+def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
+    """What `torch._C._group_tensors_by_device_and_dtype` does, in its order: asked with empty tensors in the place of proxies."""
+    lists, with_indices = args
+    if not any(type(x) is TensorProxy for x in lists[0]):
+        return f(lists, with_indices)
+    with torch._C.DisableTorchFunction():
+        empty = [torch.empty(0, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device)) for x in lists[0]]
+        groups = f([empty], True)
+    return {key: ([[x[i] for i in places] if x else [] for x in lists], places if with_indices else []) for key, (_, places) in groups.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------- the engine

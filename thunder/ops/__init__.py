@@ -37,6 +37,7 @@ FAMILIES = (
     "pooling",
     "resample",
     "factorizations",
+    "foreach",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

@@ -21,8 +21,12 @@ _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of
 
 
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
-    """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
+    """`args[0]`, a tensor or a list of them, overwritten with what `symbol` computes from the arguments. Returns what was written to, as PyTorch does."""
     target = args[0]
+    if isinstance(target, (tuple, list)):
+        for each, value in zip(target, symbol(*args, **kwargs), strict=True):
+            overwrite(each, value, symbol.name)
+        return target
     if OpTags.SHAPE_OP in symbol.tags:
         _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
@@ -112,18 +116,12 @@ def writes(function) -> bool:
 
 
 def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
-    """An in-place function without a definition: what it does to a copy of its first argument is an operation; a `torch._foreach_` one has a form without underscore."""
+    """An in-place function without a definition: what it does to a copy of its first argument is an operation."""
     name = function.__name__
     if name in _NO_FUNCTION:
         _refuse(f"{name} changes the memory of a tensor" if name[0] != "_" else "an attribute or item of a tensor is assigned")
-    targets = args[0]
-    if isinstance(targets, (tuple, list)):
-        results = call(getattr(torch, name[:-1]), args, kwargs)
-        for target, value in zip(targets, results, strict=True):
-            overwrite(target, value, name)
-    else:
-        overwrite(targets, call(_on_a_copy(function), args, kwargs), name)
-    return targets
+    overwrite(args[0], call(_on_a_copy(function), args, kwargs), name)
+    return args[0]
 
 
 @functools.cache

@@ -39,6 +39,9 @@ def call_torch(function, args: tuple, kwargs: dict):
     if written:
         symbol = opaque.symbol_for(function)
         return call_mutating(symbol.name, function, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
+    if inplace.writes(function) and args and isinstance(args[0], (tuple, list)):
+        written = opaque.written_by_builtin(function, args, kwargs)
+        return call_mutating(function.__name__, function, args, kwargs, written, meta=lambda *args, **kwargs: None, symbol_id=("mutating", function.__name__))
     if inplace.writes(function):
         return inplace.write_unknown(function, args, kwargs, call_torch)
     return opaque.symbol_for(function)(*args, **kwargs)

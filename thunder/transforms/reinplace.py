@@ -8,7 +8,9 @@ Before: `t0 = torch.add(x, 1)`, `t1 = torch.sin(t0)`, `Tensor.copy_(x, t0)`. Aft
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -38,15 +40,16 @@ def reinplace(trace: Trace) -> Trace:
     return trace.replace(bound_symbols=kept)
 
 
-def _form(line: BoundSymbol) -> tuple[Callable, dict[int, int]] | None:
-    """(callable, which result overwrites which argument) of an operation that PyTorch executes and has an in-place form of."""
+def _form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
+    """(callable, what each of some results overwrites) of an operation that PyTorch executes and has an in-place form of."""
     if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
         return None
     original = line.subsymbols[0].sym
     if "inplace" in original.info:
-        return original.info["inplace"]
+        function, pairs = original.info["inplace"]
+        return function, pairs(line) if callable(pairs) else {o: line.args[a] for o, a in pairs.items()}
     function = None if OpTags.RANDOM_OP in original.tags else inplace_form(original)
-    return (function, {0: 0}) if function is not None else None
+    return (function, {0: line.args[0]}) if function is not None else None
 
 
 class _State:
@@ -72,13 +75,14 @@ class _State:
     def root(self, value: Proxy) -> Proxy:
         return self.roots.get(value, value)
 
-    def fits(self, i: int, line: BoundSymbol, pairs: dict[int, int]) -> bool:
-        return all(self._fits(i, line, line.outputs[o], line.args[a]) for o, a in pairs.items() if o < len(line.outputs) or _raise(line))
+    def fits(self, i: int, line: BoundSymbol, pairs: dict[int, Any]) -> bool:
+        read = collections.Counter(map(self.root, line.inputs))
+        return all(self._fits(i, line, line.outputs[o], target, read) for o, target in pairs.items() if o < len(line.outputs) or _raise(line))
 
-    def _fits(self, i: int, line: BoundSymbol, result: Proxy, target) -> bool:
+    def _fits(self, i: int, line: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
         if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or (result.shape, result.dtype) != (target.shape, target.dtype):
             return False
-        if any(p is not target and self.root(p) is self.root(target) for p in line.inputs) or sum(p is target for p in line.inputs) > 1 or target in self.roots:
+        if read[target] > 1 or target in self.roots:
             return False
         home, reads = self.home.get(target), self.reads.get(target, ())
         if home is None:
@@ -86,9 +90,9 @@ class _State:
         _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
         return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 
-    def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, int]) -> BoundSymbol:
-        for o, a in pairs.items():
-            home = self.home.get(line.args[a])
+    def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
+        for o, target in pairs.items():
+            home = self.home.get(target)
             if home is not None:
                 self.home[line.outputs[o]] = home
                 value, at = self.copies[home]
