@@ -23,7 +23,7 @@ from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdg
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
-from thunder.frontend import Captured, capture
+from thunder.frontend import Captured, Earlier, capture
 from thunder.options import (
     CACHE_OPTIONS,
     MAX_ENTRIES,
@@ -206,10 +206,11 @@ class Compiled:
     def _compile(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
-        counters = frozenset().union(*(entry.captured.effects for entry in stats.interpreter_cache))
+        before = [entry.captured for entry in stats.interpreter_cache]
+        earlier = Earlier(frozenset().union(*(c.effects for c in before)), {path: value for c in before for path, value in c.floats.items()})
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self!r}", file=sys.stderr)
-        captured = self._capture(args, kwargs, counters)
+        captured = self._capture(args, kwargs, earlier)
         if options.debug.show_interpreter_progress:
             print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
@@ -239,10 +240,10 @@ class Compiled:
                 run = _without_grad(run)
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
-    def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
+    def _capture(self, args: tuple, kwargs: dict, earlier: Earlier) -> Captured:
         """A program that fails while it is captured has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
         try:
-            return capture(self.fn, args, kwargs, self.options, counters, self.overrides)
+            return capture(self.fn, args, kwargs, self.options, earlier, self.overrides)
         except (ThunderError, SharpEdgeWarning):
             raise
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not

@@ -18,7 +18,7 @@ from thunder.core.symbol import recording
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
-from thunder.frontend.capture import Capture
+from thunder.frontend.capture import Capture, Earlier
 from thunder.frontend.epilogue import EpilogueWriter
 from thunder.frontend.functional import Transformed
 from thunder.frontend.guards import PrologueWriter
@@ -28,7 +28,7 @@ from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import check_replaced, transform_traces
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "Earlier", "capture"]
 
 
 class Captured:
@@ -37,7 +37,7 @@ class Captured:
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
-        self.parameters = c.parameters
+        self.parameters, self.floats = c.parameters, c.floats
         c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
@@ -152,22 +152,22 @@ class _History:
         return filename, line, function, source or ""
 
 
-def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset(), overrides: tuple[dict, ...] = ()) -> Captured:
-    """Reads one call of a program. counters: paths that earlier readings saw written, whose numbers stay symbolic. overrides: what stands
-    in the place of a module's parameters and buffers, by name.
+def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, earlier: Earlier | None = None, overrides: tuple[dict, ...] = ()) -> Captured:
+    """Reads one call of a program. earlier: what earlier readings found out about numbers. overrides: what stands in the place of a module's
+    parameters and buffers, by name.
 
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that way cannot be captured it is read again and told
     yes: libraries have a way without values that are known only when the program runs for that case.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
     """
-    c = Capture(fn, args, kwargs, options, counters, overrides)
+    c = Capture(fn, args, kwargs, options, earlier, overrides)
     try:
         return _read(c)
     except CaptureError:
         if not c.asked_whether_compiling:
             raise
-    c = Capture(fn, args, kwargs, options, counters, overrides)
+    c = Capture(fn, args, kwargs, options, earlier, overrides)
     c.compiling = True
     return _read(c)
 

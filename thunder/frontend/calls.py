@@ -295,6 +295,8 @@ def call(c, f, args, kwargs):
         return _call_function(c, f, args, kwargs)
     if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
         return {"__setattr__": c.raw_store, "__delattr__": c.raw_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
+    if t is types.MethodWrapperType and f.__name__ == "__get__" and type(f.__self__) is types.FunctionType:
+        return types.MethodType(f.__self__, args[0]) if args[0] is not None else f.__self__
     if t in IDENTITY_CALLS:
         return _call_builtin(c, f, args, kwargs)
     special = _BY_TYPE.get(t)

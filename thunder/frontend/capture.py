@@ -13,7 +13,7 @@ import functools
 import linecache
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -33,9 +33,20 @@ from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 
-__all__ = ["Capture"]
+__all__ = ["Capture", "Earlier"]
 
 _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
+
+
+class Earlier(NamedTuple):
+    """What earlier readings of a program found out about numbers that differ from call to call, by path in words.
+
+    counters: paths that the program writes: the numbers there stay symbolic. floats: what floats of objects were; one that is another now (a learning rate that
+    a schedule changes) stays symbolic.
+    """
+
+    counters: frozenset
+    floats: dict[str, float]
 
 
 @functools.cache
@@ -49,11 +60,12 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset(), overrides: tuple[dict, ...] = ()):
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, earlier: Earlier | None = None, overrides: tuple[dict, ...] = ()):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
-        self.counters = counters  # paths that earlier readings saw written, in words: the numbers there stay symbolic
+        self.counters, self.earlier_floats = earlier or Earlier(frozenset(), {})
+        self.floats: dict[str, float] = {}  # by path, in words: what floats of the objects that the program reads were guarded to be
         self.parameters = parameter_names(fn)
         self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
         self.replaced = replaced_tensors(fn, overrides)
@@ -218,6 +230,11 @@ class Capture(Host):
             return self.number(value, source)
         if self.counters and (t is int or t is float) and source.describe(self.parameters) in self.counters:
             return self.number(value, source)
+        if t is float and value == value and not (source.root.key in ("args", "kwargs") and source.base is source.root):
+            path = source.describe(self.parameters)
+            if self.earlier_floats.get(path, value) != value:
+                return self.number(value, source)
+            self.floats[path] = value
         self.guards.setdefault((source, "value", None), value)
         return value
 
