@@ -1,5 +1,7 @@
 """Backwards of compiled functions that are differentiated themselves: create_graph=True."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn as nn
@@ -215,3 +217,35 @@ def test_compiled_once_and_kept():
     assert len(made) == 1
     nth(compiled, x, 2)
     assert shared.made == made
+
+
+def test_statistics_are_written_once_where_the_backward_is_differentiated():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh()).double()
+    compiled = thunder.jit(copy.deepcopy(net))
+    for model in (net, compiled):
+        x = leaf(5, 3)
+        (g,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        g.square().sum().backward()
+    torch.testing.assert_close(compiled.state_dict(), net.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close([p.grad for p in compiled.parameters()], [p.grad for p in net.parameters()])
+
+
+def sine_then_write(x, w):
+    y = (x * w).sin()
+    x.add_(1)
+    return y.sum()
+
+
+def exponential_then_write(x, w):
+    y = x.exp() * w
+    x.add_(1)
+    return (y * y).sum()
+
+
+@pytest.mark.parametrize("program", [sine_then_write, exponential_then_write])
+def test_what_was_written_to_after_it_was_used_is_an_error(program):
+    """The gradients are computed from the arguments again: with what they hold then, they would be wrong."""
+    w = leaf(4)
+    result = thunder.jit(program)(torch.ones(4, dtype=D), w)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(result, w, create_graph=True)

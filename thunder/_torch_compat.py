@@ -11,7 +11,7 @@ import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
-    "modes_restored", "OpOverload", "OpOverloadPacket",
+    "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of",
@@ -38,6 +38,17 @@ def modes_key() -> tuple:
         autocast_state() if any_autocast() else None,
         _stack_of_modes() if _function_modes() else None,
     )
+
+
+@contextlib.contextmanager
+def without_function_modes():
+    """The block runs without torch-function modes, those of subclasses' own rules stay."""
+    modes = [torch._C._pop_torch_function_stack() for _ in range(_function_modes())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
 
 
 _NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device")

@@ -10,6 +10,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.extend import FusionExecutor
+from thunder.ops.inplace import write_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import JitOptions
 from thunder.transforms.autodiff import joint_trace
@@ -18,7 +19,7 @@ from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.memory_budget import plan
-from thunder.transforms.partition import ForwardBackward, partition
+from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reinplace import reinplace
@@ -37,15 +38,11 @@ def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
     return [
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
-        *_afterwards(options, executors),
-    ]
-
-
-def _afterwards(options: JitOptions, executors: Sequence) -> list[tuple]:
-    return [
-        (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
-        for t in options.transforms
-        if asked(t, "transform_trace_post_optimization")
+        *(
+            (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
+            for t in options.transforms
+            if asked(t, "transform_trace_post_optimization")
+        ),
     ]
 
 
@@ -85,14 +82,20 @@ def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options
 def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence) -> tuple[Trace, list[int]]:
     """The gradients of a computation as a computation of their own, for a backward that is differentiated, and which of the computation's arguments it takes.
 
-    Its arguments are those, then the cotangents that are not missing.
+    Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is not written again. Where an argument was
+    written to after the gradients read it, the program raises PyTorch's error.
     """
+    lines = [line for line in acquired.bound_symbols if line.sym is not write_back]
     outputs = [o for o in cut.outputs if o.requires_grad]
     cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
     for c in cotangents:
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
-    gradients = gradients_of(dce(acquired), cotangents, outputs, executors)
+    gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
+    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols)
+    if overwritten is not None:
+        raise_error = modified_in_place.bind(overwritten.name, output=None)
+        gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))
     read = {p for line in gradients.bound_symbols for p in line.inputs} | set(gradients.output_proxies)
     needed = [i for i, a in enumerate(acquired.args) if not isinstance(a, TensorProxy) or a in read]
     return gradients.replace(args=[*(acquired.args[i] for i in needed), *gradients.args[len(acquired.args) :]]), needed

@@ -164,22 +164,6 @@ def dict_view_as_an_argument(v):
     return sum(v)
 
 
-@refused("layout", torch.eye(3).to_sparse())
-def sparse_input(x):
-    return x * 2
-
-
-class Subclass(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-@refused("subclass", torch.ones(3).as_subclass(Subclass))
-def subclass_input(x):
-    return x * 2
-
-
 @refused("attribute 'tag' is set on a tensor")
 def attribute_set_on_a_tensor(x):
     x.tag = 1  # here

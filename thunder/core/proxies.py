@@ -25,6 +25,7 @@ __all__ = [
     "AnyProxy",
     "CollectionProxy",
     "METHODS",
+    "leaves",
     "like",
     "concrete",
     "number_value",
@@ -81,6 +82,13 @@ class Proxy:
         return f'<{type(self).__name__} {self.name or "unnamed"}: "{type_string(self)}">'
 
 
+def _torch_function(cls, function, types, args=(), kwargs=None):
+    """PyTorch asks it what a function does that was called with a proxy in the place of a tensor."""
+    if METHODS.torch_function is None:
+        return NotImplemented
+    return METHODS.torch_function(function, args, kwargs or {})
+
+
 class AnyProxy(Proxy):
     """A value that traces only pass through: a generator, a sparse tensor, an object of the user's. `example` is the one seen at capture."""
 
@@ -88,6 +96,8 @@ class AnyProxy(Proxy):
 
     def __init__(self, name: str, example: Any = None):
         self.name, self.example = name, example
+
+    __torch_function__ = classmethod(_torch_function)
 
 
 class CollectionProxy(Proxy):
@@ -144,11 +154,10 @@ class TensorProxy(Proxy):
     def __getattr__(self, name: str):
         return METHODS.attribute(self, name)
 
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if METHODS.torch_function is None:
-            return NotImplemented
-        return METHODS.torch_function(function, args, kwargs or {})
+    __torch_function__ = classmethod(_torch_function)
+
+    def __array__(self, *args, **kwargs):
+        return METHODS.call("numpy", self)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -190,7 +199,7 @@ def _forward(name: str) -> Callable:
 
 
 for _stem in _BINARY_DUNDERS:
-    for _name in (f"__{_stem}__", f"__r{_stem}__", f"__i{_stem}__"):
+    for _name in (f"__{_stem}__", f"__r{_stem}__", *((f"__i{_stem}__",) if _stem != "matmul" else ())):  # tensors have no `__imatmul__`
         setattr(TensorProxy, _name, _forward(_name))
 for _name in "__neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __getitem__ __setitem__".split():
     setattr(TensorProxy, _name, _forward(_name))
@@ -436,3 +445,18 @@ def map_structure(function: Callable, value) -> Any:
         new = [map_structure(function, x) for x in value]
         return value._make(new) if hasattr(value, "_make") else t(new)  # type: ignore[attr-defined]
     return function(value)
+
+
+def leaves(value) -> list:
+    """What a structure of tuples, lists and dicts holds, in order."""
+    found: list = []
+    pending = [value]
+    while pending:
+        x = pending.pop()
+        if isinstance(x, (tuple, list)):
+            pending += reversed(x)
+        elif isinstance(x, dict):
+            pending += reversed(x.values())
+        else:
+            found.append(x)
+    return found

@@ -7,12 +7,12 @@ convex regions only.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
-__all__ = ["Region", "convex_regions", "schedule", "region_key"]
+__all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to"]
 
 
 class Region:
@@ -25,6 +25,16 @@ class Region:
         made = {o for line in lines for o in line.outputs}
         self.inputs: tuple[Proxy, ...] = tuple(dict.fromkeys(i for line in lines for i in line.inputs if i not in made))
         self.outputs: tuple[Proxy, ...] = tuple(dict.fromkeys(o for line in lines for o in line.outputs if o in needed_after))
+
+
+def leading_to(lines: Sequence[BoundSymbol], results: Iterable, kept: Callable[[BoundSymbol], bool] | None = None) -> list[BoundSymbol]:
+    """The lines that `results` are made by, and those that `kept` says stay, with what these read, in their order."""
+    needed, found = {r for r in results if isinstance(r, Proxy)}, []
+    for line in reversed(lines):
+        if not needed.isdisjoint(line.outputs) or kept is not None and kept(line):
+            needed.update(line.inputs)
+            found.append(line)
+    return found[::-1]
 
 
 def _readers(lines: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:

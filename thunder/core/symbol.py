@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
 from thunder.errors import MissingImplementationError
 
 __all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "user_location", "detached", "adopt"]
@@ -415,7 +415,7 @@ def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], 
     Values keep their names from pass to pass: what the lines make is renamed to what it replaces. Returns the lines, and for each wanted value that they do
     not make (it is an input, a number, or another wanted value) what it is. Raises ValueError where the structures differ in length.
     """
-    pairs = list(zip(_leaves(result, []), _leaves(wanted, []), strict=True))
+    pairs = list(zip(leaves(result), leaves(wanted), strict=True))
     made = {o for line in lines for o in line.outputs}
     table: dict[Proxy, Any] = {}
     for new, old in pairs:
@@ -425,18 +425,6 @@ def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], 
     aliases = {old: new for old, new in aliases.items() if new is not old}
     changed = {new: old for new, old in table.items() if new is not old}
     return [line.swap(changed) for line in lines] if changed else list(lines), aliases
-
-
-def _leaves(x, found: list) -> list:
-    if isinstance(x, (tuple, list)):
-        for e in x:
-            _leaves(e, found)
-    elif isinstance(x, dict):
-        for e in x.values():
-            _leaves(e, found)
-    else:
-        found.append(x)
-    return found
 
 
 def hashable(x):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from thunder import _torch_compat as compat
+from thunder.ops.random import generator_of
 
 __all__ = ["connected"]
 
@@ -24,7 +25,7 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, program, *inputs):
         if program.random:
-            ctx.generators = [_generator(d).get_state() for d in program.random]
+            ctx.generators = [generator_of(d).get_state() for d in program.random]
         outputs, (tensors, others) = program.forward(*inputs)
         ctx.program, ctx.others = program, others
         ctx.kept, ctx.numbers = program.take_kept(inputs), program.take_numbers(inputs)
@@ -87,14 +88,10 @@ def _taking(places: Sequence[int]) -> Callable[[tuple], tuple]:
     return operator.itemgetter(*places)
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-
-
 @contextlib.contextmanager
 def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -> Iterator[None]:
     """The generators are what they were when the forward ran; afterwards, what they are now."""
-    generators = [_generator(d) for d in devices]
+    generators = [generator_of(d) for d in devices]
     before = [g.get_state() for g in generators]
     for g, state in zip(generators, states, strict=True):
         g.set_state(state)

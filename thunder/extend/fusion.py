@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.proxies import NumberProxy, Proxy, numbers_in
-from thunder.core.regions import Region, convex_regions, region_key, schedule
+from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -118,16 +118,7 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
             needed.add(value)
     if not afterwards:
         return region, ()
-    return Region(_leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
-
-
-def _leading_to(lines: Sequence[BoundSymbol], results: set[Proxy]) -> list[BoundSymbol]:
-    needed, kept = set(results), []
-    for line in reversed(lines):
-        if not needed.isdisjoint(line.outputs):
-            needed.update(line.inputs)
-            kept.append(line)
-    return kept[::-1]
+    return Region(leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
 
 
 def fusible(line: BoundSymbol) -> bool:

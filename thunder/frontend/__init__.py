@@ -67,8 +67,9 @@ class Captured:
                 symbols |= number.expression.symbols()
         tensors = [p for p in c.real if p in used]
         numbers = [n for n in c.numbers.values() if n.name in symbols]
-        inputs = [*tensors, *numbers]
-        c.input_sources = [c.real[p][1] for p in tensors] + [c.number_sources[n.name] for n in numbers]
+        others = {p: source for p, source in c.opaque_inputs.values() if p in used}
+        inputs = [*tensors, *others, *numbers]
+        c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [c.number_sources[n.name] for n in numbers]
         tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
         if c.recorder.memory.versions:
             tables["written"] = c.recorder.memory.versions

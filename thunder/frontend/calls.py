@@ -14,11 +14,11 @@ import weakref
 import torch
 import torch.utils.checkpoint
 
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, map_structure
+from thunder.core.proxies import METHODS, AnyProxy, NumberProxy, TensorProxy, map_structure
 from thunder.core.symbol import Symbol
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
-from thunder.frontend import autograd_function, backward, containers, torch_func
+from thunder.frontend import autograd_function, backward, containers, opaque_values, torch_func
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -34,6 +34,7 @@ from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops import inplace_of, lookup
 from thunder.ops.methods import call_torch
+from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -128,6 +129,8 @@ def kind_of(c, p: TensorProxy) -> type:
 
 def _call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
+    if type(p) is AnyProxy:
+        return opaque_values.method(c, p, n, _materialized(c, args), _materialized(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
     if n == "size":
@@ -135,7 +138,7 @@ def _call_method(c, method, args, kwargs):
         dim = args[0] if args else kwargs.get("dim")
         return shape if dim is None else shape[dim]
     function = METHODS.get(n)
-    if function is None:
+    if function is None or c.has_opaque_values:
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
@@ -178,12 +181,14 @@ def record(c, function, args, kwargs):
         return answer(c, function, args, kwargs)
     c.synchronize()
     args, kwargs = _materialized(c, args), _materialized(c, kwargs)
+    if opaque_values.involved(c, (args, kwargs)):
+        return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
         return call_torch(function, tuple(args), kwargs)
     getter = getattr(function, "__self__", None)
     if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
         return tensor_attribute(c, args[0], getter.__name__)
-    return call_torch(function, tuple(args), kwargs)
+    return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
 
 
 def _named(names: str) -> set:
@@ -227,7 +232,9 @@ _DUNDERS = {
     ">>": "rshift",
 }  # fmt: skip
 _COMPARE = {"<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"), ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__")}
-_PLAIN = (int, float, bool, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, complex, NumberProxy, TensorProxy, torch.Tensor)
+_PLAIN = (
+    int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, NumberProxy, TensorProxy, AnyProxy, torch.Tensor,
+)  # fmt: skip
 
 
 def binary(c, symbol, a, b):
@@ -244,6 +251,8 @@ def binary(c, symbol, a, b):
         found, result = _python_operator(c, (f"__{stem}__", f"__r{stem}__"), a, b)
         if found:
             return result
+    if ta is AnyProxy or tb is AnyProxy:
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
         return ARITHMETIC[symbol](materialize(c, a), materialize(c, b))
@@ -255,6 +264,8 @@ def unary(c, symbol, a):
     f = c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
     if type(a) is TensorProxy:
         c.synchronize()
+    elif type(a) is AnyProxy:
+        return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
     elif f is not None and not isinstance(a, NumberProxy):
         return c.call(f, [a], {})
     return {"-": operator.neg, "~": operator.invert, "+": operator.pos}[symbol](a)
@@ -270,6 +281,8 @@ def compare(c, symbol, a, b):
         for x, n in zip((a, b), _COMPARE[symbol]):  # object's own comparison: it must stay that
             if not native_module(type(x).__module__):
                 c.class_name(type(x), n, getattr(type(x), n))
+    if type(a) is AnyProxy or type(b) is AnyProxy:
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         c.synchronize()
         return COMPARISONS[symbol](materialize(c, a), materialize(c, b))
@@ -401,7 +414,7 @@ def _reaches(c, args, kwargs) -> bool:
     """Whether an argument is something whose use must be seen: a tensor, an outside object, a function of the user's."""
     for a in (*args, *kwargs.values()) if kwargs else args:
         t = type(a)
-        if t is TensorProxy or id(a) in c.sources or isinstance(a, NumberProxy):
+        if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
         if t is types.MethodType and id(a.__self__) in c.sources:
             return True
@@ -752,6 +765,7 @@ def _install() -> None:
         torch._assert: _checks,
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__exit__: _constant(None),
+        **dict.fromkeys(CONSTRUCTORS, record),
         torch._C._log_api_usage_once: _constant(None),
         **torch_func.HANDLERS,
     }  # fmt: skip

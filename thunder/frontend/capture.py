@@ -19,17 +19,19 @@ import numpy
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy, TensorProxy
+from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
-from thunder.frontend import backward, calls, containers, triton_kernels
+from thunder.frontend import backward, calls, containers, opaque_values, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
+from thunder.frontend.strides import layout
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast, inplace
 from thunder.ops.memory import Memory
+from thunder.ops.opaque_values import is_unusual
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 
@@ -76,7 +78,7 @@ class Capture(Host):
         for executor in options.executors:
             names.taken.update(executor.opmap)
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
-        self.recorder.memory = Memory(outside=self.written_to)
+        self.recorder.memory = Memory(outside=self.written_to, layout=functools.partial(layout, self))
         self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
@@ -90,7 +92,11 @@ class Capture(Host):
         self.constant_sources: dict[int, Source] = {}
         self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
         self.real: dict[TensorProxy, tuple[torch.Tensor, Source]] = {}
+        self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}  # id of a sparse or nested tensor, or of one of a subclass with its own rules
+        self.has_opaque_values = False
         self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
+        self.layouts: dict = {}  # values that were asked for strides -> stand-ins that have them
+        self.fake_mode = None
         # what the program was found to depend on
         self.guards: dict[tuple, Any] = {}
         self.namespaces: dict[int, tuple] = {}
@@ -267,7 +273,7 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ tensors
 
-    def tensor(self, value: torch.Tensor, source: Source) -> TensorProxy:
+    def tensor(self, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
         """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is reached."""
         is_argument = source.root.key in ("args", "kwargs")
         key = source if is_argument else id(value)
@@ -276,6 +282,8 @@ class Capture(Host):
         found = self.tensors.get(key)
         if found is None:
             with torch._C.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
+                if is_unusual(value):
+                    return opaque_values.read(self, value, source)
                 found = self.tensors[key] = self._new_proxy(value, source, is_argument)
             self.keep[id(value)] = value
         elif self.real[found][1] is not source:
@@ -283,7 +291,6 @@ class Capture(Host):
         return found
 
     def _new_proxy(self, value: torch.Tensor, source: Source, is_argument: bool) -> TensorProxy:
-        refuse_unusual(value, source, self)
         shape: tuple = tuple(value.shape)
         guarded = shape
         if self.symbolic and is_argument:
@@ -408,6 +415,8 @@ class Capture(Host):
         t = type(o)
         if t is TensorProxy:
             return calls.tensor_attribute(self, o, n)
+        if t is AnyProxy:
+            return opaque_values.attribute(self, o, n)
         if self.overlay and (id(o), n) in self.overlay:
             return self._overlaid(o, n)
         if t is types.ModuleType or isinstance(o, types.ModuleType):
@@ -859,15 +868,6 @@ def parameter_names(fn) -> tuple[str, ...]:
         rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
         names = (*names, *(f"{rest}_{i}" for i in range(64)))
     return tuple(names)
-
-
-def refuse_unusual(value: torch.Tensor, source: Source, capture: Capture) -> None:
-    """Tensors that a proxy cannot stand for."""
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or type(value).__torch_function__ is torch._C._disabled_torch_function_impl
-    if not plain and type(value).__torch_function__ is not torch.Tensor.__torch_function__:
-        capture.refuse(f"{source.describe(capture.parameters)} is a {type(value).__name__}, a tensor subclass with its own rules", "pass a plain tensor")
-    if value.layout is not torch.strided:
-        capture.refuse(f"{source.describe(capture.parameters)} has layout {value.layout}", "pass a dense tensor")
 
 
 def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:

@@ -7,10 +7,13 @@ only single keys are read is guarded by those keys only.
 from __future__ import annotations
 
 import collections
+import operator
 
+import numpy
 import torch
 
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
+from thunder.frontend import opaque_values
 from thunder.frontend.native import CONTAINERS, container_base, native_module
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "written_attributes", "changed"]
@@ -136,13 +139,22 @@ def getitem(c, o, k):
             return dict_item(c, o, k)
         observe(c, o)
     if t is TensorProxy:
-        return c.operation("__getitem__", o, k)
+        return c.operation("__getitem__", o, _key(c, k))
+    if t is AnyProxy:
+        return opaque_values.apply(c, operator.getitem, (o, k), {})
     return o[k]
+
+
+def _key(c, k):
+    """An index of a tensor, with tensors in the place of NumPy's arrays."""
+    if type(k) is numpy.ndarray or type(k) is tuple:
+        return map_structure(lambda x: c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else x, k)
+    return k
 
 
 def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
-        c.operation("__setitem__", o, k, v)
+        c.operation("__setitem__", o, _key(c, k), v)
         return
     custom = c.slot(type(o), "__setitem__")
     if custom is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.frontend import containers
@@ -29,7 +29,7 @@ _LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torc
 def is_plain(c, value, seen: set[int]) -> bool:
     """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
     t = type(value)
-    if t is TensorProxy or isinstance(value, NumberProxy) or t in _LITERAL:
+    if t is TensorProxy or t is AnyProxy or isinstance(value, NumberProxy) or t in _LITERAL:
         return True
     if t not in (tuple, list, dict) or id(value) in c.sources:
         return False
@@ -88,7 +88,7 @@ class EpilogueWriter:
         """An expression for a value of the captured program."""
         c = self.c
         t = type(value)
-        if t is TensorProxy or isinstance(value, NumberProxy):
+        if isinstance(value, (Proxy, NumberProxy)):
             return self._proxy(value)
         if t in _LITERAL and t not in (float, complex, torch.dtype, torch.device):
             return repr(value)

@@ -22,6 +22,7 @@ from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
 from thunder.frontend.native import CONTAINERS, PRIMITIVE, container_base
 from thunder.frontend.sources import Source
+from thunder.ops.opaque_values import metadata
 
 __all__ = ["PrologueWriter"]
 
@@ -369,6 +370,11 @@ class PrologueWriter:
     def _guard_array(self, source: Source, path: str, want) -> None:
         self.objects["same_array"] = same_array
         self.miss("check_array", f"not same_array({self.variable(source)}, {self.pin(want)})", f"{f'the numpy array {path} changed'!r}")
+
+    def _guard_metadata(self, source: Source, path: str, want) -> None:
+        v = self.variable(source)
+        self.objects["metadata"] = metadata
+        self.miss("check_metadata", f"not isinstance({v}, {self.pin(torch.Tensor)}) or metadata({v}) != {self.pin(want)}", f"{f'what kind of tensor {path} is changed'!r}")
 
     def _hooks(self) -> None:
         hooks = self.capture.hook_dicts

@@ -31,12 +31,14 @@ FAMILIES = (
     "einsum",
     "normalization",
     "norm_formulas",
+    "kernel_formulas",
     "attention",
     "losses",
     "convolution",
     "pooling",
     "resample",
     "factorizations",
+    "spectral",
     "foreach",
 )
 for _family in FAMILIES:

@@ -27,11 +27,10 @@ OPAQUE: dict[str, str] = {
         "lower": "conv_tbc",
         "cuda:lower": "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
         "cpu:float32": (
-            "cholesky cholesky_inverse cholesky_solve fft_fft fft_fft2 fft_fftn fft_hfft fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_irfft fft_irfft2 fft_irfftn "
-            "fft_rfft fft_rfft2 fft_rfftn fractional_max_pool2d fractional_max_pool3d geqrf inverse linalg_cholesky linalg_cholesky_ex linalg_cond linalg_eig "
-            "linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank linalg_qr linalg_solve "
-            "linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve max_unpool2d max_unpool3d nanquantile orgqr ormqr pinverse polar qr quantile "
-            "stft svd triangular_solve ctc_loss fake_quantize_per_tensor_affine"
+            "cholesky cholesky_inverse cholesky_solve fractional_max_pool2d fractional_max_pool3d geqrf inverse linalg_cholesky linalg_cholesky_ex linalg_cond "
+            "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank "
+            "linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve max_unpool2d max_unpool3d nanquantile orgqr ormqr "
+            "pinverse polar qr quantile svd triangular_solve ctc_loss fake_quantize_per_tensor_affine"
         ),
         "cuda:float32": "linalg_matrix_norm nuclear_norm pdist renorm",
         "float32": "multi_margin_loss multilabel_margin_loss",

@@ -14,7 +14,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.define import LTORCH
 
-__all__ = ["sum_to", "kernel", "op"]
+__all__ = ["sum_to", "kernel", "op", "in_operations"]
 
 aten = torch.ops.aten
 
@@ -83,7 +83,7 @@ def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
     return like(a), like(a, outer, dtype=dtype), like(a, outer, dtype=dtype)
 
 
-native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta)
+native_layer_norm = kernel("native_layer_norm", "default", _layer_norm_meta, tags=(OpTags.REDUCTION_OP,))
 native_layer_norm_backward = kernel(
     "native_layer_norm_backward", "default",
     lambda g, a, normalized_shape, mean, rstd, weight, bias, mask: (
@@ -127,12 +127,24 @@ def formula(symbol: Symbol) -> Callable:
     return define
 
 
+def in_operations(symbol: Symbol) -> Callable:
+    """The decorated function says what a kernel computes from what it is given, for executors that look into it; it returns None for arguments that it does not know."""
+
+    def define(function: Callable) -> Callable:
+        symbol.info["in_operations"] = function
+        return function
+
+    return define
+
+
+@in_operations(silu_backward)
 @formula(silu_backward)
 def _silu_backward(g, x):
     s = op("sigmoid")(x)
     return g * s * (1 + x * (1 - s))
 
 
+@in_operations(hardsigmoid_backward)
 @formula(hardsigmoid_backward)
 def _hardsigmoid_backward(g, x):
     return op("where")((x > -3.0) & (x < 3.0), g * (1.0 / 6.0), 0.0)
@@ -145,6 +157,7 @@ def _(a, p, train):
     return (native_dropout_backward(g, mask, 1.0 / (1.0 - p) if p < 1.0 else 0.0),)
 
 
+@in_operations(mish_backward)
 @formula(mish_backward)
 def _mish_backward(g, x):
     t = op("tanh")(op("softplus")(x))

@@ -68,9 +68,12 @@ def torch_path(function: Callable) -> tuple[str, str] | None:
     name = getattr(function, "__name__", None)
     if name is None:
         return None
+    short = name.partition("_")[2]  # torch.linalg.inv calls itself linalg_inv
     for module, space in _NAMESPACES[:-1]:
         if getattr(space, name, None) == function:
             return module, name
+        if short and getattr(space, short, None) == function:
+            return module, short
     return None
 
 

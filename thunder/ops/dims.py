@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from thunder.core.proxies import NumberProxy, TensorProxy, concrete
 
-__all__ = ["wrap_dim", "wrap_dims", "is_int", "packed", "sizes_with_minus_one", "ceil_div", "check_tensor"]
+__all__ = ["wrap_dim", "wrap_dims", "along", "is_int", "packed", "sizes_with_minus_one", "ceil_div", "check_tensor"]
 
 
 def is_int(x) -> bool:
@@ -83,3 +83,8 @@ def pair(x, n: int) -> tuple:
 
 
 Canonicalizer = Callable[[tuple, dict], tuple[tuple, dict]]
+
+
+def along(a: TensorProxy, dim: int, entry) -> tuple:
+    """The key for `entry` in one dimension and everything in the others."""
+    return (*(slice(None),) * wrap_dim(dim, len(a.shape)), entry)

@@ -16,7 +16,7 @@ from thunder.ops import shape_prims as prims
 from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward, sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
-from thunder.ops.dims import wrap_dim
+from thunder.ops.dims import along
 from thunder.ops.promotion import broadcast_shapes, is_number
 
 _BIG = 1 << 60  # slice ends beyond any size
@@ -380,24 +380,19 @@ def _(make):
 # ---------------------------------------------------------------------------------------------------------------- other spellings
 
 
-def _along(a, dim: int, entry) -> tuple:
-    """The key for `entry` in one dimension and everything in the others."""
-    return (*(slice(None),) * wrap_dim(dim, len(a.shape)), entry)
-
-
 @alias(torch.ops.aten.slice, torch.ops.aten.slice.Tensor)
 def aten_slice(a, dim=0, start=None, end=None, step=1):
-    return getitem(a, _along(a, dim, slice(start, end, step)))
+    return getitem(a, along(a, dim, slice(start, end, step)))
 
 
 @composite(torch.slice_scatter, torch.Tensor.slice_scatter)
 def slice_scatter(a, src, dim=0, start=None, end=None, step=1):
-    return setitem(a, _along(a, dim, slice(start, end, step)), src)
+    return setitem(a, along(a, dim, slice(start, end, step)), src)
 
 
 @composite(torch.select_scatter, torch.Tensor.select_scatter)
 def select_scatter(a, src, dim, index):
-    return setitem(a, _along(a, dim, index), src)
+    return setitem(a, along(a, dim, index), src)
 
 
 @slice_scatter.samples
@@ -494,5 +489,5 @@ def _scatter_rule(symbol, key):
     symbol.vjp(rule)
 
 
-_scatter_rule(slice_scatter, lambda a, dim=0, start=None, end=None, step=1: _along(a, dim, slice(start, end, step)))
-_scatter_rule(select_scatter, lambda a, dim, index: _along(a, dim, index))
+_scatter_rule(slice_scatter, lambda a, dim=0, start=None, end=None, step=1: along(a, dim, slice(start, end, step)))
+_scatter_rule(select_scatter, lambda a, dim, index: along(a, dim, index))

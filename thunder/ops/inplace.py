@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 
 import torch
 
-from thunder.core.proxies import METHODS, TensorProxy, like, proxies_in
+from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
+from thunder.ops import explain
 from thunder.ops.backward import sum_to
-from thunder.ops.define import LTORCH, alias, register_inplace, torch_prim
+from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
 from thunder.ops.memory import Memory
 from thunder.ops.promotion import broadcast_shapes
 
@@ -29,7 +31,9 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         return target
     if OpTags.SHAPE_OP in symbol.tags:
         _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
-    return overwrite(target, symbol(*args, **kwargs), symbol.name)
+    written = overwrite(target, symbol(*args, **kwargs), symbol.name)
+    _check_overlap(inplace_form(symbol), target, args, kwargs)
+    return written
 
 
 def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
@@ -52,6 +56,59 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if value is not current:
         memory.write(target, value)
     return memory.holder(target)
+
+
+def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, kwargs: dict) -> None:
+    """Raises what PyTorch raises where an in-place operation reads memory that it writes to, under another place: the functional form would give a result.
+
+    Whether an operation minds is asked of PyTorch, with zeros laid out like the arguments.
+    """
+    memory = current_recorder().memory  # type: ignore[union-attr]
+    target, base = memory.holder(target), memory.base(target)
+    others = [p for p in proxies_in((args, kwargs), []) if isinstance(p, TensorProxy) and memory.holder(p) is not target and memory.base(p) is base]
+    if not others or function is None or memory.layout is None:
+        return
+    with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
+        if not any(_overlaps(layouts[target], layout) for layout in layouts.values()):
+            return
+        size = layouts[target].untyped_storage().nbytes()
+        if size > _PROBED_BYTES:
+            _refuse(f"{function.__name__} reads memory that it writes to, under another place")
+        storage = torch.zeros(size, dtype=torch.uint8)
+
+        def stand_in(x):
+            layout = layouts.get(memory.holder(x)) if isinstance(x, TensorProxy) else None
+            if layout is None:
+                return explain.stand_in(x)
+            return torch.empty(0, dtype=layout.dtype).set_(storage.untyped_storage(), layout.storage_offset(), layout.shape, layout.stride())
+
+        try:
+            function(*map_structure(stand_in, args), **map_structure(stand_in, kwargs))
+        except RuntimeError as error:
+            if str(error).startswith("unsupported operation"):
+                raise
+
+
+_PROBED_BYTES = 1 << 24
+
+
+def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors with one storage are seen to share a part of it that is at different places in the two: PyTorch looks at dense ones only."""
+    if a is b or not a.numel() or not b.numel() or not (_is_dense(a) and _is_dense(b)):
+        return False
+    (a0, a1), (b0, b1) = ((x.storage_offset() * x.itemsize, (x.storage_offset() + x.numel()) * x.itemsize) for x in (a, b))
+    return a.stride() != b.stride() if (a0, a1) == (b0, b1) else a0 < b1 and b0 < a1
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether the elements of a tensor lie side by side, in any order of dimensions."""
+    expected = 1
+    for stride, n in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= n
+    return True
 
 
 def _own(recorder: Recorder):
@@ -100,13 +157,20 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
     if recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in((out, args, kwargs), [])):
         raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.")
     for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
+        now = recorder.latest(target)
+        if now.shape != value.shape and recorder.memory is not None and any(type(n) is int and n == 0 for n in now.shape) and recorder.memory.is_alone(target):
+            recorder.memory.reform(target, LTORCH["empty"](value.shape, dtype=now.dtype, device=now.device))  # an `out` without elements gets the shape of the result
         if recorder.latest(target).shape != value.shape:
             _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")
         overwrite(target, value, name)
+        _check_overlap(function, target, args, kwargs | {"out": out})
     return out
 
 
 _NO_FUNCTION = {"set_", "resize_", "resize_as_", "requires_grad_", "rename_", "swap_tensors", "_resize_output_", "share_memory_", "__set__", "__setitem__", "__delitem__"}
+
+
+_ELEMENT_BY_ELEMENT = {"apply_", "map_", "map2_"}
 
 
 def writes(function) -> bool:
@@ -120,6 +184,8 @@ def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
     name = function.__name__
     if name in _NO_FUNCTION:
         _refuse(f"{name} changes the memory of a tensor" if name[0] != "_" else "an attribute or item of a tensor is assigned")
+    if name in _ELEMENT_BY_ELEMENT:
+        _refuse(f"{name} calls a Python function for each element")
     overwrite(args[0], call(_on_a_copy(function), args, kwargs), name)
     return args[0]
 
@@ -152,6 +218,7 @@ for _dunder, _name in {
 def setitem(a: TensorProxy, key, value) -> None:
     """`a[key] = value`."""
     overwrite(a, LTORCH["setitem"](a, key, value), "setitem")
+    _check_overlap(operator.setitem, a, (a, key, value), {})
 
 
 METHODS["__setitem__"] = setitem
@@ -188,7 +255,9 @@ def _(make):
 @alias(torch.Tensor.copy_)
 def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """`a.copy_(src)`: src in a's shape, type and place."""
-    return overwrite(a, copied_into(a, src), "copy")
+    written = overwrite(a, copied_into(a, src), "copy")
+    _check_overlap(torch.Tensor.copy_, a, (a, src), {})
+    return written
 
 
 @alias(torch.Tensor.zero_, torch.zero_)

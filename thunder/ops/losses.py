@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
-from thunder.ops.backward import sum_to
+from thunder.ops.backward import in_operations, sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite
 from thunder.ops.normalization import compute_dtype, log_softmax
@@ -480,11 +480,29 @@ def _nll_backward_meta(g, a, target, weight, reduction, ignore_index, total):
 
 
 _NLL = {
-    flat: (backward.kernel(f"{name}_forward", "default", _nll_forward_meta), backward.kernel(f"{name}_backward", "default", _nll_backward_meta))
+    flat: (backward.kernel(f"{name}_forward", "default", _nll_forward_meta, tags=(OpTags.REDUCTION_OP,)), backward.kernel(f"{name}_backward", "default", _nll_backward_meta))
     for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
 }
 for _forward, _ in _NLL.values():
     _forward.info["not_differentiable"] = (1,)  # the sum of the weights
+
+
+@in_operations(_NLL[True][0])
+def _(a, target, weight, reduction, ignore_index):
+    values, weights = _picked(a, target, weight, ignore_index)
+    total = LTORCH["sum"](weights)
+    loss = values if reduction == 0 else LTORCH["sum"](values)
+    return loss / total if _REDUCTIONS[reduction] == "mean" else loss, total
+
+
+@in_operations(_NLL[True][1])
+def _(g, a, target, weight, reduction, ignore_index, total):
+    if weight is not None:
+        return None
+    classes = LTORCH["arange"](0, a.shape[-1], 1, device=a.device, dtype=target.dtype)
+    here = LTORCH["logical_and"](LTORCH["eq"](classes, unsqueeze(target, -1)), LTORCH["ne"](unsqueeze(target, -1), ignore_index))
+    g = -g / total if _REDUCTIONS[reduction] == "mean" else -g
+    return _where(here, unsqueeze(g, -1) if g.shape else g, 0.0)
 
 
 def _likelihood(a, target, weight, how: str, ignore_index: int):

@@ -7,15 +7,17 @@ came from outside is written back at the end (see `Capture`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy, like
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
 from thunder.ops.define import LTORCH
+from thunder.ops.dims import along
 
 __all__ = ["Memory", "may_view"]
 
@@ -24,18 +26,20 @@ class Memory:
     """The state of one recording.
 
     active: whether anything was written to. outside: called with what is about to be written to, in the end, and whether that happens through a view; says no by raising.
+    layout: gives a stand-in tensor with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is written to may share memory.
     """
 
-    def __init__(self, lines: list[BoundSymbol] = (), outside: Callable[[TensorProxy, bool], None] | None = None):  # type: ignore[assignment]
+    def __init__(self, lines: list[BoundSymbol] = (), outside: Callable[[TensorProxy, bool], None] | None = None, layout: Callable | None = None):  # type: ignore[assignment]
         self.active = False
-        self.outside = outside
+        self.outside, self.layout = outside, layout
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}  # view -> the line that made it and what it shows
         self.views: dict[Proxy, list[Proxy]] = {}
-        self.made: set[Proxy] = set()
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
         self.stale: set[Proxy] = set()  # views to make again before they are read
+        self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
+        self.formed: dict[Proxy, TensorProxy] = {}  # what has another shape now, by an operation in place -> a value of that shape
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
@@ -54,8 +58,13 @@ class Memory:
         shown = self.holder(shown)
         for o in line.outputs:
             if o is not shown and o not in self.view_of:
-                self.view_of[o] = line, shown
-                self.views.setdefault(shown, []).append(o)
+                self._show(o, line, shown)
+                if line.sym.name in MAY_COPY:
+                    self.undecided.setdefault(self.base(shown), []).append(o)
+
+    def _show(self, view: Proxy, line: BoundSymbol, shown: TensorProxy) -> None:
+        self.view_of[view] = line, shown
+        self.views.setdefault(shown, []).append(view)
 
     def holder(self, x: TensorProxy) -> TensorProxy:
         """The proxy that the program holds, for a value that was written into it."""
@@ -91,10 +100,10 @@ class Memory:
         self._deriving = True
         try:
             with _grad_enabled(line.context is None or line.context.grad_enabled):  # whoever reads it first
-                made = line.sym(*_mapped(place, line.args), **_mapped(place, line.kwargs))
+                made = line.sym(*map_structure(place, line.args), **map_structure(place, line.kwargs))
         finally:
             self._deriving = False
-        for old, new in zip(line.outputs, [made] if type(made) is TensorProxy else _flat(made), strict=True):
+        for old, new in zip(line.outputs, leaves(made), strict=True):
             if old in self.stale:
                 self.stale.discard(old)
                 self.current[old], self.owner[new] = new, old
@@ -104,6 +113,7 @@ class Memory:
         """`target` holds `value` from now on, and whatever shares memory with it the corresponding part."""
         target = self.holder(target)
         self._check(target)
+        self._decide(self.base(target))
         self._lose_shared(target)
         self.versions[value.name] = target.name
         self._hold(target, _with_history(self.latest(target), value))
@@ -125,6 +135,27 @@ class Memory:
         if self.outside is not None:
             self.outside(base, base is not target)
         self.active = True
+
+    def _decide(self, base: TensorProxy) -> None:
+        """Which results of `reshape` and its like are views of what is about to be written to, by the strides that it has."""
+        if self.layout is None:
+            return
+        for x in self.undecided.pop(base, ()):
+            if self.base(x) is not base:  # a view of one that turned out to be a copy
+                self.undecided.setdefault(self.base(x), []).append(x)
+                continue
+            line, shown = self.view_of[x]
+            with torch._C.DisableTorchFunction():
+                copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
+            if copied:
+                del self.view_of[x]
+                self.views[shown] = [v for v in self.views[shown] if v is not x]
+            elif line.sym.name == "as_strided":  # says places in memory, whatever it was called on
+                with torch._C.DisableTorchFunction():
+                    part = part_shown(self.layout(x, True), self.layout(base, True))
+                if part is not None:
+                    self.views[shown] = [v for v in self.views[shown] if v is not x]
+                    self._show(x, part_of.bind(base, *part, output=x, context=current_recorder().context), base)
 
     def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
         self.current[target], self.owner[value] = value, target
@@ -168,13 +199,26 @@ class Memory:
         for x, y in ((a, b), (b, a)):
             self.shared.setdefault(self.holder(x), []).append(self.holder(y))
 
-    def same(self, x: TensorProxy, base: TensorProxy) -> None:
-        """`x` came from outside as another name of `base`: both are one memory in one layout."""
+    def same(self, x: TensorProxy, base: TensorProxy, part: tuple | None = None) -> None:
+        """`x` came from outside and shows `base`, which did, too: all of it in its layout, or the `part` (size, stride, offset) of its elements."""
         if x not in self.view_of:
-            self.view_of[x] = LTORCH["view"].bind(base, base.shape, output=x), base
-            self.views.setdefault(base, []).append(x)
+            self._show(x, LTORCH["view"].bind(base, base.shape, output=x) if part is None else part_of.bind(base, *part, output=x), base)
+            self.undecided.setdefault(self.base(base), []).extend(self.undecided.pop(x, ()))
             if base in self.current:
                 self.stale.add(x)
+                self._outdate(x, None)
+
+    # --- another shape in place
+    def is_alone(self, x: TensorProxy) -> bool:
+        """Whether `x` was made by the program, and nothing else shows its memory."""
+        x = self.holder(x)
+        return x not in self.view_of and not self.views.get(x) and not self.shared.get(x) and any(o is x for line in current_recorder().bound_symbols for o in line.outputs)
+
+    def reform(self, x: TensorProxy, value: TensorProxy) -> None:
+        """`x` is `value` from now on, of whatever shape."""
+        x = self.holder(x)
+        self.active = True
+        self.current[x], self.owner[value], self.formed[x] = value, x, value
 
     # --- the end
     def written_back(self, base: TensorProxy) -> None:
@@ -223,6 +267,22 @@ def _(old, new):
     return g, None
 
 
+def _run_part_of(a: torch.Tensor, size: tuple, stride: tuple, offset: int) -> torch.Tensor:
+    a = a.contiguous()
+    return a.as_strided(size, stride, a.storage_offset() + offset)
+
+
+part_of = Symbol("part_of", lambda a, size, stride, offset: like(a, tuple(size)), module="ltorch", is_prim=True, tags=(OpTags.VIEW,), fn=_run_part_of)
+
+
+def part_shown(part: torch.Tensor, whole: torch.Tensor) -> tuple | None:
+    """(size, stride, offset) of a tensor in another one with the same storage; None where that is not contiguous, or does not hold it."""
+    offset = part.storage_offset() - whole.storage_offset()
+    extent = 1 + sum((n - 1) * s for n, s in zip(part.shape, part.stride(), strict=True)) if part.numel() else 0
+    return (tuple(part.shape), tuple(part.stride()), offset) if whole.is_contiguous() and 0 <= offset and offset + extent <= whole.numel() else None
+
+
+MAY_COPY = {"reshape", "contiguous", "flatten", "as_strided"}  # operations tagged as views that copy where the strides ask for it, or whose place is said in memory
 _REMEDY = "write to a clone: x = x.clone()"
 
 
@@ -232,18 +292,6 @@ def may_view(line: BoundSymbol) -> bool:
         return False
     decide = line.sym.info.get("views")
     return decide is None or decide(*line.args, **line.kwargs)
-
-
-def _flat(x) -> list:
-    return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (tuple, list)) else [x]
-
-
-def _mapped(f: Callable, x):
-    if isinstance(x, (tuple, list)):
-        return type(x)([_mapped(f, e) for e in x])
-    if isinstance(x, dict):
-        return {k: _mapped(f, v) for k, v in x.items()}
-    return f(x)
 
 
 # ---------------------------------------------------------------------------------------------------------------- writing through views
@@ -271,6 +319,49 @@ def _reshaped(line: BoundSymbol, view, whole, part):
     return LTORCH["reshape"](part, whole.shape)
 
 
+def _viewed(line: BoundSymbol, view, whole, part):
+    return _reshaped(line, view, whole, part) if part.dtype is whole.dtype else LTORCH["view"](part, whole.dtype)
+
+
+def _copyable(write: Callable) -> Callable:
+    """Views only where the strides allow it: without a layout that says so, nothing is known."""
+    return lambda line, view, whole, part: write(line, view, whole, part) if current_recorder().memory.layout is not None else None
+
+
+def _placed(line: BoundSymbol, view, whole, part):
+    """Any view that shows elements of the whole: their places are what it shows of 0, 1, 2 ..."""
+    count = math.prod(whole.shape)
+    places = line.sym(LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape), *line.args[1:], **line.kwargs)
+    flat = LTORCH["scatter"](LTORCH["reshape"](whole, (count,)), 0, LTORCH["reshape"](places, (-1,)), LTORCH["reshape"](part, (-1,)))
+    return LTORCH["reshape"](flat, whole.shape)
+
+
+def _placed_once(size_and_stride: Callable) -> Callable:
+    def write(line: BoundSymbol, view, whole, part):
+        size, stride = size_and_stride(line, view)
+        with torch._C.DisableTorchFunction():
+            offsets = torch.as_strided(torch.arange(1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))), size, stride) if math.prod(size) else torch.arange(0)
+            overlaps = offsets.unique().numel() != offsets.numel()
+        if overlaps:
+            raise CaptureError("a view that shows elements of its tensor more than once is written to", location=user_location(), remedy=_REMEDY)
+        return _placed(line, view, whole, part)
+
+    return write
+
+
+def _window_steps(line: BoundSymbol, view) -> tuple:
+    _, dimension, size, step = line.args
+    return (view.shape[dimension % max(len(view.shape) - 1, 1)], size), (step, 1)
+
+
+def _real(line: BoundSymbol, view, whole, part):
+    return LTORCH["complex"](part, LTORCH["imag"](whole))
+
+
+def _imaginary(line: BoundSymbol, view, whole, part):
+    return LTORCH["complex"](LTORCH["real"](whole), part)
+
+
 def _permuted(line: BoundSymbol, view, whole, part):
     rank = len(whole.shape)
     order = [d % rank for d in line.args[1]]
@@ -288,10 +379,6 @@ def _assigned(key: Callable):
     return write
 
 
-def _along(whole: TensorProxy, dim: int, entry) -> tuple:
-    return (*(slice(None),) * (dim % max(len(whole.shape), 1)), entry)
-
-
 def _argument(line: BoundSymbol, position: int, name: str, default):
     return line.args[position] if len(line.args) > position else line.kwargs.get(name, default)
 
@@ -303,13 +390,13 @@ def _split_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tupl
     for o in line.outputs:
         size = o.shape[dim]
         if o is view:
-            return _along(whole, dim, slice(start, start + size))
+            return along(whole, dim, slice(start, start + size))
         start = start + size
     raise AssertionError("the view is a result of the line")
 
 
 def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tuple:
-    return _along(whole, _argument(line, 1, "dim", 0), next(i for i, o in enumerate(line.outputs) if o is view))
+    return along(whole, _argument(line, 1, "dim", 0), next(i for i, o in enumerate(line.outputs) if o is view))
 
 
 def _detached(line: BoundSymbol, view, whole, part):
@@ -320,6 +407,8 @@ def _detached(line: BoundSymbol, view, whole, part):
 
 
 def _expanded(line: BoundSymbol, view, whole, part):
+    if math.prod(whole.shape) == math.prod(view.shape):
+        return _reshaped(line, view, whole, part)
     raise RuntimeError(
         "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() the tensor before performing the operation."
     )
@@ -327,13 +416,15 @@ def _expanded(line: BoundSymbol, view, whole, part):
 
 _THROUGH: dict[str, Callable] = {
     "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part), "permute": _permuted, "movedim": _moved, "detach": _detached,
-    **dict.fromkeys(("view", "unflatten", "unsqueeze", "squeeze"), _reshaped),
+    **dict.fromkeys(("unflatten", "unsqueeze", "squeeze"), _reshaped), "view": _viewed,
+    **dict.fromkeys(("reshape", "flatten", "contiguous"), _copyable(_reshaped)),
+    "diagonal": _placed, "unfold": _placed_once(_window_steps), "part_of": _placed_once(lambda line, view: line.args[1:3]), "real": _real, "imag": _imaginary,
     **dict.fromkeys(("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"), _assigned(_split_key)),
     "expand": _expanded,
     "unbind": _assigned(_unbind_key),
     "getitem": _assigned(lambda line, view, whole: line.args[1]),
-    "select": _assigned(lambda line, view, whole: _along(whole, line.args[1], line.args[2])),
-    "narrow": _assigned(lambda line, view, whole: _along(whole, line.args[1], slice(line.args[2], line.args[2] + line.args[3]))),
+    "select": _assigned(lambda line, view, whole: along(whole, line.args[1], line.args[2])),
+    "narrow": _assigned(lambda line, view, whole: along(whole, line.args[1], slice(line.args[2], line.args[2] + line.args[3]))),
     "view_as_real": lambda line, view, whole, part: LTORCH["view_as_complex"](part),
     "view_as_complex": lambda line, view, whole, part: LTORCH["view_as_real"](part),
 }  # fmt: skip

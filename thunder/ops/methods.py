@@ -70,6 +70,13 @@ _PLAIN_PROPERTIES = {
 METHODS.properties.update(_PLAIN_PROPERTIES)
 
 
+def _refuse_version(a):
+    raise CaptureError("the version counter of a tensor is read, whose writes are only recorded here", location=user_location(), remedy="read it outside of the compiled function")
+
+
+METHODS.properties["_version"] = _refuse_version
+
+
 def _dim(a) -> int:
     return len(a.shape)
 

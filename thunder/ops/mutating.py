@@ -23,7 +23,6 @@ def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, writ
     """Records `function(*args, **kwargs)`, which writes to the tensors `written` among its arguments, and returns its result.
 
     meta: types the result. Gradients of what is overwritten go to what it was before, as they do in PyTorch when a kernel writes to a tensor behind autograd's back.
-    Raises CaptureError where somebody else could see a write.
     """
     recorder = current_recorder()
     assert recorder is not None, "calls of a program are recorded"

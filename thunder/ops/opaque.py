@@ -9,12 +9,13 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError
 from thunder.ops import autocast
 from thunder.ops.define import torch_path
 from thunder.ops.explain import as_torch
+from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
 __all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "derivative_of", "vjp_of"]
@@ -102,6 +103,8 @@ def _identifier(function) -> str:
 
 
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
+    if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
+        return typed_by_example(function, name, args, kwargs)
     mode = FakeTensorMode()
     known: dict[int, TensorProxy] = {}
     given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
@@ -130,6 +133,9 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
         ) from error
 
+    with torch._C.DisableTorchFunction():
+        if any(isinstance(x, torch.Tensor) and is_unusual(x) for x in leaves(out)):
+            return typed_by_example(function, name, args, kwargs)
     memory = getattr(current_recorder(), "memory", None)
 
     def typed(x):
@@ -191,8 +197,8 @@ _DERIVATIVES: dict = {}
 
 def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
     """The tensors among the arguments of an operation, and the positions of those that get a gradient."""
-    flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
-    return flat, tuple(i for i, p in enumerate(flat) if p.requires_grad and p.dtype.category >= 2)
+    flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if is_tensor(p)]
+    return flat, tuple(i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2)
 
 
 def _as_structure(gradients, args):
@@ -283,7 +289,7 @@ def _vjp_of(symbol: Symbol) -> Symbol:
         return gradients
 
     def meta(wanted, args, kwargs, cotangents):
-        flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if isinstance(p, TensorProxy)]
+        flat, _ = _wanted(args, kwargs)
         return tuple(like(flat[i]) for i in wanted)
 
     return Symbol(f"vjp_of_{symbol.name}", meta, id=("vjp_of", symbol.id), is_prim=True, fn=run)
@@ -303,18 +309,7 @@ def _functional_derivative(symbol: Symbol):
 
 def _of_tensors(outputs, cotangents) -> tuple:
     """The cotangents of the tensors among outputs, None for those without."""
-    return tuple(g for o, g in zip(_leaves(outputs, []), _leaves(cotangents, []), strict=True) if isinstance(o, TensorProxy))
-
-
-def _leaves(value, found: list) -> list:
-    if isinstance(value, (tuple, list)):
-        for x in value:
-            _leaves(x, found)
-    elif isinstance(value, dict):
-        _leaves(list(value.values()), found)
-    else:
-        found.append(value)
-    return found
+    return tuple(g for o, g in zip(leaves(outputs), leaves(cotangents), strict=True) if isinstance(o, Proxy) and is_tensor(o))
 
 
 def _generators(inputs: list) -> list[torch.Tensor]:

@@ -201,21 +201,21 @@ def _(a, p=0.5, training=True):
 # ---------------------------------------------------------------------------------------------------------------- the state of a generator
 
 
-def _generator(device, generator):
+def generator_of(device: torch.device, generator: torch.Generator | None = None) -> torch.Generator:
+    """The generator that an operation draws from: the one it was given, or the device's default."""
     if generator is not None:
         return generator
-    device = to_torch_device(device)
     if device.type == "cpu":
         return torch.default_generator
     module = torch.get_device_module(device)
     return module.default_generators[device.index if device.index is not None else module.current_device()]
 
 
-@prim(lambda device, generator=None: _generator(device, generator).get_state(), tags=(OpTags.DONT_DCE,))
+@prim(lambda device, generator=None: generator_of(to_torch_device(device), generator).get_state(), tags=(OpTags.DONT_DCE,))
 def get_rng_state(device, generator=None):
     return AnyProxy("")
 
 
-@prim(lambda state, device, generator=None: _generator(device, generator).set_state(state) and None, tags=(OpTags.DONT_DCE,))
+@prim(lambda state, device, generator=None: generator_of(to_torch_device(device), generator).set_state(state) and None, tags=(OpTags.DONT_DCE,))
 def set_rng_state(state, device, generator=None):
     return None

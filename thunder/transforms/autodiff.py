@@ -21,12 +21,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.errors import MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
+from thunder.transforms.levels import typed
 
 __all__ = ["Linearization", "by_formula", "joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
 
@@ -55,13 +56,9 @@ def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
 
 def put_grads(values: Any, gradients: Any) -> None:
     """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; None and what is no tensor are passed over."""
-    for value, gradient in zip(_flat(values), _flat(gradients), strict=True):
+    for value, gradient in zip(leaves(values), leaves(gradients), strict=True):
         if isinstance(value, TensorProxy) and isinstance(gradient, TensorProxy):
             put_grad(value, gradient)
-
-
-def _flat(x) -> list:
-    return [leaf for e in x for leaf in _flat(e)] if isinstance(x, (tuple, list)) else [leaf for e in x.values() for leaf in _flat(e)] if isinstance(x, dict) else [x]
 
 
 # ---------------------------------------------------------------------------------------------------------------- one line
@@ -183,7 +180,9 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
 
 
 def _complex(line: BoundSymbol) -> bool:
-    """The rules beside the operations are those of real types: PyTorch differentiates what is complex."""
+    """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of data and what says that its rule holds."""
+    if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
+        return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
 
@@ -212,7 +211,8 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
     elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
-        for sub in _typed(line):
+        typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
+        for sub in line.subsymbols:
             _derivatives(sub, executors, out, functional)
         for old, new in line.aliases.items():
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), _identity, True))
@@ -236,18 +236,6 @@ def _identity(a):
     return (g,)
 
 
-def _typed(line: BoundSymbol) -> tuple[BoundSymbol, ...]:
-    """The decomposition with requires_grad on its inner values, which a decomposition made later does not know."""
-    grad = {i for i in line.inputs if isinstance(i, TensorProxy) and i.requires_grad}
-    for sub in line.subsymbols:
-        if any(i in grad for i in sub.inputs):
-            for o in sub.outputs:
-                if isinstance(o, TensorProxy) and o.dtype.category >= 2:
-                    o.requires_grad = True
-                    grad.add(o)
-    return line.subsymbols
-
-
 # ---------------------------------------------------------------------------------------------------------------- the joint trace
 
 
@@ -256,10 +244,17 @@ class _Gradients:
 
     def __init__(self):
         self.current: dict[Proxy, Any] = {}
+        self.zeros: set[Proxy] = set()  # the values that only missing cotangents lead to so far
 
     def add(self, value: Proxy, gradient) -> None:
-        known = self.current.get(value)
+        known = None if value in self.zeros else self.current.get(value)
+        self.zeros.discard(value)
         self.current[value] = gradient if known is None else LTORCH["add"](known, gradient)
+
+    def add_zeros(self, value: Proxy) -> None:
+        if value not in self.current:
+            self.current[value] = LTORCH["zeros_like"](value)  # dropped again where nothing reads it
+            self.zeros.add(value)
 
 
 class Linearization:
@@ -338,16 +333,45 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
     """Writes the backward lines of one derivative, where any of its cotangents is there."""
     if not any(o in grads.current for o, _ in step.gets):
         return
-    table: dict = {}
-    for o, placeholder in step.gets:
-        known = grads.current.get(o)
-        if known is None:
-            known = LTORCH["zeros_like"](o)  # dropped again where nothing reads it
-        table[placeholder] = known
-    for b in step.backward:
-        recorder.bound_symbols.append(b.swap(table))
+    table: dict = {placeholder: grads.current[o] for o, placeholder in step.gets if o in grads.current}
+    gone = {placeholder for o, placeholder in step.gets if o not in grads.current}
+    if gone:
+        write_without(step.backward, {placeholder for _, placeholder in step.gets}, gone, table, recorder)
+    else:
+        for b in step.backward:
+            recorder.bound_symbols.append(b.swap(table))
     for argument, gradient in step.puts:
-        grads.add(argument, _cast(table.get(gradient, gradient), argument))
+        if gradient in gone:
+            grads.add_zeros(argument)
+        else:
+            grads.add(argument, _cast(table.get(gradient, gradient), argument))
+
+
+def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder) -> None:
+    """Writes lines of a backward to `recorder`, the current one, for the case that some cotangents are missing.
+
+    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum is its other term, and what reads some that are missing
+    and some that are not is given zeros for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
+    """
+    zeros: dict = {}
+    for line in lines:
+        read = dict.fromkeys(i for i in line.inputs if i in dependent)
+        if read:
+            dependent.update(line.outputs)
+        lost = [i for i in read if i in gone]
+        if lost and len(lost) == len(read):
+            gone.update(line.outputs)
+        elif lost and line.sym is LTORCH["add"] and _same_form(other := next(i for i in read if i not in gone), line.output):
+            table[line.output] = table.get(other, other)
+        else:
+            for i in lost:
+                if i not in zeros:
+                    zeros[i] = LTORCH["zeros"](i.shape, device=i.device, dtype=i.dtype)
+            recorder.bound_symbols.append(line.swap({**table, **zeros} if lost else table))
+
+
+def _same_form(a: TensorProxy, b: TensorProxy) -> bool:
+    return a.shape == b.shape and a.dtype is b.dtype
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thunder.core.regions import leading_to
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace
 
@@ -13,10 +14,4 @@ def dce(trace: Trace) -> Trace:
 
     Before: `t0 = sin(x)`, `t1 = cos(x)`, `return t1`. After: `t1 = cos(x)`, `return t1`.
     """
-    needed = set(trace.output_proxies)
-    kept = []
-    for line in reversed(trace.bound_symbols):
-        if OpTags.DONT_DCE in line.sym.tags or not needed.isdisjoint(line.outputs):
-            needed.update(line.inputs)
-            kept.append(line)
-    return trace.replace(bound_symbols=kept[::-1])
+    return trace.replace(bound_symbols=leading_to(trace.bound_symbols, trace.output_proxies, lambda line: OpTags.DONT_DCE in line.sym.tags))

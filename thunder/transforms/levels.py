@@ -6,12 +6,12 @@ there, so the lines are typed anew where they are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, Recorder
 
-__all__ = ["Level", "write", "typed", "renamed", "needed_for"]
+__all__ = ["Level", "write", "typed", "renamed", "renamed_line", "renamed_value"]
 
 
 class Level:
@@ -42,24 +42,20 @@ def write(recorder: Recorder, lines: Iterable[BoundSymbol], table: dict[Proxy, P
 
 def renamed(lines: Iterable[BoundSymbol], names: Names, table: dict[Proxy, Proxy]) -> list[BoundSymbol]:
     """Copies of the lines that make new values; `table`, which maps values to what is read in their place, learns these."""
-    return [_renamed(line, names, table) for line in lines]
+    return [renamed_line(line, table, lambda o: names.make()) for line in lines]
 
 
-def _renamed(line: BoundSymbol, names: Names, table: dict) -> BoundSymbol:
+def renamed_line(line: BoundSymbol, table: dict[Proxy, Proxy], name: Callable[[Proxy], str]) -> BoundSymbol:
+    """A copy of a line whose results, and the values inside its decomposition where that was made, are new values with names of their own."""
     for o in line.outputs:
         if o not in table and not any(o is i for i in line.inputs):
-            table[o] = o.replace() if isinstance(o, TensorProxy) else type(o)("")
-            table[o].name = names.make()
+            table[o] = renamed_value(o, name(o))
     for sub in line._subsymbols or ():
-        _renamed(sub, names, table)
+        renamed_line(sub, table, name)
     return line.swap(table)
 
 
-def needed_for(lines: Sequence[BoundSymbol], results: Iterable) -> list[BoundSymbol]:
-    """The lines that `results` are made by."""
-    needed, kept = {r for r in results if isinstance(r, Proxy)}, []
-    for line in reversed(lines):
-        if not needed.isdisjoint(line.outputs):
-            needed.update(line.inputs)
-            kept.append(line)
-    return kept[::-1]
+def renamed_value(value: Proxy, name: str) -> Proxy:
+    new = value.replace() if isinstance(value, TensorProxy) else type(value)("")
+    new.name = name
+    return new

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.ops.memory import MAY_COPY
 from thunder.transforms.autodiff import sides
 from thunder.transforms.recompute import recompute
 
@@ -77,19 +78,15 @@ def nbytes(value: TensorProxy) -> int:
     return math.prod(n.concrete() if isinstance(n, NumberProxy) else n for n in value.shape) * value.dtype.bytes
 
 
-# operations tagged as views that copy where the strides ask for it
-_MAY_COPY = {"reshape", "contiguous", "flatten"}
+def _is_view(line: BoundSymbol, maybe: bool = False) -> bool:
+    return OpTags.VIEW in line.sym.tags and (maybe or line.sym.name not in MAY_COPY) and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1
 
 
-def _is_view(line: BoundSymbol) -> bool:
-    return OpTags.VIEW in line.sym.tags and line.sym.name not in _MAY_COPY and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1
-
-
-def roots(lines: Sequence[BoundSymbol]) -> dict[Proxy, Proxy]:
-    """For views, the value whose memory they show."""
+def roots(lines: Sequence[BoundSymbol], maybe: bool = False) -> dict[Proxy, Proxy]:
+    """For views, the value whose memory they show; `maybe`: also for what is a view or a copy, which of the two the strides decide."""
     found: dict[Proxy, Proxy] = {}
     for line in lines:
-        if _is_view(line):
+        if _is_view(line, maybe):
             source = next(i for i in line.inputs if isinstance(i, TensorProxy))
             found |= dict.fromkeys(line.outputs, found.get(source, source))
     return found

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from thunder.core.codegen import Printer
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
+from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.ops.inplace import write_back
@@ -16,7 +17,16 @@ from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reread import reread
 
-__all__ = ["partition", "ForwardBackward", "split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"]
+__all__ = [
+    "partition",
+    "has_effect",
+    "modified_in_place",
+    "overwritten_before",
+    "ForwardBackward",
+    "split_into_forward_and_backward",
+    "forward_and_backward_from_trace",
+    "ForwardBackwardTraces",
+]
 
 
 class ForwardBackward:
@@ -37,8 +47,8 @@ def partition(joint: Trace) -> ForwardBackward:
     forward_lines, starts, backward_lines = sides(joint)
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
-    backward_lines = needed_lines(backward_lines, [g for g in gradients if g is not None])
-    overwritten = _overwritten(forward_lines, backward_lines)
+    backward_lines = leading_to(backward_lines, gradients, has_effect)
+    overwritten = overwritten_before(forward_lines, backward_lines)
     if overwritten is not None:
         backward_lines, gradients = [modified_in_place.bind(overwritten.name, output=None)], tuple(None for _ in gradients)
     made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
@@ -55,12 +65,12 @@ def partition(joint: Trace) -> ForwardBackward:
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
 
 
-def _overwritten(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
+def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
     """An argument that the forward writes to and the backward would read as it was before."""
     targets = {b.args[0] for b in forward if b.sym is write_back}
     if not targets:
         return None
-    shown = roots(forward)
+    shown = roots(forward, maybe=True)
     for b in backward:
         unread = b.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
         for value in b.inputs:
@@ -95,14 +105,9 @@ def forward_and_backward_from_trace(trace: Trace, torch_autograd: bool = False) 
     return ForwardBackwardTraces(*split_into_forward_and_backward(recompute(grad_transform_on_trace(trace))))
 
 
-def needed_lines(lines: Sequence[BoundSymbol], results: Sequence[Proxy]) -> list[BoundSymbol]:
-    """The lines that `results` are made by, and those that only have an effect."""
-    needed, kept = set(results), []
-    for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs) or not b.outputs:
-            needed.update(b.inputs)
-            kept.append(b)
-    return kept[::-1]
+def has_effect(line: BoundSymbol) -> bool:
+    """Whether a line of a backward is there for what it does: it has no result."""
+    return not line.outputs
 
 
 def _numbers(joint: Trace, lines: list[BoundSymbol]) -> list[NumberProxy]:

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.regions import leading_to
 from thunder.core.symbol import Context, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
 from thunder.transforms.autodiff import Derivative, Linearization
 from thunder.transforms.dce import dce
-from thunder.transforms.levels import Level, needed_for, renamed, typed, write
+from thunder.transforms.levels import Level, renamed, typed, write
 
 __all__ = ["Pullback", "pushforward", "gradients_of"]
 
 
 def _linearized(level: Level, executors: Sequence) -> Linearization:
     """The level's derivative. What its results do not need is not differentiated, but stays: the program around it may have seen it."""
-    linear = Linearization(level.lines, executors, functional=True, needed=set(needed_for(level.lines, level.outputs)))
+    linear = Linearization(level.lines, executors, functional=True, needed=set(leading_to(level.lines, level.outputs)))
     for step in linear.steps:
         if isinstance(step, Derivative):
             _check_connected(step)
@@ -57,7 +58,7 @@ class Pullback:
         with recording(_writer(recorder)) as backward:
             grads = self.linear.backward(seeds, backward)
         found = [grads.get(a) for a in (self.level.arguments if wanted is None else wanted)]
-        table, lines = dict(self.table), needed_for(backward.bound_symbols, found)
+        table, lines = dict(self.table), leading_to(backward.bound_symbols, found)
         if self.used:
             lines = renamed(lines, recorder.context.names, table)
         self.used = True
@@ -80,7 +81,7 @@ def pushforward(level: Level, arguments: Sequence[Proxy], tangents: Sequence, ex
         starts, writer.bound_symbols = writer.bound_symbols, []
         grads = linear.backward([(o, c) for o, c in zip(differentiable, cotangents, strict=True) if o is not None], writer)
     gradients = [(grads[a], v) for a, v in zip(level.arguments, tangents, strict=True) if v is not None and a in grads]
-    backward = needed_for(writer.bound_symbols, [g for g, _ in gradients])
+    backward = leading_to(writer.bound_symbols, [g for g, _ in gradients])
     _constant(level.arguments)
     _constant(o for line in linear.forward for o in line.outputs)
     for c in cotangents:
@@ -92,7 +93,7 @@ def pushforward(level: Level, arguments: Sequence[Proxy], tangents: Sequence, ex
         found = transposed.backward(gradients, again)
     results = [None if c is None else found.get(c) for c in cotangents]
     write(recorder, linear.forward, table)
-    write(recorder, needed_for([*starts, *transposed.forward, *again.bound_symbols], results), table)
+    write(recorder, leading_to([*starts, *transposed.forward, *again.bound_symbols], results), table)
     return [table.get(g, g) for g in results]
 
 

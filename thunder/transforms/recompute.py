@@ -18,6 +18,7 @@ from thunder.core.trace import Trace
 from thunder.ops import PRIMS
 from thunder.transforms.autodiff import sides
 from thunder.transforms.dce import dce
+from thunder.transforms.levels import renamed_line, renamed_value
 
 __all__ = ["recompute"]
 
@@ -105,26 +106,16 @@ class _Copies:
         return lines
 
     def copy(self, line: BoundSymbol, level: int, table: dict) -> list[BoundSymbol]:
-        for o in line.outputs:
-            self.made[o, level] = table[o] = _renamed(o, self.names.claim(f"bw_{o.name}"))
-        self.rename_inside(line, table)
-        new = line.swap(table)
+        new = renamed_line(line, table, lambda o: self.names.claim(f"bw_{o.name}"))
+        self.made |= {(o, level): table[o] for o in line.outputs}
         return self.replayed(line, new) if OpTags.RANDOM_OP in line.sym.tags else [new]
-
-    def rename_inside(self, line: BoundSymbol, table: dict) -> None:
-        """The values inside a decomposition that was made already get names of their own, too."""
-        for sub in line._subsymbols or ():
-            for o in sub.outputs:
-                if o not in table:
-                    table[o] = _renamed(o, self.names.claim(f"bw_{o.name}"))
-            self.rename_inside(sub, table)
 
     def replayed(self, line: BoundSymbol, new: BoundSymbol) -> list[BoundSymbol]:
         """A random line between those that set the generator to what it was in the forward, and back."""
         state = self.states.get(line)
         if state is None:
-            state = self.states[line] = _renamed(PRIMS["get_rng_state"].meta(None), self.names.make("rng"))  # type: ignore[misc]
-        now = _renamed(state, self.names.make("rng"))
+            state = self.states[line] = renamed_value(PRIMS["get_rng_state"].meta(None), self.names.make("rng"))  # type: ignore[misc]
+        now = renamed_value(state, self.names.make("rng"))
         where = _generator_of(line)
         get, put = PRIMS["get_rng_state"], PRIMS["set_rng_state"]
         return [get.bind(*where, output=now), put.bind(state, *where, output=None), new, put.bind(now, *where, output=None)]
@@ -136,12 +127,6 @@ class _Copies:
                 lines.append(PRIMS["get_rng_state"].bind(*_generator_of(line), output=self.states[line]))
             lines.append(line)
         return lines
-
-
-def _renamed(value: Proxy, name: str) -> Proxy:
-    new = value.replace() if isinstance(value, TensorProxy) else type(value)("")
-    new.name = name
-    return new
 
 
 def _generator_of(line: BoundSymbol) -> tuple:

@@ -57,7 +57,7 @@ class _State:
 
     def __init__(self, trace: Trace, lines: list[BoundSymbol], written: dict):
         self.written = written
-        self.roots = roots(lines)
+        self.roots, self.views = roots(lines, maybe=True), roots(lines)
         self.arguments = {a for a in trace.args if isinstance(a, TensorProxy)}
         self.reads: dict[Proxy, list[int]] = {}
         self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
@@ -82,11 +82,11 @@ class _State:
     def _fits(self, i: int, line: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
         if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or (result.shape, result.dtype) != (target.shape, target.dtype):
             return False
-        if read[target] > 1 or target in self.roots:
+        if read[self.root(target)] > 1 or target in self.views:
             return False
-        home, reads = self.home.get(target), self.reads.get(target, ())
+        home, reads = self.home.get(target), self.reads.get(self.root(target), ())
         if home is None:
-            return result.name in self.written and not any(r > i for r in reads)
+            return result.name in self.written and self.root(target) not in self.home and not any(r > i for r in reads)
         _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
         return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 

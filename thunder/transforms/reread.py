@@ -16,7 +16,6 @@ from thunder.ops import LTORCH
 __all__ = ["reread"]
 
 
-
 def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]) -> tuple[list[TensorProxy], list[BoundSymbol]]:
     """Which tensors have to be saved instead of all of these, and the lines that make the others of them. Arguments live anyway, and so does what views them."""
     joins = [b for b in lines if b.sym is LTORCH["stack"]]

@@ -11,50 +11,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from thunder.core.proxies import Proxy, map_structure
-from thunder.core.rewrite import Rewriter
-from thunder.core.symbol import BoundSymbol, Recorder, recording
+from thunder.core.regions import leading_to
+from thunder.core.symbol import Recorder, recording
 from thunder.core.trace import Trace
-from thunder.ops import LTORCH
-from thunder.transforms.partition import needed_lines
+from thunder.transforms.autodiff import write_without
+from thunder.transforms.partition import has_effect
 
 __all__ = ["without_cotangents"]
 
 
 def without_cotangents(backward: Trace, cotangents: Sequence[Proxy], missing: Collection[Proxy]) -> Trace:
-    """A backward trace that does not read the missing ones of its cotangents, and returns None where no other leads.
-
-    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum is its other term, and what reads some that
-    are missing and some that are not is given zeros for them.
-    """
-    dependent, gone, out = set(cotangents), set(missing), Rewriter()
-    zeros: dict[Proxy, Proxy] = {}
-    for line in backward.bound_symbols:
-        if line.sym.python_printer is not None:
-            out.write(line)
-            continue
-        read = dict.fromkeys(i for i in line.inputs if i in dependent)
-        if read:
-            dependent.update(line.outputs)
-        lost = [i for i in read if i in gone]
-        if not lost:
-            out.write(out.current(line))
-        elif len(lost) == len(read):
-            gone.update(line.outputs)
-        elif line.sym is LTORCH["add"]:
-            out.alias({line.output: next(i for i in read if i not in gone)})
-        else:
-            for i in lost:
-                if i not in zeros:
-                    zeros[i] = _zeros(i, line, out)
-            out.write(out.current(line.swap(zeros)))
-    result = map_structure(lambda g: None if isinstance(g, Proxy) and g in gone else out.table.get(g, g) if isinstance(g, Proxy) else g, backward.output)
-    head = [b for b in out.lines if b.sym.python_printer is not None]
-    lines = needed_lines(out.lines[len(head) :], [g for g in result if g is not None])
+    """A backward trace that does not read the missing ones of its cotangents, and returns None where no other leads."""
+    gone, table = set(missing), {}
+    head = [b for b in backward.bound_symbols if b.sym.python_printer is not None]
+    body = [b for b in backward.bound_symbols if b.sym.python_printer is None]
+    with recording(Recorder(body[0].context if body else None)) as recorder:
+        write_without(body, set(cotangents), gone, table, recorder)
+    result = map_structure(lambda g: None if isinstance(g, Proxy) and g in gone else table.get(g, g) if isinstance(g, Proxy) else g, backward.output)
+    lines = leading_to(recorder.bound_symbols, result, has_effect)
     return backward.replace(bound_symbols=[*head, *lines], output=result)
-
-
-def _zeros(value: Proxy, line: BoundSymbol, out: Rewriter) -> Proxy:
-    with recording(Recorder(line.context)) as recorder:
-        made = LTORCH["zeros"](value.shape, device=value.device, dtype=value.dtype)  # type: ignore[attr-defined]
-    out.lines += recorder.bound_symbols
-    return made

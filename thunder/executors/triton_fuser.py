@@ -1,0 +1,77 @@
+"""The Triton fuser: regions of elementwise operations, reductions and what moves data, as kernels that are generated from the region.
+
+    thunder.jit(model, executors=["triton_fuser"])
+
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two lines as comments below; the kernel's text is
+`thunder.examine.get_fusions(trace)[0][1].source`. Matrix products, attention and random numbers stay with PyTorch. How kernels are made: `thunder/executors/triton_kernels`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+
+from thunder.core.proxies import TensorProxy
+from thunder.core.regions import Region
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
+from thunder.executors.triton_kernels.schedule import TooLarge
+from thunder.executors.triton_kernels.values import parts, primitive
+from thunder.extend import register_executor
+from thunder.extend.fusion import FusionExecutor, fusible
+from thunder.ops.torch_types import to_torch_device
+
+__all__ = ["triton_fuser"]
+
+
+class TritonFuser(FusionExecutor):
+    """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device."""
+
+    def unavailable(self) -> str | None:
+        if not _has_triton():
+            return "it needs the package triton: install it"
+        if not torch.cuda.is_available() and not interpreting():
+            return "there is no GPU; TRITON_INTERPRET=1 lets Triton's interpreter run kernels on the CPU, slowly"
+        return None
+
+    def can_fuse(self, line: BoundSymbol) -> bool:
+        if not fusible(line) or not _has_triton() or not _in_primitives(line):
+            return False
+        devices = {p.device.name for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)}
+        return len(devices) == 1 and (next(iter(devices)).startswith("cuda") or interpreting())
+
+    def should_fuse(self, region: Region) -> bool:
+        """Views and copies alone are no work, and one operation is PyTorch's already."""
+        computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
+        return len(computing) > 1
+
+    def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
+        device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
+        try:
+            run = self.once(region, lambda: FusedRegion(region, to_torch_device(device)))
+        except TooLarge:
+            return None
+        return self.register_temporary_operation(f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+
+def _in_primitives(line: BoundSymbol) -> bool:
+    """Whether a line, or all that it is made of, is computed by kernels."""
+    if primitive(line):
+        return True
+    if line.sym.decomposition is None and "in_operations" not in line.sym.info:
+        return False
+    if not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
+        return False
+    lines, aliases = parts(line)
+    return bool(lines or aliases) and all(fusible(sub) and _in_primitives(sub) for sub in lines)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+triton_fuser = TritonFuser("triton_fuser", version=torch.__version__)
+register_executor(triton_fuser)

@@ -1,0 +1,528 @@
+"""The text of kernels.
+
+A value is computed once for each place it is needed at, by a line of its own, in front of the loops that it does not depend on. Blocks are [X] in a map, [R, C] in the other
+kernels; what depends on rows only is [R, 1], on columns only [1, C].
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
+from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
+from thunder.executors.triton_kernels.index import Index, Part, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, partial_place, reduced_place, tile_place
+from thunder.executors.triton_kernels.values import Place, Value, sources
+
+__all__ = ["Source", "emit", "stored_type", "HEADER"]
+
+HEADER = "import triton\nimport triton.language as tl\n"
+
+
+class Source(NamedTuple):
+    """name, text: a function of the buffers (values, in order). helpers: names of functions it calls."""
+
+    name: str
+    text: str
+    buffers: tuple[Value, ...]
+    grid: tuple[int, int]
+    warps: int
+    helpers: tuple[str, ...]
+
+
+def stored_type(v: Value, outputs: Sequence[Value]) -> dtype:
+    """The type that a value is stored in: its own where it is an output; what later kernels read keeps the precision it was computed in."""
+    return float32 if v.dtype.category == FLOAT and v.dtype.bytes < 4 and not any(v is o for o in outputs) else v.dtype
+
+
+class _Term(NamedTuple):
+    """An expression, and the loop variables that it depends on."""
+
+    text: str
+    variables: frozenset
+
+
+def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool) -> Source:
+    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter."""
+    return _Emitter(name, schedule, kernel, strides, interpreted).run()
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not less."""
+    return 1 << (n - 1).bit_length()
+
+
+def _compute(d: dtype) -> str:
+    """The Triton type that values of a type are computed in."""
+    return "tl.float32" if d.category == FLOAT and d.bytes < 4 else "tl.int1" if d.category == BOOL else f"tl.{d.name}"
+
+
+_NONE: frozenset = frozenset()
+_INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)}}
+
+
+class _Emitter:
+    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool):
+        self.name, self.kernel, self.interpreted = name, kernel, interpreted
+        self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
+        self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
+        self.outer: list[str] = []
+        self.inner: list[str] = []  # of the loop that begins with `header`
+        self.header = ""
+        self.looping: frozenset = _NONE  # the variable of the loop that is being written
+        self.memo: dict = {}
+        self.of_loop: list = []  # keys of what the loop's body knows
+        self.loaded: dict[str, frozenset] = {}
+        self.buffers: dict[Value, str] = {}
+        self.helpers: dict[str, None] = {}
+        self.count = 0
+        self.masks = {"x": False, "r": False, "c": False}
+        extents = [sum((n - 1) * abs(s) for n, s in zip(v.shape, st, strict=True)) for v, st in self.strides.items()]
+        self.wide = max([kernel.numel, *extents]) >= 2**31 - 2**20
+
+    # ------------------------------------------------------------------------------------------------------------ the three forms
+    def run(self) -> Source:
+        grid, warps = getattr(self, f"_{self.kernel.kind}")()
+        body = "\n".join(f"    {line}" for line in self.outer)
+        text = f"@triton.jit\ndef {self.name}({', '.join(self.buffers.values())}):\n{body}\n"
+        return Source(self.name, text, tuple(self.buffers), grid, warps, tuple(self.helpers))
+
+    def _program(self, axis: int) -> str:
+        return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
+
+    def _block_number(self) -> str:
+        return "tl.cast(block, tl.int64)" if self.wide else "block"
+
+    def _partials(self) -> list[Value]:
+        return [v for v in self.kernel.stores if v.kind == "partial"]
+
+    def _blocks(self, count: int, programs: int, variable: str) -> None:
+        """The loop of a program over its share of the blocks."""
+        self.header = f"for block in range(tl.program_id({1 if self.kernel.kind == 'columns' else 0}), {count}, {programs}):"
+        self.looping = frozenset(variable)
+
+    def _close(self) -> None:
+        self.outer += [self.header, *(f"    {line}" for line in self.inner)]
+        self.inner = []
+        for key in self.of_loop:
+            del self.memo[key]
+        self.of_loop, self.looping = [], _NONE
+
+    def _map(self):
+        k = self.kernel
+        block = min(1024, power_of_two(k.columns))
+        self.shape, self.origin = [block], "tl.zeros([1], tl.int32)"
+        self.masks["x"] = k.columns % block != 0
+        count = -(-k.columns // block)
+        partials = self._partials()
+        accumulators = [self._accumulator(p) for p in partials]
+        target = self.outer
+        index = self._program(0)
+        if partials:
+            self._blocks(count, partials[0].shape[0], "x")
+            target, index = self.inner, self._block_number()
+        target.append(f"x = {index} * {block} + tl.arange(0, {block})")
+        if self.masks["x"]:
+            target.append(f"x_inside = x < {k.columns}")
+        self._stores("x", partials, accumulators)
+        if partials:
+            self._close()
+            self._store_partials(partials, accumulators)
+        return (partials[0].shape[0] if partials else count, 1), 4 if block >= 512 else 1
+
+    def _rows(self):
+        k = self.kernel
+        if not k.on_chip:
+            return self._long_rows()
+        columns = power_of_two(k.columns)
+        across = any(not _along_memory(v) for v in k.reductions)
+        rows = max(1, min(power_of_two(k.rows), 32 if across else 4096, (16384 if across else 4096) // columns))
+        self.shape, self.origin = [rows, columns], "tl.zeros([1, 1], tl.int32)"
+        self.masks |= {"r": k.rows % rows != 0, "c": columns != k.columns}
+        count = -(-k.rows // rows)
+        partials = self._partials()
+        accumulators = [self._accumulator(p) for p in partials]
+        self._columns_line("0", self.outer)
+        if partials:
+            self._blocks(count, partials[0].shape[0], "r")
+            self._rows_line(self._block_number(), self.inner)
+        else:
+            self._rows_line(self._program(0), self.outer)
+        self._stores("rc", partials, accumulators)
+        if partials:
+            self._close()
+            self._store_partials(partials, accumulators)
+        return (partials[0].shape[0] if partials else count, 1), max(1, min(32, rows * columns // 512))
+
+    def _long_rows(self):
+        """Rows that do not fit: a pass for each level of reductions, then one for what is stored."""
+        k = self.kernel
+        columns = 4096
+        self.shape, self.origin = [1, columns], "tl.zeros([1, 1], tl.int32)"
+        self.masks["c"] = k.columns % columns != 0
+        self._rows_line(self._program(0), self.outer)
+        for level in self._levels():
+            accumulators = [self._accumulator(v) for v in level]
+            self._pass(columns)
+            for v, accumulator in zip(level, accumulators, strict=True):
+                operand = self.value(v.operands[0], operand_place(v, Index.of(k.r), Index.of(k.c)), ())
+                self._accumulate(v, accumulator, operand, "c")
+            self._close()
+            for v, accumulator in zip(level, accumulators, strict=True):
+                self.memo["reduction", v] = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
+        stored = [v for v in k.stores if not self._is_row(v)]
+        for v in k.stores:
+            if self._is_row(v):
+                self._store(v)
+        if stored:
+            self._pass(columns)
+            for v in stored:
+                self._store(v)
+            self._close()
+        return (k.rows, 1), 16
+
+    def _pass(self, columns: int) -> None:
+        self.header = f"for start in range(0, {self.kernel.columns}, {columns}):"
+        self.looping = frozenset("c")
+        self._columns_line("start", self.inner, columns)
+
+    def _columns(self):
+        """Reductions over rows alone: each program sees some columns of its share of the rows."""
+        k = self.kernel
+        columns = min(128, power_of_two(k.columns))
+        rows = min(2048 // columns, power_of_two(k.rows))
+        self.shape, self.origin = [rows, columns], "tl.zeros([1, 1], tl.int32)"
+        self.masks |= {"r": k.rows % rows != 0, "c": k.columns % columns != 0}
+        partials = self._partials()
+        accumulators = [self._accumulator(p) for p in partials]
+        self._columns_line(f"{self._program(0)} * {columns}", self.outer)
+        self._blocks(-(-k.rows // rows), partials[0].shape[0], "r")
+        self._rows_line(self._block_number(), self.inner)
+        self._stores("rc", partials, accumulators)
+        self._close()
+        self._store_partials(partials, accumulators)
+        return (-(-k.columns // columns), partials[0].shape[0]), 4
+
+    def _rows_line(self, block: str, target: list[str]) -> None:
+        rows = self.shape[0]
+        target.append(f"r = {block} * {rows} + tl.arange(0, {rows})[:, None]" if rows > 1 else f"r = {block} + tl.zeros([1, 1], tl.int32)")
+        if self.masks["r"]:
+            target.append(f"r_inside = r < {self.kernel.rows}")
+
+    def _columns_line(self, start: str, target: list[str], columns: int = 0) -> None:
+        target.append(f"c = {f'{start} + ' if start != '0' else ''}tl.arange(0, {columns or self.shape[-1]})[None, :]")
+        if self.masks["c"]:
+            target.append(f"c_inside = c < {self.kernel.columns}")
+
+    # ------------------------------------------------------------------------------------------------------------ stores
+    def _is_row(self, v: Value) -> bool:
+        return v.kind == "reduce" or v.numel == self.kernel.rows and self.kernel.kind == "rows" and v.numel != self.kernel.numel
+
+    def _stores(self, reduced: str, partials: list[Value], accumulators: list[str]) -> None:
+        for v in self.kernel.stores:
+            if v.kind != "partial":
+                self._store(v)
+        for p, accumulator in zip(partials, accumulators, strict=True):
+            operand = self.value(p.operands[0], partial_place(p, self.kernel), ())
+            self._accumulate(p, accumulator, operand, reduced if len(p.shape) == 1 else "r")
+
+    def _store(self, v: Value) -> None:
+        place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else tile_place(v, self.kernel)
+        self._write(v, place, self._reduction(v) if v.kind == "reduce" else self.value(v, place, ()))
+
+    def _write(self, v: Value, place: Place, term: _Term) -> None:
+        offset = self.index(join(place, self.strides[v]))
+        at = offset.text if offset.variables else f"{offset.text} + {self.origin}"
+        variables = offset.variables | term.variables
+        mask = self._mask(offset.variables, ())
+        if self.interpreted and self.types[v].name == "bfloat16":
+            term = self._emit(self._rounded(term.text, v.dtype), term.variables)
+        target = self.inner if variables & self.looping else self.outer
+        target.append(f"tl.store({self._pointer(v)} + {_bracketed(at)}, {term.text}{f', mask={mask}' if mask else ''})")
+
+    def _store_partials(self, partials: list[Value], accumulators: list[str]) -> None:
+        k = self.kernel
+        for p, accumulator in zip(partials, accumulators, strict=True):
+            if len(p.shape) == 1:
+                total = accumulator
+                for axis in reversed(range(len(self.shape))):
+                    total = self._emit(self._combined(p, total, axis, last=True), _NONE).text
+                self.outer.append(f"tl.store({self._pointer(p)} + tl.program_id(0), {total})")
+                continue
+            total = self._combined(p, accumulator, 0)
+            axis = 1 if k.kind == "columns" else 0
+            mask = self._mask(frozenset("c"), ())
+            self.outer.append(f"tl.store({self._pointer(p)} + (tl.program_id({axis}) * {k.columns} + c), {total}{f', mask={mask}' if mask else ''})")
+
+    # ------------------------------------------------------------------------------------------------------------ reductions
+    def _levels(self) -> list[list[Value]]:
+        """Reductions by how many passes have to come before their own."""
+        here = set(self.kernel.reductions)
+        level: dict[Value, int] = {}
+        for v in in_order(self.kernel.reductions):
+            level[v] = max((level[x] for x in v.operands if isinstance(x, Value)), default=0) + (v in here)
+        return [[v for v in self.kernel.reductions if level[v] == n] for n in sorted({level[v] for v in here})]
+
+    def _neutral(self, v: Value) -> str:
+        how = v.what[0]
+        if how == "sum":
+            return "0.0" if v.dtype.category == FLOAT else "0"
+        if v.dtype.category == FLOAT:
+            return 'float("-inf")' if how == "amax" else 'float("inf")'
+        return str(_INTEGER_BOUNDS[v.dtype.name][how == "amin"])
+
+    def _accumulator(self, v: Value) -> str:
+        self.count += 1
+        self.outer.append(f"sum{self.count} = tl.full({self.shape}, {self._neutral(v)}, {_compute(v.dtype)})")
+        return f"sum{self.count}"
+
+    def _accumulate(self, v: Value, accumulator: str, term: _Term, reduced: str) -> None:
+        masks = [f"{n}_inside" for n in ("x", "r", "c") if self.masks[n] and n in reduced]
+        text = f"tl.where({' & '.join(masks)}, {term.text}, {self._neutral(v)})" if masks else _bracketed(term.text)
+        joined = f"{accumulator} + {text}" if v.what[0] == "sum" else f"tl.{v.what[0][1:]}imum({accumulator}, {text}, propagate_nan=tl.PropagateNan.ALL)"
+        self.inner.append(f"{accumulator} = {joined}")
+
+    def _combined(self, v: Value, text: str, axis: int, last: bool = False) -> str:
+        """A block reduced along an axis, which stays as 1 unless it is the `last`, which leaves a number in the end."""
+        restored = "" if last else "[:, None]" if axis else "[None, :]"
+        if v.what[0] == "sum":
+            return f"tl.sum({text}, {axis}){restored}"
+        best = f"tl.{v.what[0][1:]}({text}, {axis})"
+        if v.dtype.category == FLOAT:  # which passes NaNs over
+            best = f'tl.where(tl.max(({text} != {text}).to(tl.int32), {axis}) > 0, float("nan"), {best})'
+        return f"{best}{restored}"
+
+    def _reduction(self, v: Value) -> _Term:
+        key = "reduction", v
+        if key not in self.memo:
+            k = self.kernel
+            operand = self.value(v.operands[0], operand_place(v, Index.of(k.r), Index.of(k.c)), ())
+            text = operand.text
+            if self.masks["c"]:
+                text = f"tl.where(c_inside, {text}, {self._neutral(v)})"
+            block = self._emit(f"tl.zeros({self.shape}, {_compute(v.dtype)}) + {text}" if self._is_small(operand) else text, operand.variables | {"r"})
+            self._know(key, self._emit(self._combined(v, block.text, 1), frozenset("r")))
+        return self.memo[key]
+
+    def _is_small(self, term: _Term) -> bool:
+        """Whether a term may be less than a block."""
+        return "c" not in term.variables or self.shape[0] > 1 and "r" not in term.variables
+
+    # ------------------------------------------------------------------------------------------------------------ values
+    def value(self, v: Value, place: Place, conditions: tuple) -> _Term:
+        if v.kind == "reduce" and any(v is own for own in self.kernel.reductions) and reduced_place(v, place).is_variable(self.kernel.r):
+            return self._reduction(v)
+        key = (v, tuple(i.key for i in place), tuple((i.key, low, high) for i, low, high in conditions))
+        found = self.memo.get(key)
+        if found is None:
+            found = self._computed(v, place, conditions)
+            self._know(key, found)
+        return found
+
+    def _know(self, key, term: _Term) -> None:
+        self.memo[key] = term
+        if term.variables & self.looping:
+            self.of_loop.append(key)
+
+    def _computed(self, v: Value, place: Place, conditions: tuple) -> _Term:
+        kind = v.kind
+        if kind in ("input", "reduce", "partial"):
+            return self._load(v, place, conditions)
+        if kind == "map":
+            return self._mapped(v, place, conditions)
+        if kind == "cast":
+            return self._cast(v.operands[0].dtype, v.dtype, self.value(v.operands[0], place, conditions))
+        if kind == "number":
+            return self._emit(f"tl.full({[1] * len(self.shape)}, {_literal(v.what, v.dtype)}, {_compute(v.dtype)})", _NONE)
+        if kind == "iota":
+            start, step = v.what
+            at = self.index(place[0])
+            whole = isinstance(start, int) and isinstance(step, int)
+            number = f"({at.text} + {self.origin}).to(tl.{'int64' if whole else 'float64'}) * {step} + {start}"
+            return self._cast_text(number, v.dtype, at.variables)
+        if kind == "gather":
+            return self._gathered(v, place, conditions)
+        if kind in ("cat", "pad"):
+            return self._chosen(v, place, conditions)
+        ((operand, there, _),) = sources(v, place)
+        return self.value(operand, there, conditions)
+
+    def _mapped(self, v: Value, place: Place, conditions: tuple) -> _Term:
+        function = FUNCTIONS[v.what]
+        kind = next(x.dtype for x in reversed(v.operands) if isinstance(x, Value))
+        if v.what == "where":
+            kind = v.dtype
+        texts, variables = [], _NONE
+        for x in v.operands:
+            if isinstance(x, Value):
+                term = self.value(x, place, conditions)
+                texts.append(term.text)
+                variables |= term.variables
+            elif v.what == "pow":
+                texts.append(repr(x))
+            else:
+                texts.append(self._number(x, kind))
+        text = function.text(*texts)
+        self.helpers.update(dict.fromkeys(h for h in HELPERS if h in text))
+        return self._emit(text, variables)
+
+    def _number(self, x, d: dtype) -> str:
+        if d.name == "float32" or d.category == FLOAT and d.bytes < 4:
+            return _literal(x, d)
+        return f"tl.full({[1] * len(self.shape)}, {_literal(x, d)}, {_compute(d)})"
+
+    def _cast(self, source: dtype, target: dtype, term: _Term) -> _Term:
+        if target.category == BOOL:
+            return term if source.category == BOOL else self._emit(f"{term.text} != 0", term.variables)
+        if source.category == FLOAT and source.bytes < 4 and target.name == "float32":
+            return term
+        return self._cast_text(term.text, target, term.variables, _compute(source))
+
+    def _cast_text(self, text: str, target: dtype, variables: frozenset, known: str = "") -> _Term:
+        text = _bracketed(text) + (f".to({_compute(target)})" if known != _compute(target) else "")
+        if target.category == FLOAT and target.bytes < 4:
+            text = self._rounded(text, target)
+        return self._emit(text, variables)
+
+    def _rounded(self, text: str, target: dtype) -> str:
+        if self.interpreted and target.name == "bfloat16":
+            self.helpers["_nearest_bfloat16"] = None
+            return f"_nearest_bfloat16({text})"
+        return f"{text}.to(tl.{target.name}).to(tl.float32)"
+
+    def _chosen(self, v: Value, place: Place, conditions: tuple) -> _Term:
+        """A join or a padding: what is read where, by conditions on the place."""
+        options = [(o, there, [c for c in needed if not _always(c)]) for o, there, needed in sources(v, place) if not any(map(_never, needed))]
+        if v.kind == "pad":
+            term = _Term(self._number(v.what[0], v.dtype), _NONE)
+            if not options:
+                return self._computed(Value("number", (), (), v.dtype, v.what[0]), (), ())
+        else:
+            operand, there, needed = options.pop()
+            term = self.value(operand, there, conditions + tuple(needed))
+        for operand, there, needed in reversed(options):
+            inside = self.value(operand, there, conditions + tuple(needed))
+            if not needed:
+                term = inside
+                continue
+            test = [self._test(c) for c in needed]
+            variables = frozenset().union(term.variables, inside.variables, *(t.variables for t in test))
+            term = self._emit(f"tl.where({' & '.join(t.text for t in test)}, {inside.text}, {term.text})", variables)
+        return term
+
+    def _gathered(self, v: Value, place: Place, conditions: tuple) -> _Term:
+        """Out of range, where PyTorch stops the device, the result is NaN."""
+        operand, at = v.operands
+        if not operand.shape:
+            return self.value(operand, (), conditions)
+        term = self.value(at, place, conditions)
+        loaded = self._emit(f"{term.text}.to(tl.{'int64' if self.wide else 'int32'})", term.variables)
+        self.loaded[loaded.text] = loaded.variables
+        where = Index({Variable(loaded.text, operand.shape[v.what], loaded=True): 1}, 0)
+        inside = (where, None, operand.shape[v.what])
+        found = self.value(operand, (*place[: v.what], where, *place[v.what + 1 :]), (*conditions, inside))
+        test = self._test(inside)
+        return self._emit(f'tl.where({test.text}, {found.text}, float("nan"))', found.variables | test.variables)
+
+    # ------------------------------------------------------------------------------------------------------------ memory
+    def _pointer(self, v: Value) -> str:
+        if v not in self.buffers:
+            self.buffers[v] = f"{'in' if v.kind == 'input' else 'buffer'}{len(self.buffers)}"
+        return self.buffers[v]
+
+    def _load(self, v: Value, place: Place, conditions: tuple) -> _Term:
+        offset = self.index(join(place, self.strides[v]))
+        tests = [self._test(c) for c in conditions if not _always(c)]
+        variables = offset.variables.union(*(t.variables for t in tests))
+        mask = self._mask(variables, tests)
+        at = offset.text if offset.variables or not variables else f"{offset.text} + tl.zeros({self._block(variables)}, tl.int32)"
+        text = f"tl.load({self._pointer(v)} + {_bracketed(at)}{f', mask={mask}, other=0' if mask else ''})"
+        if v.dtype.category == FLOAT and v.dtype.bytes < 4:
+            text += ".to(tl.float32)"
+        if v.dtype.category == BOOL:
+            text += ".to(tl.int1)"
+        return self._emit(text, variables)
+
+    def _block(self, variables: frozenset) -> list[int]:
+        return [n if name in variables else 1 for n, name in zip(self.shape, "x" if len(self.shape) == 1 else "rc", strict=True)]
+
+    def _mask(self, variables: frozenset, tests: Sequence[_Term]) -> str:
+        return " & ".join([f"{n}_inside" for n in ("x", "r", "c") if n in variables and self.masks[n]] + [t.text for t in tests])
+
+    def _test(self, condition: tuple) -> _Term:
+        where, low, high = condition
+        at = self.index(where)
+        if low is None:
+            return self._emit(f"({at.text} >= 0) & ({at.text} < {high})", at.variables)
+        texts = ([f"({at.text} >= {low})"] if where.low < low else []) + ([f"({at.text} < {high})"] if where.high >= high else [])
+        return self._emit(" & ".join(texts), at.variables)
+
+    def index(self, index: Index) -> _Term:
+        """An index as an integer expression; quotients and remainders are lines of their own."""
+        texts, variables = [], _NONE
+        for atom, factor in index.terms.items():
+            if isinstance(atom, Part):
+                key = "part", atom
+                if key not in self.memo:
+                    inside = self.index(atom.index)
+                    self._know(key, self._emit(f"{_bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}", inside.variables))
+                name, of_atom = self.memo[key]
+            else:
+                name, of_atom = atom.name, self.loaded[atom.name] if atom.loaded else frozenset(atom.name)
+            variables |= of_atom
+            texts.append(name if factor == 1 else f"{name} * {factor}")
+        if index.constant or not texts:
+            texts.append(str(index.constant))
+        return _Term(" + ".join(texts), variables)
+
+    def _emit(self, text: str, variables: frozenset) -> _Term:
+        """A line that computes an expression; equal expressions are one line."""
+        if text.isidentifier():
+            return _Term(text, variables)
+        key = "text", text
+        if key not in self.memo:
+            self.count += 1
+            target = self.inner if variables & self.looping else self.outer
+            target.append(f"v{self.count} = {text}")
+            self._know(key, _Term(f"v{self.count}", variables))
+        return self.memo[key]
+
+
+def _along_memory(reduction: Value) -> bool:
+    """Whether what is reduced is what lies next to each other in a row-major operand."""
+    operand, dims = reduction.operands[0], reduction.what[1]
+    long = [i for i, n in enumerate(operand.shape) if n != 1]
+    return bool(long) and long[-1] in dims and operand.kind != "partial"
+
+
+def _always(condition: tuple) -> bool:
+    where, low, high = condition
+    return low is not None and where.low >= low and where.high < high
+
+
+def _never(condition: tuple) -> bool:
+    where, low, high = condition
+    return low is not None and (where.high < low or where.low >= high)
+
+
+def _bracketed(text: str) -> str:
+    return text if text.isidentifier() else f"({text})"
+
+
+def _literal(x, d: dtype) -> str:
+    """A number as a value of a type: those of float32 and below rounded to float32."""
+    if d.category == BOOL:
+        return str(bool(x))
+    if d.category != FLOAT:
+        return str(int(x))
+    x = float(x)
+    if d.bytes <= 4:
+        try:
+            x = struct.unpack("f", struct.pack("f", x))[0]
+        except OverflowError:
+            x = float("inf") if x > 0 else float("-inf")
+        if 0 < abs(x) < 2.0**-126:  # which Triton would take for a double
+            x = 0.0
+    return repr(x) if x - x == 0 else f'float("{x}")'

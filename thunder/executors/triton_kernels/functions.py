@@ -1,0 +1,88 @@
+"""The elementwise primitives as Triton expressions. Types below float32 are computed in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from thunder.core.dtypes import BOOL, FLOAT, INTEGER
+
+__all__ = ["FUNCTIONS", "Function", "HELPERS"]
+
+_ANY, _NUMBERS = (BOOL, INTEGER, FLOAT), (INTEGER, FLOAT)
+
+
+class Function:
+    """text: the expression, from those of the operands. categories: of operands' types that it is right for. in_double: right to double precision as well."""
+
+    __slots__ = ("text", "categories", "in_double")
+
+    def __init__(self, text: str | Callable[..., str], categories: tuple = (FLOAT,), in_double: bool = True):
+        self.text = text.format if isinstance(text, str) else text
+        self.categories, self.in_double = categories, in_double
+
+
+def _power(a: str, exponent: str) -> str:
+    n = float(exponent)
+    if n in (0.5, -0.5):
+        return f"tl.sqrt({a})" if n > 0 else f"tl.rsqrt({a})"
+    product = " * ".join([a] * int(abs(n))) or f"{a} * 0 + 1"
+    return f"1.0 / ({product})" if n < 0 else product
+
+
+_INFINITY = "float('inf')"
+FUNCTIONS: dict[str, Function] = {
+    "abs": Function("tl.abs({})", _NUMBERS), "absolute": Function("tl.abs({})", _NUMBERS), "neg": Function("-{}", _NUMBERS), "negative": Function("-{}", _NUMBERS),
+    "add": Function("{} + {}", _NUMBERS), "sub": Function("{} - {}", _NUMBERS), "mul": Function("{} * {}", _NUMBERS), "multiply": Function("{} * {}", _NUMBERS),
+    "true_divide": Function("{} / {}"), "reciprocal": Function("1.0 / {}"), "square": Function("{0} * {0}", _NUMBERS), "pow": Function(_power),
+    "maximum": Function("tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)"), "minimum": Function("tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)"),
+    "exp": Function("tl.exp({})"), "exp2": Function("tl.exp2({})"), "log": Function("tl.log({})"), "log2": Function("tl.log2({})"),
+    "expm1": Function("_expm1({})", in_double=False), "log1p": Function("_log1p({})", in_double=False), "tanh": Function("_tanh({})", in_double=False),
+    "sin": Function("tl.sin({})"), "cos": Function("tl.cos({})"), "erf": Function("tl.erf({})"), "sigmoid": Function("1.0 / (1.0 + tl.exp(-{}))"),
+    "sqrt": Function("tl.sqrt({})"), "rsqrt": Function("tl.rsqrt({})"), "floor": Function("tl.floor({})"), "ceil": Function("tl.ceil({})"),
+    "trunc": Function("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))"),
+    "sgn": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"), "sign": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"),
+    "isnan": Function("{0} != {0}"), "isinf": Function("tl.abs({}) == " + _INFINITY), "isfinite": Function("tl.abs({}) < " + _INFINITY),
+    "eq": Function("{} == {}", _ANY), "ne": Function("{} != {}", _ANY), "lt": Function("{} < {}", _NUMBERS), "le": Function("{} <= {}", _NUMBERS),
+    "gt": Function("{} > {}", _NUMBERS), "ge": Function("{} >= {}", _NUMBERS),
+    "logical_and": Function("({} != 0) & ({} != 0)", _ANY), "logical_or": Function("({} != 0) | ({} != 0)", _ANY), "logical_xor": Function("({} != 0) != ({} != 0)", _ANY),
+    "logical_not": Function("{} == 0", _ANY),
+    "bitwise_and": Function("{} & {}", (BOOL, INTEGER)), "bitwise_or": Function("{} | {}", (BOOL, INTEGER)), "bitwise_xor": Function("{} ^ {}", (BOOL, INTEGER)),
+    "isposinf": Function("{} == " + _INFINITY), "isneginf": Function("{} == -" + _INFINITY), "log10": Function("tl.log({}) * 0.4342944819032518"),
+    "fmax": Function("tl.maximum({}, {})"), "fmin": Function("tl.minimum({}, {})"),
+    "where": Function("tl.where({}, {}, {})", _ANY),
+}  # fmt: skip
+for _name, _old in {"ne": ("not_equal",), "lt": ("less",), "le": ("less_equal",), "gt": ("greater",), "ge": ("greater_equal",), "trunc": ("fix",)}.items():
+    FUNCTIONS |= dict.fromkeys(_old, FUNCTIONS[_name])
+
+# Functions that Triton has no name for which its interpreter knows as well. tanh and expm1: the series where the closed form cancels, both within 2 ulp of float32 there.
+# _nearest_bfloat16 is what the device does: the interpreter cuts digits off.
+HELPERS: dict[str, str] = {
+    "_expm1": """
+@triton.jit
+def _expm1(x):
+    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720 + x * (1 / 5040)))))))
+    return tl.where(tl.abs(x) < 0.25, series, tl.exp(x) - 1)
+""",
+    "_log1p": """
+@triton.jit
+def _log1p(x):
+    above = 1 + x
+    return tl.where(above == 1, x, tl.where(above == float("inf"), above, tl.log(above) * (x / (above - 1))))
+""",
+    "_nearest_bfloat16": """
+@triton.jit
+def _nearest_bfloat16(x):
+    bits = x.to(tl.uint32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+""",
+    "_tanh": """
+@triton.jit
+def _tanh(x):
+    s = x * x
+    series = x * (1 + s * (-1 / 3 + s * (2 / 15 + s * (-17 / 315 + s * (62 / 2835)))))
+    e = tl.exp(-2 * tl.abs(x))
+    closed = (1 - e) / (1 + e)
+    return tl.where(tl.abs(x) < 0.25, series, tl.where(x < 0, -closed, closed))
+""",
+}

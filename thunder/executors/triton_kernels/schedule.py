@@ -1,0 +1,282 @@
+"""Which kernels compute a program, and what each of them stores.
+
+A kernel runs over a space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`; what is reduced over columns is on chip when the same row's elements are computed,
+so a normalization is one pass over memory (rows that do not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced over rows. Reductions over
+rows are split: each program adds up the rows it sees, a "partial" value that a later kernel reduces.
+
+Everything between loads, reductions and stores is computed where it is needed, again if need be: it costs no pass over memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.values import Place, Program, Value, sources
+
+__all__ = ["Kernel", "Schedule", "TooLarge", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "ON_CHIP"]
+
+ON_CHIP = 16384  # elements of a row that one program holds
+WHOLE = 8192  # elements that one program reduces to one number
+FEW_ROWS = 64  # rows that are reduced without a partial
+LIMIT = 4000  # values at places, in all kernels of a region
+
+
+class TooLarge(Exception):
+    """A region whose kernels would be too long to be compiled in reasonable time."""
+
+
+class Kernel:
+    """kind: "map", "rows" or "columns". rows, columns: the space; a map has its places as columns. stores: values, in the order of the region."""
+
+    __slots__ = ("kind", "rows", "columns", "stores", "reductions", "x", "r", "c")
+
+    def __init__(self, kind: str, rows: int, columns: int):
+        self.kind, self.rows, self.columns = kind, rows, columns
+        self.stores: list[Value] = []
+        self.reductions: list[Value] = []
+        self.x, self.r, self.c = Variable("x", columns), Variable("r", rows), Variable("c", columns)
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def on_chip(self) -> bool:
+        return self.columns <= ON_CHIP
+
+
+class Schedule:
+    """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's outputs."""
+
+    __slots__ = ("program", "kernels", "temporaries")
+
+    def __init__(self, program: Program, kernels: Sequence[Kernel], temporaries: Sequence[Value]):
+        self.program, self.kernels, self.temporaries = program, tuple(kernels), tuple(temporaries)
+
+
+# ---------------------------------------------------------------------------------------------------------------- spaces of reductions
+
+
+def _long(shape: Sequence[int]) -> list[int]:
+    return [i for i, n in enumerate(shape) if n != 1]
+
+
+def space_of(reduction: Value) -> tuple[int, int]:
+    """(rows, columns) of a reduction over columns."""
+    operand, dims = reduction.operands[0], reduction.what[1]
+    columns = math.prod(operand.shape[d] for d in dims)
+    return operand.numel // columns, columns
+
+
+def operand_place(reduction: Value, r: Index, c: Index) -> Place:
+    """Where the operand is read at a row and a column."""
+    operand, dims = reduction.operands[0], sorted(reduction.what[1])
+    kept = [d for d in range(len(operand.shape)) if d not in dims]
+    at = dict(zip(kept, split(r, [operand.shape[d] for d in kept]), strict=True)) | dict(zip(dims, split(c, [operand.shape[d] for d in dims]), strict=True))
+    return tuple(at[d] for d in range(len(operand.shape)))
+
+
+def reduced_place(reduction: Value, place: Place) -> Index:
+    """The row of a reduction's result."""
+    return join(place, strides_of(reduction.shape))
+
+
+def tile_place(value: Value, kernel: Kernel) -> Place:
+    """Where a value that is as large as the space is computed."""
+    linear = Index.of(kernel.x) if kernel.kind == "map" else Index.of(kernel.r) * kernel.columns + Index.of(kernel.c)
+    return split(linear, value.shape)
+
+
+def partial_place(partial: Value, kernel: Kernel) -> Place:
+    """Where the operand of a partial is read at a place of the space: the reduced dimensions are the rows, or everything is reduced."""
+    return tile_place(partial.operands[0], kernel)
+
+
+def _is_outer(reduction: Value) -> bool:
+    """Whether the reduced dimensions come first in memory."""
+    operand, dims = reduction.operands[0], reduction.what[1]
+    long = _long(operand.shape)
+    reduced = [d for d in long if d in dims]
+    return bool(reduced) and len(reduced) < len(long) and long[: len(reduced)] == reduced
+
+
+# ---------------------------------------------------------------------------------------------------------------- partials
+
+
+def _with_partials(program: Program, programs: int) -> Program:
+    """Reductions over rows, and over all of a large tensor, as a partial one and one of its results."""
+    order = in_order(program.outputs)
+    spaces = {space_of(v) for v in order if v.kind == "reduce"}
+    made: dict[Value, Value] = {v: v for v in program.inputs}
+    for value in order:
+        operands = [made[x] if isinstance(x, Value) else x for x in value.operands]
+        same = all(a is b for a, b in zip(operands, value.operands, strict=True))
+        new = value if same else Value(value.kind, operands, value.shape, value.dtype, value.what)
+        made[value] = _cut(new, programs, spaces) if value.kind == "reduce" else new
+    return Program(program.inputs, [made[v] for v in program.outputs])
+
+
+def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value:
+    kept, reduced = space_of(reduction)
+    how, dims = reduction.what
+    if _is_outer(reduction) and reduced > FEW_ROWS:
+        with_rows = (reduced, kept) in spaces and kept <= ON_CHIP
+        blocks = min(programs, reduced) if with_rows else min(-(-reduced // FEW_ROWS), max(2, 4 * programs // -(-kept // 128)))
+        shape: tuple = (blocks, kept)
+    elif kept == 1 and reduced > WHOLE:
+        blocks = min(programs, -(-reduced // 1024))
+        shape = (blocks,)
+    else:
+        return reduction
+    partial = Value("partial", reduction.operands, shape, reduction.dtype, (how, dims))
+    total = Value("reduce", (partial,), shape[1:], reduction.dtype, (how, (0,)))
+    return Value("reshape", (total,), reduction.shape, reduction.dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------------- which kernel
+
+
+class _Scheduler:
+    def __init__(self, program: Program, programs: int):
+        self.program = _with_partials(program, programs)
+        self.kernels: list[Kernel] = []
+        self.kernel_of: dict[Value, int] = {}  # of reductions, partials and outputs
+        self.stored: dict[Value, None] = {}
+        self.visited = 0
+        self.spaces: set[tuple[int, int]] = set()
+
+    def run(self) -> Schedule:
+        order = in_order(self.program.outputs)
+        reductions = [v for v in order if v.kind == "reduce"]
+        self.spaces = {space_of(v) for v in reductions}
+        roots = [v for v in order if v.kind in ("reduce", "partial")]
+        outputs = [v for v in dict.fromkeys(self.program.outputs) if v.kind not in ("reduce", "partial")]
+        for root in roots:
+            self.place(root)
+        for root in outputs:
+            self.place(root)
+        for v in self.program.outputs:
+            if v.kind == "reduce":
+                self.stored[v] = None
+        for v in self.stored:
+            kernel = self.kernels[self.kernel_of[v]]
+            if not any(v is s for s in kernel.stores):
+                kernel.stores.append(v)
+        results = set(self.program.outputs)
+        return Schedule(self.program, self.kernels, [v for v in self.stored if v not in results])
+
+    def place(self, root: Value) -> None:
+        """Puts a root into the first kernel that can compute it, or into a new one."""
+        wanted = self.kernels_for(root)
+        for number, kernel in enumerate(self.kernels):
+            if wanted(kernel) and self.feasible(root, kernel, number):
+                break
+        else:
+            number = len(self.kernels)
+            kernel = self.new(root)
+            self.kernels.append(kernel)
+            if not self.feasible(root, kernel, number):
+                raise AssertionError("a new kernel finds stored what earlier ones computed")
+        for needed in self.demands(root, kernel):
+            if self.kernel_of[needed] != number:
+                self.stored[needed] = None
+        self.kernel_of[root] = number
+        if root.kind == "reduce":
+            kernel.reductions.append(root)
+        else:
+            self.stored[root] = None
+
+    def kernels_for(self, root: Value):
+        if root.kind == "reduce":
+            space = space_of(root)
+            return lambda k: k.kind == "rows" and (k.rows, k.columns) == space
+        if root.kind == "partial":
+            space = self.partial_space(root)
+            if space is None:
+                return lambda k: k.numel == root.operands[0].numel and (k.kind == "map" or k.on_chip and k.kind == "rows")
+            return lambda k: (k.rows, k.columns) == space and (k.kind == "columns" or k.kind == "rows" and k.on_chip)
+        return lambda k: k.numel == root.numel or k.kind == "rows" and k.rows == root.numel
+
+    def partial_space(self, partial: Value) -> tuple[int, int] | None:
+        """(rows, columns) of a reduction over rows; None for one over everything."""
+        if len(partial.shape) == 1:
+            return None
+        return partial.operands[0].numel // partial.shape[1], partial.shape[1]
+
+    def new(self, root: Value) -> Kernel:
+        if root.kind == "reduce":
+            return Kernel("rows", *space_of(root))
+        if root.kind == "partial" and (space := self.partial_space(root)) is not None:
+            return Kernel("rows" if space in self.spaces and space[1] <= ON_CHIP else "columns", *space)
+        return Kernel("map", 1, root.operands[0].numel if root.kind == "partial" else root.numel)
+
+    def start(self, root: Value, kernel: Kernel) -> list[tuple[Value, Place]]:
+        """What a kernel computes a root from, and where."""
+        if root.kind == "reduce":
+            return [(root.operands[0], operand_place(root, Index.of(kernel.r), Index.of(kernel.c)))]
+        if root.kind == "partial":
+            return [(root.operands[0], partial_place(root, kernel))]
+        if kernel.kind == "rows" and root.numel == kernel.rows and kernel.columns != 1:
+            return [(root, split(Index.of(kernel.r), root.shape))]
+        return [(root, tile_place(root, kernel))]
+
+    def demands(self, root: Value, kernel: Kernel) -> dict[Value, bool]:
+        """The reductions, partials and stored values that a root is computed from, and whether each is read in the row that is computed only."""
+        found: dict[Value, bool] = {}
+        seen = set()
+        stack = self.start(root, kernel)
+        number = 0
+        while stack:
+            value, place = stack.pop()
+            key = (value, tuple(i.key for i in place))
+            if key in seen:
+                continue
+            seen.add(key)
+            if len(seen) > LIMIT:
+                raise TooLarge
+            if value is not root and value.kind in ("reduce", "partial"):
+                here = value.kind == "reduce" and reduced_place(value, place).is_variable(kernel.r)
+                found[value] = found.get(value, True) and here
+            elif value.kind in ("map", "cast"):
+                stack += [(x, place) for x in value.operands if isinstance(x, Value)]
+            elif value.kind == "gather":
+                number += 1
+                at = Index.of(Variable(f"loaded{number}", value.operands[0].shape[value.what], loaded=True)) if value.shape else Index.of(0)
+                stack += [(value.operands[1], place), (value.operands[0], (*place[: value.what], at, *place[value.what + 1 :]))]
+            elif value.kind not in ("input", "number", "iota"):
+                stack += [(operand, there) for operand, there, _ in sources(value, place)]
+        self.visited += len(seen)
+        if self.visited > LIMIT * 4:
+            raise TooLarge
+        return found
+
+    def feasible(self, root: Value, kernel: Kernel, number: int) -> bool:
+        """Whether all that a root is computed from is stored by earlier kernels, or on chip in this one. Partials of one kernel have one number of programs."""
+        if root.kind == "partial" and any(v.kind == "partial" and v.shape[0] != root.shape[0] and self.kernel_of[v] == number for v in self.kernel_of):
+            return False
+        for needed, here in self.demands(root, kernel).items():
+            before = self.kernel_of[needed]
+            if before > number or before == number and not here:
+                return False
+        return True
+
+
+def in_order(outputs: Sequence[Value]) -> list[Value]:
+    """All values, each after its operands."""
+    order: dict[Value, None] = {}
+    stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(outputs)]
+    while stack:
+        value, done = stack.pop()
+        if done:
+            order[value] = None
+        elif value not in order:
+            stack.append((value, True))
+            stack += [(x, False) for x in reversed(value.operands) if isinstance(x, Value) and x not in order]
+    return list(order)
+
+
+def schedule(program: Program, programs: int) -> Schedule:
+    """programs: in how many parts a reduction over rows is split. Raises TooLarge."""
+    return _Scheduler(program, programs).run()

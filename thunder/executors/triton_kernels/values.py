@@ -1,0 +1,247 @@
+"""What a region computes: a graph of values, each of which is a function of a place.
+
+The lines of a region are opened up to primitives. Elementwise ones become maps; views, slices, joins and paddings only say where an operand is read (`sources`), and cost
+nothing; reductions are where passes over memory begin and end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from thunder.core.dtypes import BOOL, FLOAT, dtype
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.regions import Region
+from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
+from thunder.executors.triton_kernels import index as places
+from thunder.executors.triton_kernels.functions import FUNCTIONS
+from thunder.executors.triton_kernels.index import Index
+
+__all__ = ["Value", "Program", "parts", "primitive", "program_of", "sources"]
+
+_TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
+
+
+class Value:
+    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "partial", or how the place of the one operand follows (see `sources`). what: its parameters."""
+
+    __slots__ = ("kind", "operands", "shape", "dtype", "what")
+
+    def __init__(self, kind: str, operands: Sequence, shape: Sequence[int], dtype: dtype, what: Any = None):
+        self.kind, self.operands, self.shape, self.dtype, self.what = kind, tuple(operands), tuple(shape), dtype, what
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+class Program:
+    """inputs: values in the order of the region's; outputs likewise."""
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, inputs: Sequence[Value], outputs: Sequence[Value]):
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+
+
+# ---------------------------------------------------------------------------------------------------------------- which lines
+
+
+def _tensors(line: BoundSymbol) -> list[TensorProxy]:
+    return [p for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)]
+
+
+def _known_type(t: TensorProxy) -> bool:
+    return t.dtype.name in _TYPES and 0 not in t.shape
+
+
+def _function(name: str, operands: tuple) -> str | None:
+    """The name in FUNCTIONS of a map of these operands; None where there is none."""
+    if name == "pow":
+        exponent = operands[1]
+        return "pow" if isinstance(exponent, (int, float)) and not isinstance(exponent, bool) and _is_float(operands[0]) and exponent in _POWERS else None
+    found = FUNCTIONS.get(name)
+    kinds = [x.dtype.category for x in operands if isinstance(x, (TensorProxy, Value))]
+    if found is None or any(isinstance(x, complex) for x in operands) or any(k not in found.categories for k in kinds):
+        return None
+    wide = any(isinstance(x, (TensorProxy, Value)) and x.dtype.name == "float64" for x in operands)
+    return None if wide and not found.in_double else name
+
+
+_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3, 4)
+
+
+def _is_float(x) -> bool:
+    return isinstance(x, (TensorProxy, Value)) and x.dtype.category == FLOAT
+
+
+def primitive(line: BoundSymbol) -> bool:
+    """Whether a line is computed as it is, not by its parts."""
+    maker = _MAKERS.get(line.sym.id)
+    if maker is None or not all(map(_known_type, _tensors(line))):
+        return False
+    if maker is _map:
+        return _function(line.sym.name, line.args) is not None
+    if maker is _reduction:
+        return _reduces(line)
+    return maker is not _gather or _out(line).dtype.category == FLOAT
+
+
+def _reduces(line: BoundSymbol) -> bool:
+    """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first dimensions."""
+    a, dims = line.args
+    if a.dtype.category == BOOL:
+        return False
+    columns = math.prod(a.shape[d] for d in dims)
+    rows = math.prod(a.shape) // columns
+    return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
+
+
+def parts(line: BoundSymbol) -> tuple[tuple[BoundSymbol, ...], dict]:
+    """The lines that compute what a line computes, and for outputs that they do not make, what these are."""
+    formula = line.sym.info.get("in_operations")
+    if formula is None:
+        return line.subsymbols, line.aliases
+    if line._subsymbols is None:
+        assert line.context is not None, "lines that were recorded have a context"
+        with recording(Recorder(line.context.replace(autocast=None), lambda: line.location)) as recorder:
+            result = formula(*line.args, **line.kwargs)
+        if result is None:
+            return (), {}
+        lines, line.aliases = adopt(recorder.bound_symbols, result, line.output)
+        line._subsymbols = tuple(lines)
+    return line._subsymbols, line.aliases
+
+
+# ---------------------------------------------------------------------------------------------------------------- lines to values
+
+
+def program_of(region: Region) -> Program:
+    values: dict[Proxy, Value] = {}
+    inputs = []
+    for i, p in enumerate(region.inputs):
+        assert isinstance(p, TensorProxy), "regions of the fuser read tensors"
+        values[p] = Value("input", (), p.shape, p.dtype, i)
+        inputs.append(values[p])
+    for line in region.lines:
+        _lower(line, values)
+    outputs: dict[Value, None] = {}
+    for p in region.outputs:
+        v = values[p]  # a result is a buffer of its own, whatever else holds the same numbers
+        outputs[Value("reshape", (v,), v.shape, v.dtype, (v.shape,)) if v in outputs or v.kind == "input" else v] = None
+    return Program(inputs, list(outputs))
+
+
+def _lower(line: BoundSymbol, values: dict[Proxy, Value]) -> None:
+    if primitive(line):
+        operands = tuple(values[x] if isinstance(x, TensorProxy) else x for x in line.args)
+        values[line.outputs[0]] = _MAKERS[line.sym.id](line, operands, values)
+        return
+    lines, aliases = parts(line)
+    for sub in lines:
+        _lower(sub, values)
+    for old, new in aliases.items():
+        if isinstance(new, Proxy):
+            values[old] = values[new]
+        elif isinstance(old, TensorProxy):
+            values[old] = Value("number", (), old.shape, old.dtype, new)
+
+
+def _out(line: BoundSymbol) -> TensorProxy:
+    return line.outputs[0]  # type: ignore[return-value]
+
+
+def _map(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    out = _out(line)
+    return Value("map", operands, out.shape, out.dtype, _function(line.sym.name, operands))
+
+
+def _view(kind: str) -> Callable:
+    def make(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+        out = _out(line)
+        return Value(kind, operands[:1], out.shape, out.dtype, operands[1:])
+
+    return make
+
+
+def _same(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return operands[0]
+
+
+def _cast(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return Value("cast", operands[:1], _out(line).shape, _out(line).dtype)
+
+
+def _joined(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return Value("cat", [values[t] for t in line.args[0]], _out(line).shape, _out(line).dtype, line.args[1])
+
+
+def _full(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return Value("number", (), _out(line).shape, _out(line).dtype, operands[1])
+
+
+def _iota(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    return Value("iota", (), _out(line).shape, _out(line).dtype, (line.kwargs["start"], line.kwargs["step"]))
+
+
+def _reduction(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    a, dims, out = operands[0], operands[1], _out(line)
+    if all(a.shape[d] == 1 for d in dims):  # nothing to combine
+        return Value("reshape", (a,), out.shape, out.dtype)
+    return Value("reduce", (a,), out.shape, out.dtype, (line.sym.name, tuple(dims)))
+
+
+def _gather(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    a, dim, at = operands[:3]
+    return Value("gather", (a, at), at.shape, a.dtype, dim % len(a.shape) if a.shape else 0)
+
+
+_MAKERS: dict[Any, Callable] = {
+    **{f"prims.{name}": _map for name in FUNCTIONS},
+    **{f"prims.{name}": _view(kind) for name, kind in {
+        "broadcast_in_dim": "broadcast", "reshape": "reshape", "squeeze": "reshape", "transpose": "permute", "slice_prim": "slice", "flip": "flip", "pad": "pad",
+    }.items()},
+    **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
+    **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
+    "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota, "ltorch.gather": _gather,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- where operands are read
+
+Place = tuple[Index, ...]
+
+
+def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
+    """For a value that only says where an operand is read: (operand, its place, conditions) of each. A condition (index, low, high) is low <= index < high."""
+    kind, what = value.kind, value.what
+    if kind == "cat":
+        found, start = [], 0
+        for operand in value.operands:
+            end = start + operand.shape[what]
+            found.append((operand, (*place[:what], place[what] + -start, *place[what + 1 :]), [(place[what], start, end)]))
+            start = end
+        return found
+    operand = value.operands[0]
+    conditions: list = []
+    if kind == "broadcast":
+        there = tuple(Index.of(0) if n == 1 else place[d] for n, d in zip(operand.shape, what[1], strict=True))
+    elif kind == "reshape":
+        there = places.split(places.join(place, places.strides_of(value.shape)), operand.shape)
+    elif kind == "permute":
+        order = what[0]
+        inverse = {d: i for i, d in enumerate(order)}
+        there = tuple(place[inverse[d]] for d in range(len(order)))
+    elif kind == "slice":
+        starts, _, steps = what
+        there = tuple(p * step + start for p, start, step in zip(place, starts, steps, strict=True))
+    elif kind == "flip":
+        dims = {d % len(value.shape) for d in what[0]}
+        there = tuple(p * -1 + (n - 1) if i in dims else p for i, (p, n) in enumerate(zip(place, value.shape, strict=True)))
+    else:
+        assert kind == "pad", f"{kind} says nothing about places"
+        there = tuple(p + -low for p, (low, _) in zip(place, what[1], strict=True))
+        conditions = [(p, 0, n) for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True) if low > 0 or high > 0]
+    return [(operand, there, conditions)]
+

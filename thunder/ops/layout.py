@@ -1,0 +1,35 @@
+"""Running lines on fake tensors, to know how PyTorch's functions lay out their results."""
+
+from __future__ import annotations
+
+from thunder.core.proxies import NumberProxy, Proxy, map_structure
+from thunder.core.symbol import BoundSymbol
+from thunder.ops.explain import as_torch
+
+__all__ = ["run_line"]
+
+
+def run_line(line: BoundSymbol, values: dict[Proxy, object]) -> None:
+    """Calls the PyTorch functions of a line, or of its decomposition, with the values known so far, and adds its results to them."""
+    if line.sym.fn is None:
+        for sub in line.subsymbols:
+            run_line(sub, values)
+        values.update({old: values.get(new, new) for old, new in line.aliases.items()})
+        return
+
+    def real(x):
+        return values[x] if isinstance(x, Proxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
+
+    result = line.sym.fn(*map_structure(real, line.args), **map_structure(real, line.kwargs))
+    _name(line.output, result, values)
+
+
+def _name(said, result, values: dict[Proxy, object]) -> None:
+    if isinstance(said, Proxy):
+        values[said] = result
+    elif isinstance(said, (tuple, list)):
+        for s, r in zip(said, result, strict=True):
+            _name(s, r, values)
+    elif isinstance(said, dict):
+        for k, s in said.items():
+            _name(s, result[k], values)
