@@ -11,12 +11,13 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from thunder.core.proxies import METHODS, TensorProxy, like
+from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, recording
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
-from thunder.transforms.levels import needed_for, renamed
+from thunder.transforms.levels import renamed
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 
@@ -128,7 +129,7 @@ class Engine:
         if not self.freed or not value.requires_grad or value in c.real:
             return value
         if value not in self._left:
-            passed = {o for line in needed_for(c.recorder.bound_symbols, (value,)) for o in line.outputs if getattr(o, "requires_grad", False)}
+            passed = {o for line in leading_to(c.recorder.bound_symbols, (value,)) for o in line.outputs if getattr(o, "requires_grad", False)}
             with recording(c.recorder):
                 self._left[value] = value if passed.isdisjoint(self._gone) else _freed_symbol(value)
         return self._left[value]
@@ -214,7 +215,7 @@ class _Pulled:
     def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
         self.c, self.create_graph = c, create_graph
         engine, lines = c.engine, c.recorder.bound_symbols
-        linear = Linearization(lines, c.options.executors, functional=create_graph, needed=set(needed_for(lines, outputs)), known=engine.known)
+        linear = Linearization(lines, c.options.executors, functional=create_graph, needed=set(leading_to(lines, outputs)), known=engine.known)
         lines[:] = linear.forward
         steps = [s for s in linear.steps if isinstance(s, Derivative)]
         engine.known |= {line: s for s in steps for line in s.forward}
@@ -238,7 +239,7 @@ class _Pulled:
             if p in c.real:
                 _check_leaf(c, p)
         found = [self.grads.get(p) for p in wanted]
-        lines = needed_for(self.lines, found)
+        lines = leading_to(self.lines, found)
         _check_unmodified(c, lines)
         if any(line.context is not None and line.context.checkpoint for line in c.recorder.bound_symbols):
             lines, found = self._recomputing(lines, found)

@@ -165,7 +165,7 @@ def _needs_value(name: str, what: str, remedy: str):
         if value is not None:
             with torch._C.DisableTorchFunction():
                 return read(value)  # type: ignore[misc]
-        if name in ("item", "__float__") and a.dtype.category == FLOAT:
+        if name == "item" and a.dtype.category == FLOAT:
             return _run_time_number(a)
         raise CaptureError(f"{what}, which is known only when the program runs", location=user_location(), remedy=remedy)
 
