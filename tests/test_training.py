@@ -641,7 +641,7 @@ def two_threads(compile):
     return found
 
 
-@program(gap="optimizer.step inside a compiled function writes to parameters in place, and loss.backward needs the graph of the captured program: neither is captured yet")
+@program
 def whole_step_in_one_function(compile):
     module = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)

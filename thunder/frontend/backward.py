@@ -17,7 +17,7 @@ from thunder.core.trace import Trace
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
-from thunder.transforms.levels import renamed
+from thunder.transforms.levels import renamed, typed
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 
@@ -222,6 +222,7 @@ class _Pulled:
         with recording(_writer(c, create_graph)) as writer:
             self.grads = linear.backward([(o, g) for o, g in zip(outputs, cotangents, strict=True) if g is not None], writer)
         self.lines = writer.bound_symbols
+        typed(self.lines, create_graph)
         self.reached = [s for s in steps if any(o in self.grads for o, _ in s.gets)]
         if any(s in engine.freed for s in self.reached):
             raise RuntimeError(_FREED)

@@ -758,6 +758,7 @@ def _install() -> None:
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
         torch.Tensor.backward: backward.call_backward,
+        torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k), torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         torch._C._group_tensors_by_device_and_dtype: backward.group_by_device_and_dtype,
         torch.autograd._make_grads: backward.make_gradients,
         torch.autograd.graph._engine_run_backward: backward.run_engine,
