@@ -54,7 +54,7 @@ class Captured:
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
-        used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
+        used = c.used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
         made = {o for line in lines for o in line.outputs}
         if any(type(p) is TensorProxy and p not in made and p not in c.real for p in used):
             c.refuse(

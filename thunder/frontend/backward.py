@@ -29,8 +29,13 @@ __all__ = ["read_gradient", "write_gradient", "Engine", "run_engine", "make_grad
 
 def _place(c, p: TensorProxy) -> tuple:
     """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""
-    real = c.real.get(p)
-    return id(p if real is None else real[0]), "grad"
+    if p not in c.real:
+        return id(p), "grad"
+    real, source = c.real[p]
+    first = c.engine.leaves.setdefault(id(real), p)
+    if first is not p:
+        c.guard(source, "same", c.real[first][1])
+    return id(real), "grad"
 
 
 def read_gradient(c, p: TensorProxy):
@@ -109,9 +114,14 @@ _freed_symbol = Symbol("freed", lambda value: like(value), module="ltorch", id="
 
 
 class Engine:
-    """What is known of the graphs of one program. known: line of the forward -> the derivative it belongs to. freed: derivatives whose saved values are gone."""
+    """What is known of the graphs of one program. known: line of the forward -> the derivative it belongs to. freed: derivatives whose saved values are gone.
+
+    leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called if there were any.
+    """
 
     def __init__(self):
+        self.leaves: dict[int, TensorProxy] = {}
+        self.hooked: dict[TensorProxy, None] = {}
         self.known: dict[BoundSymbol, Derivative] = {}
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
@@ -276,7 +286,7 @@ def _check_leaf(c, p: TensorProxy) -> None:
         c.refuse(f"a backward inside of it reaches {name}, which is itself a result of operations outside", "pass x.detach().requires_grad_(), or call backward outside")
     if hooked:
         c.refuse(f"a backward inside of it reaches {name}, which has hooks", "remove the hooks, or call backward outside of the compiled function")
-    c.hooked_tensors[source] = None
+    c.engine.hooked[p] = None
 
 
 def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:

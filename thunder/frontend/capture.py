@@ -107,7 +107,7 @@ class Capture(Host):
         self.dict_items: set[Source] = set()
         self.hook_dicts: list[dict] = []
         self.engine = backward.Engine()
-        self.hooked_tensors: dict[Source, None] = {}  # tensors whose hooks would be called if there were any
+        self.used: set = set()  # once the program is read: the values that its lines and its result are made of
         self.relations: dict[tuple, bool] = {}
         self.number_sources: dict[str, Source] = {}
         self.sizes: set[str] = set()  # symbolic tensor sizes: they are at least 2
@@ -825,14 +825,15 @@ class Capture(Host):
     # ------------------------------------------------------------------------------------------------ for the prologue
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
-        """Where the program writes, what it writes to must stay apart from what it reads."""
+        """Where the program writes, what it writes to must stay apart from what it reads. Tensors with gradients are one each, for what is written to is checked by itself."""
+        leaves = [self.real[p][1] for p in self.engine.leaves.values() if p not in self.mutated]
         if not self.effects and not containers.changed(self):
-            return []
+            return [(leaves, "tensors")]
         boxes = [
             s for i, s in self.sources.items()
             if s.step != "const" and s.root.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip
-        return [(list(dict.fromkeys(boxes)), "objects")]
+        return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
 
 
 class _Deleted:
