@@ -573,3 +573,176 @@ def test_a_method_with_everything_in_arguments():
     compiled = thunder.jit(step)
     assert_same(train(compiled), train(step))
     assert thunder.cache_misses(compiled) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------------- a language model
+
+
+def language_model(compile, **options):
+    torch.manual_seed(0)
+    model = GPT.from_name("llama2-like", n_layer=2, n_embd=32, head_size=16, n_head=2, intermediate_size=64, vocab_size=256, block_size=16)
+    o = torch.optim.AdamW(model.parameters(), 2e-3, weight_decay=0.1, **options)
+
+    def step(tokens, targets):
+        o.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        o.step()
+        return loss
+
+    return o, compile(step)
+
+
+def batch(seed):
+    piece = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(seed))
+    return piece[:, :-1], piece[:, 1:]
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_fifty_steps_of_a_language_model(options):
+    (ours, compiled), (eager, step) = language_model(thunder.jit, **options), language_model(lambda f: f, **options)
+    losses = []
+    for i in range(50):
+        losses += [(compiled(*batch(i)), step(*batch(i)))]
+    assert_same(*zip(*losses))
+    assert_same(state_of([ours]), state_of([eager]))
+    assert thunder.cache_misses(compiled) == 2
+
+
+def allocated(step, *args):
+    """Bytes that a step allocates, over all of its operations but sums: autograd's engine adds gradients of one value up in place."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step(*args)
+    return sum(e.self_cpu_memory_usage for e in profile.key_averages() if e.self_cpu_memory_usage > 0 and e.key != "aten::add")
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_a_step_copies_nothing_that_eager_does_not(options):
+    systems = [language_model(thunder.jit, **options)[1], language_model(lambda f: f, **options)[1]]
+    for step in systems:
+        for i in range(3):
+            step(*batch(i))
+    ours, eager = (allocated(step, *batch(4)) for step in systems)
+    assert ours <= eager
+    text = str(thunder.last_traces(systems[0])[-1])
+    assert "Tensor.copy_(" not in text and text.index("drop_gradient") < text.index("linear(")
+
+
+# ---------------------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_a_graph_that_is_freed():
+    w = nn.Parameter(data(0, 3))
+
+    def twice(x):
+        loss = (w * x).sin().sum()
+        loss.backward()
+        loss.backward()
+
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        thunder.jit(twice)(data(1, 3))
+
+    def once(x):
+        h = (w * x).sin()
+        h.sum().backward()
+        return h.cos().sum(), (w * 2).sum(), h.detach()
+
+    freed, fresh, detached = thunder.jit(once)(data(1, 3))
+    assert freed.requires_grad and fresh.requires_grad and not detached.requires_grad
+    w.grad = None
+    fresh.backward()
+    assert_same([w.grad], [torch.full((3,), 2.0)])
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        freed.backward()
+
+
+def test_what_pytorch_refuses():
+    w = nn.Parameter(data(0, 3))
+
+    def of_a_constant(x):
+        x.sum().backward()
+
+    def of_a_vector(x):
+        (w * x).backward()
+
+    def of_another_shape(x):
+        (w * x).backward(x[:2])
+
+    def of_nothing(x):
+        return torch.autograd.grad((w * x).sum(), w.detach().clone().requires_grad_())
+
+    def unused(x):
+        return torch.autograd.grad((w * x).sum(), OTHER)
+
+    def overwritten(x):
+        y = (w * w * x).sum()
+        with torch.no_grad():
+            w.mul_(2)
+        y.backward()
+
+    def wrong_gradient(x):
+        w.grad = x[:2]
+
+    for f, error, words in [
+        (of_a_constant, RuntimeError, "element 0 of tensors does not require grad"), (of_a_vector, RuntimeError, "only for scalar outputs"),
+        (of_another_shape, RuntimeError, "Mismatch in shape"), (unused, RuntimeError, "appears to not have been used in the graph"),
+        (overwritten, RuntimeError, "has been modified by an inplace operation"), (wrong_gradient, RuntimeError, "attempting to assign a gradient of size|assigned grad has data of a different size"),
+    ]:  # fmt: skip
+        before = w.detach().clone(), w.grad
+        with pytest.raises(error, match=words):
+            f(data(1, 3))
+        with torch.no_grad():
+            w.copy_(before[0])
+        with pytest.raises(error, match=words):
+            thunder.jit(f)(data(1, 3))
+        with torch.no_grad():
+            w.copy_(before[0])
+
+
+OTHER = nn.Parameter(torch.zeros(3))
+
+
+def test_what_is_not_captured_is_said():
+    module = perceptron()
+
+    def hooks(x):
+        module(x).sum().backward()
+
+    def outside(x):
+        x.sum().backward()
+
+    def searches(x):
+        o.step(lambda: module(x).sum())
+
+    o = torch.optim.LBFGS(module.parameters())
+    handle = module[0].weight.register_hook(lambda g: g)
+    for f, x, words in [
+        (hooks, data(0, 5, 3), "has hooks"), (outside, data(0, 3).requires_grad_() * 2, "itself a result of operations outside"), (searches, data(0, 5, 3), "value|truth"),
+    ]:  # fmt: skip
+        with pytest.raises(CaptureError, match=words) as error:
+            thunder.jit(f)(x)
+        assert error.value.location[0] == __file__
+        assert all(p.grad is None for p in module.parameters())
+    handle.remove()
+    compiled, called = thunder.jit(hooks), []
+    compiled(data(0, 5, 3))
+    module[0].weight.register_hook(called.append)
+    with pytest.raises(CaptureError, match="has hooks"):  # and not the program that was made before there was a hook
+        compiled(data(0, 5, 3))
+
+
+def test_tensors_that_become_one():
+    def step(a, b, x):
+        (a * x + b).sum().backward()
+
+    compiled = thunder.jit(step)
+    a, b = (nn.Parameter(data(i, 3)) for i in (1, 2))
+    compiled(a, b, data(0, 3))
+    a.grad = b.grad = None
+    compiled(a, a, data(0, 3))
+    want = nn.Parameter(data(1, 3))
+    step(want, want, data(0, 3))
+    assert_same([a.grad, b.grad], [want.grad, None])
+    a.grad = None
+    compiled(a, b, data(0, 3))
+    assert_same([a.grad, b.grad], [data(0, 3), torch.ones(3)])

@@ -1473,29 +1473,10 @@ def keeps(x):
     return y.cos()
 
 
-def differentiates(x):
-    loss = (x * x).sum()
-    loss.backward()
-    return loss
-
-
-def asks_for_gradients(x):
-    return torch.autograd.grad((x**3).sum(), x)[0]
-
-
-def steps(x):
-    STEPPING.step()
-    return x
-
-
-STEPPING = torch.optim.AdamW(nn.Linear(3, 1).parameters())
-
-
 @pytest.mark.parametrize(
     "refused, reason",
     [
         (toggles, "requires_grad_"), (branches, "the truth of a tensor"), (looks_for_places, "how many places"), (hooks, "register_hook"), (keeps, "retain_grad"),
-        (differentiates, "backward of a tensor"), (asks_for_gradients, "torch.autograd.grad inside"), (steps, "the step of an optimizer inside"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_captured_is_said(refused, reason):

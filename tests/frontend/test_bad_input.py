@@ -71,7 +71,7 @@ def bool_of_a_tensor(x):
     return x * 2 if bool(x.any()) else x  # here
 
 
-@refused(".item()")
+@refused("a tensor's value")
 def item(x):
     return x * 2 if x[0, 0].item() > 0 else x  # here
 

@@ -15,13 +15,14 @@ from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, recording
 from thunder.core.trace import Trace
 from thunder.ops import LTORCH
+from thunder.ops.explain import stand_in
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
 from thunder.transforms.levels import renamed, typed
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 
-__all__ = ["read_gradient", "write_gradient", "Engine", "run_engine", "make_gradients", "call_backward", "group_by_device_and_dtype"]
+__all__ = ["read_gradient", "write_gradient", "Engine", "freed", "run_engine", "make_gradients", "call_backward", "group_by_device_and_dtype"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- .grad
@@ -53,20 +54,26 @@ def read_gradient(c, p: TensorProxy):
 def write_gradient(c, p: TensorProxy, value) -> None:
     """`p.grad = value`. Raises TypeError and RuntimeError as PyTorch does where the value does not fit."""
     p = c.recorder.memory.holder(p)
-    if type(value) is TensorProxy:
-        now = c.recorder.latest(value)
-        if value is p:
-            raise RuntimeError("can't assign Variable as its own grad")
-        for what, same in (("type", now.dtype is p.dtype), ("size", tuple(now.shape) == tuple(p.shape))):
-            if not same:
-                raise RuntimeError(f"assigned grad has data of a different {what}")
-    elif value is not None:
-        raise TypeError(f"assigned grad expected to be a Tensor or None but got grad of type {type(value).__name__}")
+    now = c.recorder.latest(value)
+    if value is not None and (type(now) is not TensorProxy or value is p or now.dtype is not p.dtype or tuple(now.shape) != tuple(p.shape)):
+        with torch._C.DisableTorchFunction():
+            tensor = stand_in(p)
+            tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
     key = _place(c, p)
     c.keep[id(p)] = p
-    c.overlay[key] = value
     if p in c.real:
+        if value is None and key not in c.overlay and c.real[p][0].grad is not None:
+            _drop_gradient(p)
         c.effects.setdefault(key, ("grad", p, "grad"))
+    c.overlay[key] = value
+
+
+def _dropped(tensor: torch.Tensor) -> None:
+    tensor.grad = None
+
+
+# the memory of the last step's gradients is free for this one, which the effect at the end would be too late for
+_drop_gradient = Symbol("drop_gradient", lambda tensor: None, module="ltorch", id="drop_gradient", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_dropped)
 
 
 def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -105,12 +112,9 @@ _FREED = (
 )
 
 
-def _refuse_backward(value: torch.Tensor) -> torch.Tensor:
+def freed(value: torch.Tensor) -> torch.Tensor:
     """The same value, whose backward raises what PyTorch raises for a graph that is freed."""
     return torch._C._functions.DelayedError(_FREED.encode(), 1)(value.detach().requires_grad_())
-
-
-_freed_symbol = Symbol("freed", lambda value: like(value), module="ltorch", id="freed", is_prim=True, tags=(OpTags.DETACHED, OpTags.DONT_DCE), fn=_refuse_backward)
 
 
 class Engine:
@@ -126,7 +130,7 @@ class Engine:
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
         self._gone: set = set()  # what the freed derivatives' lines make
-        self._left: dict[TensorProxy, TensorProxy] = {}
+        self._left: dict[TensorProxy, bool] = {}  # what leaves the program -> whether its graph is freed
 
     def free(self, steps: Iterable[Derivative]) -> None:
         for step in steps:
@@ -134,19 +138,18 @@ class Engine:
                 self.freed[step] = None
                 self._gone.update(o for line in step.forward for o in line.outputs)
 
-    def leaving(self, c, value: TensorProxy) -> TensorProxy:
-        """`value`, as somebody outside of the program gets it: with a graph that is freed where the program has freed it."""
-        if not self.freed or not value.requires_grad or value in c.real:
-            return value
-        if value not in self._left:
+    def is_freed(self, c, value: TensorProxy) -> bool:
+        """Whether somebody outside of the program gets a value with a graph that the program has freed: whether the way to its leaves leads through what is gone."""
+        if not self.freed or value in c.real:
+            return False
+        if value not in self._left and value.requires_grad:
             passed = {o for line in leading_to(c.recorder.bound_symbols, (value,)) for o in line.outputs if getattr(o, "requires_grad", False)}
-            with recording(c.recorder):
-                self._left[value] = value if passed.isdisjoint(self._gone) else _freed_symbol(value)
-        return self._left[value]
+            self._left[value] = not passed.isdisjoint(self._gone)
+        return self._left.get(value, False)
 
     def close(self) -> None:
         """The program is read: what was freed is not differentiated any more."""
-        for value in self._gone:
+        for value in (*self._gone, *(v for v, gone in self._left.items() if gone)):
             if isinstance(value, TensorProxy):
                 value.requires_grad = False
 

@@ -16,6 +16,7 @@ from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.frontend import containers
+from thunder.frontend.backward import freed
 from thunder.frontend.calls import SymbolicSize
 from thunder.frontend.guards import check_symbol, written
 from thunder.frontend.native import CONTAINERS, ENUM, container_base
@@ -118,7 +119,9 @@ class EpilogueWriter:
         found = self.values.get(id(value))
         if found is None:
             found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
-        return found[0]
+            if isinstance(value, TensorProxy) and self.c.engine.is_freed(self.c, value):
+                self.built[id(value)] = self._variable(value, f"{self.pin(freed)}({found[0]})")
+        return self.built.get(id(value), found[0])
 
     def _outside(self, value) -> str:
         held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
@@ -259,7 +262,7 @@ class EpilogueWriter:
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
         """(trace, function, what the computation returns). No trace and no function where the computation's value is the result."""
         c = self.c
-        if not c.effects and not containers.changed(c) and is_plain(c, result, set()):
+        if not c.effects and not containers.changed(c) and not c.engine.freed and is_plain(c, result, set()):
             return None, None, _latest(c, result)
         expression = self.build(result)
         self.effects()
@@ -275,7 +278,7 @@ class EpilogueWriter:
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
     with recording(c.recorder):
-        return c.engine.leaving(c, c.recorder.latest(value))
+        return c.recorder.latest(value)
 
 
 def _latest(c, value):
