@@ -14,7 +14,7 @@ __all__ = [
     "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "tensor_batch_check", "keeps_graph", "in_functorch",
-    "functorch_implementations", "children_of",
+    "functorch_implementations", "children_of", "fake_mode_of_sizes",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -191,3 +191,11 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
         return "a FakeTensorMode"
     return None
 
+
+
+def fake_mode_of_sizes():
+    """A FakeTensorMode in which sizes that data decides are symbols. Without it such operations are refused."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True))

@@ -16,7 +16,7 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
@@ -358,6 +358,7 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     printer = Printer(print_depth=1)
     expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
     numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(computation.args) if isinstance(a, NumberProxy))
+    numbers += "".join(f"  {o.name} = outputs[{i}]\n" for i, o in enumerate(outputs) if isinstance(o, UnbackedNumber))
     imports = "\n".join(sorted(printer.imports))
     return compile_source(f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
 

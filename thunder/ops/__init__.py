@@ -26,6 +26,7 @@ FAMILIES = (
     "joining",
     "padding",
     "indexing",
+    "selection",
     "scatter",
     "linalg",
     "einsum",

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
+from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
 from thunder.ops import autocast
 from thunder.ops.define import torch_path
@@ -105,7 +106,21 @@ def _identifier(function) -> str:
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
         return typed_by_example(function, name, args, kwargs)
-    mode = FakeTensorMode()
+    try:
+        return _typed_under(FakeTensorMode(), function, name, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        mode = compat.fake_mode_of_sizes()
+    try:  # sizes that data decides come out as symbols
+        return _typed_under(mode, function, name, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+        raise CaptureError(
+            f"the shape or value of {name}'s result depends on data",
+            location=user_location(),
+            remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
+        ) from error
+
+
+def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
     known: dict[int, TensorProxy] = {}
     given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
@@ -122,16 +137,9 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             return mode.from_tensor(x)
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    try:
-        with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
-            out = function(*fake_args, **fake_kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise CaptureError(
-            f"the shape or value of {name}'s result depends on data",
-            location=user_location(),
-            remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
-        ) from error
+    with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
+        out = function(*fake_args, **fake_kwargs)
 
     with torch._C.DisableTorchFunction():
         if any(isinstance(x, torch.Tensor) and is_unusual(x) for x in leaves(out)):
@@ -143,7 +151,8 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             return x
         if id(x) in known:
             return known[id(x)]
-        made = TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        shape = tuple([fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape])
+        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
         if memory is not None:
             storage = x.untyped_storage()._cdata
             for argument in given:

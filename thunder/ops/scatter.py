@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from thunder.core.proxies import METHODS, TensorProxy, like
+from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import backward
@@ -330,25 +330,6 @@ def _(make):
 @index_put.error_samples
 def _(make):
     yield make(3), (torch.tensor([0]), torch.tensor([0])), make()
-
-
-def _refuse_mask(what: str, remedy: str):
-    def refuse(a, *args, **kwargs):
-        raise CaptureError(f"{what}: the shape of its result depends on data", location=user_location(), remedy=remedy)
-
-    return refuse
-
-
-for _name, _remedy in {
-    "masked_select": "use torch.where or masked_fill, which keep the shape",
-    "nonzero": "use torch.where(condition, x, y), or compute the indices outside of the compiled function",
-    "argwhere": "use torch.where(condition, x, y), or compute the indices outside of the compiled function",
-    "unique": "compute it outside of the compiled function and pass it in",
-    "unique_consecutive": "compute it outside of the compiled function and pass it in",
-}.items():
-    _refuse = _refuse_mask(_name, _remedy)
-    alias(getattr(torch, _name), getattr(torch.Tensor, _name))(_refuse)
-    METHODS[_name] = _refuse
 
 
 # ---------------------------------------------------------------------------------------------------------------- embeddings

@@ -24,7 +24,8 @@ from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import MissingImplementationError, ThunderError
+from thunder.core.unbacked import with_sizes
+from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 from thunder.transforms.levels import typed
@@ -150,8 +151,9 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     """What the result needs is forward, wherever the rule writes it."""
     needed = set(line.outputs)
     forward, backward = [], []
+    later = _reading(lines, gets) if any(OpTags.DONT_DCE in b.sym.tags for b in lines) else ()
     for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, gets):
+        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and b not in later:
             needed.update(b.inputs)
             forward.append(b)
         else:
@@ -159,8 +161,14 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     return Derivative(forward[::-1], backward[::-1], gets, [(a, g) for a, g in puts if a.requires_grad])
 
 
-def _reads(b: BoundSymbol, gets: list) -> bool:
-    return any(i is g for i in b.inputs for _, g in gets)
+def _reading(lines: list[BoundSymbol], gets: list) -> set[BoundSymbol]:
+    """The lines that cotangents flow into."""
+    values, found = {g for _, g in gets}, set()
+    for b in lines:
+        if not values.isdisjoint(b.inputs):
+            found.add(b)
+            values.update(b.outputs)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------- choosing a rule
@@ -206,9 +214,9 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
     rule = _rule_for(line, executors)
     if functional and (again := line.sym.info.get("functional_rule")) is not None:
         rule = again, True
-    if rule is not None and (made := differentiate(line, *rule)) is not None:
+    if rule is not None and (made := _differentiated(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line):
+    elif line.sym.fn is not None and line.sym.executor is None and not (_by_parts(line) and line.subsymbols):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
@@ -221,6 +229,14 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
             f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
             "or call it under torch.no_grad()"
         )
+
+
+def _differentiated(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
+    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's own derivative does when it runs."""
+    try:
+        return differentiate(line, rule, is_generator)
+    except DataDependentError:
+        return None
 
 
 def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
@@ -314,7 +330,8 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
-    return trace.replace(bound_symbols=[*linear.forward, *recorder.bound_symbols], output=output, name="joint")
+    lines = with_sizes([*linear.forward, *recorder.bound_symbols], trace.args, trace.names)
+    return trace.replace(bound_symbols=lines, output=output, name="joint")
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
