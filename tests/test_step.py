@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 import thunder
 from thunder.errors import CaptureError
 from thunder.tests.litgpt_model import GPT
-from thunder.tests.measuring import compile_with
 
 PROGRAMS = {}
 

@@ -184,9 +184,7 @@ def make_gradients(c, f, args, kwargs) -> tuple:
                 g = LTORCH["ones_like"](o)
             c.recorder.bound_symbols += writer.bound_symbols
         elif g is not None and tuple(c.recorder.latest(g).shape) != tuple(o.shape):
-            raise RuntimeError(
-                f"Mismatch in shape: grad_output[{i}] has a shape of {torch.Size(c.recorder.latest(g).shape)} and output[{i}] has a shape of {torch.Size(o.shape)}."
-            )
+            raise RuntimeError(f"Mismatch in shape: grad_output[{i}] has a shape of {torch.Size(c.recorder.latest(g).shape)} and output[{i}] has a shape of {torch.Size(o.shape)}.")
         found.append(g)
     return tuple(found)
 
@@ -306,7 +304,9 @@ def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:
             root = shown.get(value, value)
             base = memory.base(root)
             if base in c.mutated and memory.current.get(memory.holder(root), root) is not root and not any(line.args[i] is value for i in unread):
-                raise RuntimeError(f"one of the variables needed for gradient computation has been modified by an inplace operation: {base.name}, which is written to after it was used")
+                raise RuntimeError(
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {base.name}, which is written to after it was used"
+                )
 
 
 def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool) -> list:
@@ -316,9 +316,7 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     found = pulled.write(wanted)
     if not unused_is_fine and any(g is None for g in found):
-        raise RuntimeError(
-            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the desired behavior."
-        )
+        raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the desired behavior.")
     return found
 
 

@@ -17,7 +17,9 @@ from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
-__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace", "register_list_inplace"]
+__all__ = [
+    "prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace", "register_list_inplace",
+]  # fmt: skip
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name

@@ -6,9 +6,7 @@ import torch
 
 from thunder.ops.define import LTORCH, composite, register_list_inplace
 
-_UNARY = (
-    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
-)
+_UNARY = "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
 _BINARY = "add sub mul div clamp_min clamp_max maximum minimum pow lerp"
 
 
