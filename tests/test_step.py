@@ -546,6 +546,53 @@ def another_loss_for_outside():
     return [o], step
 
 
+@program
+def a_loss_after_the_update_for_outside():
+    module = perceptron()
+    o = adamw(module)
+
+    def step(x):
+        o.zero_grad()
+        loss = module(x).square().sum()
+        loss.backward()
+        o.step()
+        return loss.detach(), module(x).square().sum()
+
+    return [o], step
+
+
+@program
+def gradients_that_can_be_differentiated():
+    module = perceptron()
+    parameters = dict(module.named_parameters())
+    o = adamw(module)
+
+    def step(x):
+        found = torch.func.grad(lambda p: torch.func.functional_call(module, p, (x,)).square().sum())(parameters)
+        for name, p in parameters.items():
+            p.grad = found[name]
+        o.step()
+
+    return [o], step
+
+
+@program
+def with_a_closure():
+    module = perceptron()
+    o = adamw(module)
+
+    def step(x):
+        def closure():
+            o.zero_grad()
+            loss = module(x).square().sum()
+            loss.backward()
+            return loss
+
+        return o.step(closure)
+
+    return [o], step
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
     make, misses = PROGRAMS[name]
@@ -653,6 +700,27 @@ def test_a_graph_that_is_freed():
     assert_same([w.grad], [torch.full((3,), 2.0)])
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         freed.backward()
+
+
+def test_a_loss_after_the_update():
+    def train(jit):
+        torch.manual_seed(0)
+        module = perceptron()
+        o = adamw(module)
+
+        def step(x):
+            o.zero_grad()
+            module(x).square().sum().backward()
+            o.step()
+            return module(x).square().sum()
+
+        compiled = jit(step)
+        for i in range(3):
+            loss = compiled(data(i, 5, 3))
+            loss.backward()  # adds to what the step left
+        return state_of([o])
+
+    assert_same(train(thunder.jit), train(lambda f: f))
 
 
 def test_what_pytorch_refuses():

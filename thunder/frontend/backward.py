@@ -143,9 +143,21 @@ class Engine:
         if not self.freed or value in c.real:
             return False
         if value not in self._left and value.requires_grad:
-            passed = {o for line in leading_to(c.recorder.bound_symbols, (value,)) for o in line.outputs if getattr(o, "requires_grad", False)}
-            self._left[value] = not passed.isdisjoint(self._gone)
+            self._left[value] = self._passes_gone(c, value)
         return self._left.get(value, False)
+
+    def _passes_gone(self, c, value: TensorProxy) -> bool:
+        """Whether the way from a value to its leaves, along what requires grad, leads through what is gone."""
+        maker = {o: line for line in c.recorder.bound_symbols for o in line.outputs}
+        pending, seen = [value], {value}
+        while pending:
+            value = pending.pop()
+            if value in self._gone:
+                return True
+            inputs = {i for i in maker[value].inputs if isinstance(i, TensorProxy) and i.requires_grad} if value in maker else set()
+            pending += inputs - seen
+            seen |= inputs
+        return False
 
     def close(self) -> None:
         """The program is read: what was freed is not differentiated any more."""

@@ -17,7 +17,7 @@ import torch
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.ops.define import inplace_form
+from thunder.ops.define import LTORCH, inplace_form
 from thunder.ops.inplace import write_back
 from thunder.transforms.memory_budget import roots
 
@@ -36,7 +36,7 @@ def reinplace(trace: Trace) -> Trace:
         if i in state.dropped:
             continue
         form = _form(line)
-        kept.append(state.in_place(i, line, *form) if form is not None and state.fits(i, line, form[1]) else line)
+        kept.append(state.in_place(i, line, *form) if form is not None and state.fits(i, line, form[1]) else state.as_it_is(line))
     return trace.replace(bound_symbols=kept)
 
 
@@ -48,7 +48,8 @@ def _form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     if "inplace" in original.info:
         function, pairs = original.info["inplace"]
         return function, pairs(line) if callable(pairs) else {o: line.args[a] for o, a in pairs.items()}
-    function = None if OpTags.RANDOM_OP in original.tags else inplace_form(original)
+    # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
+    function = None if original.tags & {OpTags.RANDOM_OP, OpTags.VIEW} else inplace_form(original)
     return (function, {0: line.args[0]}) if function is not None else None
 
 
@@ -82,22 +83,31 @@ class _State:
     def _fits(self, i: int, line: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
         if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or (result.shape, result.dtype) != (target.shape, target.dtype):
             return False
-        if read[self.root(target)] > 1 or target in self.views:
-            return False
         home, reads = self.home.get(target), self.reads.get(self.root(target), ())
+        if read[self.root(target)] > 1 or target in self.views and home is None:
+            return False
         if home is None:
             return result.name in self.written and self.root(target) not in self.home and not any(r > i for r in reads)
         _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
         return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 
+    def as_it_is(self, line: BoundSymbol) -> BoundSymbol:
+        """A line that stays. A detached value is in the memory of what it was detached from."""
+        if line.sym.id == _DETACH and (home := self.home.get(line.inputs[0])) is not None:
+            self._at_home(line.outputs[0], home)
+        return line
+
+    def _at_home(self, value: Proxy, home: Proxy) -> None:
+        self.home[value] = home
+        last, at = self.copies.get(home, (None, -1))
+        if last is value:
+            self.dropped.add(at)
+
     def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
         for o, target in pairs.items():
             home = self.home.get(target)
             if home is not None:
-                self.home[line.outputs[o]] = home
-                value, at = self.copies[home]
-                if value is line.outputs[o]:
-                    self.dropped.add(at)
+                self._at_home(line.outputs[o], home)
         path = ("Tensor", function.__name__) if getattr(torch.Tensor, function.__name__, None) == function else (None, function.__name__)
         made = Symbol(path[1], id=f"inplace.{path[1]}", module=path[0], is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
         return line.replace(sym=made, subsymbols=line.subsymbols)
@@ -108,3 +118,4 @@ def _raise(line: BoundSymbol):
 
 
 _WRITE_BACK = f"torch.{write_back.id}"
+_DETACH = f"torch.{LTORCH['detach'].id}"
