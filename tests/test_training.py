@@ -1457,10 +1457,6 @@ def branches(x):
     return x * 2 if x.sum() > 0 else x
 
 
-def looks_for_places(x):
-    return x[torch.where(x > 0)]
-
-
 def hooks(x):
     y = x.sin()
     y.register_hook(lambda g: g * 2)
@@ -1476,7 +1472,7 @@ def keeps(x):
 @pytest.mark.parametrize(
     "refused, reason",
     [
-        (toggles, "requires_grad_"), (branches, "the truth of a tensor"), (looks_for_places, "how many places"), (hooks, "register_hook"), (keeps, "retain_grad"),
+        (toggles, "requires_grad_"), (branches, "the truth of a tensor"), (hooks, "register_hook"), (keeps, "retain_grad"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_captured_is_said(refused, reason):
