@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _FROM = {
     "thunder.compiled": ("jit", "add_transform"),
     "thunder.transforms.base": ("Transform",),
+    "thunder.transforms.autocast": ("autocast",),
     "thunder.extend.opaque": ("opaque",),
     "thunder.extend.debugging": ("debug_print",),
     "thunder.tracing": ("trace",),

@@ -11,14 +11,17 @@ import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
-    "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
+    "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
-    "autocast_state", "tensor_batch_check", "keeps_graph", "in_functorch",
+    "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
 any_autocast = torch._C._is_any_autocast_enabled
+# without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
+current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -54,9 +57,38 @@ def without_function_modes():
 _NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device")
 
 
-def autocast_state() -> tuple:
-    """((device kind, dtype) for each kind that autocast is on for)."""
-    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
+def autocast_state() -> tuple | None:
+    """(((device kind, dtype) for each kind that autocast is on for), whether its cache of casts is on); None where it is off."""
+    kinds = tuple((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
+    return (kinds, torch.is_autocast_cache_enabled()) if kinds else None
+
+
+def autocast_nesting() -> int:
+    """How many `with torch.autocast(...)` are entered."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+@contextlib.contextmanager
+def autocast_off():
+    """Autocast is off in the block, for every kind of device."""
+    with modes_restored():
+        for kind in _AUTOCAST_KINDS:
+            torch.set_autocast_enabled(kind, False)
+        yield
+
+
+@contextlib.contextmanager
+def autocast_on(kinds: tuple, cached: bool = False):
+    """torch.autocast for ((device kind, dtype), ...), whether there is such a device or not. cached: with its cache of casts, which is not emptied at the end."""
+    with modes_restored():
+        with torch._C.DisableTorchFunction():
+            torch.autocast_increment_nesting()
+            torch.set_autocast_cache_enabled(cached)
+            for kind, dtype in kinds:
+                torch.set_autocast_enabled(kind, True)
+                torch.set_autocast_dtype(kind, dtype)
+        yield
 
 
 def default_device() -> torch.device | None:
@@ -74,8 +106,7 @@ def modes_restored():
     with torch._C.DisableTorchFunction():
         depth, grad, dtype, cache = _function_modes(), torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_cache_enabled()
         casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS]
-        nesting = torch.autocast_increment_nesting()
-        torch.autocast_decrement_nesting()
+        nesting = autocast_nesting()
     try:
         yield
     finally:
@@ -88,9 +119,7 @@ def modes_restored():
                 torch.set_autocast_enabled(kind, enabled)
                 torch.set_autocast_dtype(kind, cast)
             torch.set_autocast_cache_enabled(cache)
-            now = torch.autocast_increment_nesting()
-            torch.autocast_decrement_nesting()
-            for _ in range(now - nesting):
+            for _ in range(autocast_nesting() - nesting):
                 torch.autocast_decrement_nesting()
 
 

@@ -39,6 +39,8 @@ REFUSED = {
 BY_DATA = {"narrow", "tensor_split", "nn.functional.one_hot"}
 # their values are whatever was in memory
 UNDEFINED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
+# PyTorch's own results are not the same from call to call: the driver gelsy begins with pivots that happen to be in memory
+VARYING = {"linalg.lstsq"}
 # refused by PyTorch when the program runs, not when it is captured: the first are about data, the others are arguments that only PyTorch checks.
 # The list may only become shorter.
 LATE = {"gather", "scatter", "scatter_add", "take"} | {
@@ -50,7 +52,6 @@ LATE = {"gather", "scatter", "scatter_add", "take"} | {
 } | {"narrow", "index_add", "linalg.cross"}  # fmt: skip
 # samples that are refused though PyTorch takes them
 GAPS = {
-    "constant_pad_nd": "a complex value for the border",
     "nn.functional.batch_norm": "an input of one dimension", "nn.functional.batch_norm_without_cudnn": "an input of one dimension",
 }  # fmt: skip
 
@@ -99,7 +100,8 @@ def check(info, trace, inputs, want) -> None:
     torch.default_generator.manual_seed(42)
     got = carried_out(trace, inputs)
     if info.name not in UNDEFINED:
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=False)
+        exact = {} if info.name in VARYING else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(got, want, **exact, equal_nan=True, check_stride=False)
 
 
 @pytest.mark.parametrize("info", entries(KNOWN))
@@ -178,11 +180,16 @@ def test_gradients_equal_autograds(info):
         if any(o is x for o in want for x in inputs) or any(o is a for o in trace.output for a in trace.args):
             continue  # an output that is an argument is the frontend's matter
         cotangents = [torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(1)) for o in outputs]
-        expected = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        try:
+            expected = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        except RuntimeError as error:
+            assert "is ill-defined" in str(error) or "not differentiable" in str(error), error  # for these cotangents: phases of eigenvectors
+            continue
         torch.default_generator.manual_seed(42)
         got, gradients = differentiated(trace, inputs, cotangents)
         if info.name not in UNDEFINED:
-            torch.testing.assert_close(got, list({id(o): o for o in want}.values()), rtol=0, atol=0, equal_nan=True, check_stride=False)
+            exact = {} if info.name in VARYING else {"rtol": 0, "atol": 0}
+            torch.testing.assert_close(got, list({id(o): o for o in want}.values()), **exact, equal_nan=True, check_stride=False)
         found = [g for x, g in zip(inputs, gradients, strict=True) if x.requires_grad]
         for x, g, e in zip(leaves, found, expected, strict=True):
             assert (g is None) == (e is None) or info.name in NONE_OR_ZEROS, spoken(args, kwargs)

@@ -43,7 +43,7 @@ def _define(trace: Trace, defined: dict[str, Proxy], value: Proxy, line: BoundSy
 def _check_types(trace: Trace, line: BoundSymbol) -> None:
     if line.sym.meta is None or line.sym.is_fusion or line.context is None or line.sym.executor is not None:
         return
-    with detached(line.context.replace(autocast=None)):
+    with detached(line.context):
         try:
             again = line.sym.meta(*line.args, **line.kwargs)
         except DataDependentError:  # typed by examples, and checked when it runs

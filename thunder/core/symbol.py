@@ -70,11 +70,21 @@ class Context:
     checkpoint: the activation checkpoints that the line stands in, the outermost first.
     """
 
-    __slots__ = ("names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint")
+    __slots__ = ("names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "_afterwards")
 
     def __init__(self, names: Names, *, grad_enabled: bool = True, autocast=None, default_dtype=None, default_device=None, checkpoint: tuple = ()):
         self.names, self.grad_enabled, self.autocast = names, grad_enabled, autocast
         self.default_dtype, self.default_device, self.checkpoint = default_dtype, default_device, checkpoint
+        self._afterwards: Context | None = None
+
+    @property
+    def afterwards(self) -> Context:
+        """What is made of a line later is made under this one: without autocast, the casts of which are lines of their own by then."""
+        if self.autocast is None:
+            return self
+        if self._afterwards is None:
+            self._afterwards = self.replace(autocast=None)
+        return self._afterwards
 
     def replace(self, **changes) -> Context:
         fields = {k: getattr(self, k) for k in ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint")} | changes
@@ -87,16 +97,19 @@ class Recorder:
     sizes: those that the meta rule of the line being written leaves to the run (`thunder.core.unbacked`); None while there was none.
 
     context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place operations
-    have made of values (`thunder.ops.memory`), where there may be any. location: called for each line, gives where in the user's code it came from, in a form that costs
-    little; where: the same as (filename, line, function, source line), for errors.
+    have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast (`thunder.ops.autocast`); is_leaf says what is one.
+    location: called for each line, gives where in the user's code it came from, in a form that costs little; where: the same as
+    (filename, line, function, source line), for errors.
     """
 
-    __slots__ = ("bound_symbols", "context", "memory", "location", "where", "sizes")
+    __slots__ = ("bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes")
 
     def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None, where: Callable[[], tuple | None] | None = None):
         self.bound_symbols: list[BoundSymbol] = []
         self.context = context or Context(Names())
         self.memory: Any = None
+        self.casts: dict = {}
+        self.is_leaf: Callable[[Proxy], bool] | None = None
         self.location, self.where = location, where
         self.sizes: list | None = None
 
@@ -201,7 +214,7 @@ class Symbol:
             if self.meta is not None:
                 out = self.meta(*args, **kwargs)
             else:
-                with detached(recorder.context) as inner:
+                with detached(recorder.context.afterwards) as inner:
                     out = self.decomposition(*args, **kwargs)  # type: ignore[misc]
                 subsymbols = inner.bound_symbols
                 if inner.sizes is not None:
@@ -229,7 +242,7 @@ class Symbol:
         if not subsymbols and outputs and outputs[0].name and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
             return out
         context = recorder.context
-        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs)
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and "typed_by_running" not in self.info
         apart = self.info.get("not_differentiable", ()) if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
@@ -238,7 +251,7 @@ class Symbol:
                     o.requires_grad = True
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
-        line = BoundSymbol(self, args, kwargs, out, context=context, inputs=tuple(inputs), outputs=tuple(outputs))
+        line = BoundSymbol(self, args, kwargs, out, context=context.afterwards, inputs=tuple(inputs), outputs=tuple(outputs))
         if subsymbols is not None:
             line._subsymbols = tuple(subsymbols)
         if recorder.location is not None:
@@ -322,7 +335,7 @@ class Symbol:
 
     def _spelling(self, keyword: str) -> str:
         """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim."""
-        if keyword in self.parameters:
+        if keyword in self.parameters or not self.parameters:  # an opaque operation is called as the user calls it
             return keyword
         order = list(self.parameters)
         position = _KEYWORDS.get(keyword)
@@ -372,7 +385,7 @@ class BoundSymbol:
         return self._subsymbols
 
     def _decompose(self) -> tuple[BoundSymbol, ...]:
-        with detached(self.context.replace(autocast=None) if self.context else None) as inner:
+        with detached(self.context) as inner:
             inner.location = lambda: self.location
             try:
                 result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]

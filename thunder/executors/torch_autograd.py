@@ -107,7 +107,9 @@ class _Program:
 
     __slots__ = ("forward", "backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random")
 
-    def __init__(self, forward: Callable, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence, random: Sequence | None):
+    def __init__(
+        self, forward: Callable, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence, random: Sequence | None
+    ):  # fmt: skip
         self.forward, self.backward, self.make_without, self.make_again = forward, backward, make_without, make_again
         self.made: dict[tuple, Callable] = {}
         self.lock = threading.Lock()

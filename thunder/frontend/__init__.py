@@ -6,6 +6,7 @@ In the order of the flow: `sources` (where values come from), `capture` (the int
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from thunder.core.symbol import recording
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
-from thunder.frontend.capture import Capture, Earlier
+from thunder.frontend.capture import Capture
 from thunder.frontend.epilogue import EpilogueWriter
 from thunder.frontend.functional import Transformed
 from thunder.frontend.guards import PrologueWriter
@@ -26,9 +27,9 @@ from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
-from thunder.transforms.base import check_replaced, transform_traces
+from thunder.transforms.base import asked, check_replaced, transform_traces
 
-__all__ = ["Captured", "Earlier", "capture"]
+__all__ = ["Captured", "capture"]
 
 
 class Captured:
@@ -37,12 +38,13 @@ class Captured:
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
-        self.parameters, self.floats = c.parameters, c.floats
+        self.parameters = c.parameters
         c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
+        self.held_numbers = c.held_numbers()
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
         writer = PrologueWriter(c)
@@ -153,46 +155,52 @@ class _History:
         return filename, line, function, source or ""
 
 
-def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, earlier: Earlier | None = None, overrides: tuple[dict, ...] = ()) -> Captured:
-    """Reads one call of a program. earlier: what earlier readings found out about numbers. overrides: what stands in the place of a module's
-    parameters and buffers, by name.
+def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()) -> Captured:
+    """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a number had: numbers there stay symbolic, unless
+    they are one of these values. overrides: what stands in the place of a module's parameters and buffers, by name.
 
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that way cannot be captured it is read again and told
     yes: libraries have a way without values that are known only when the program runs for that case.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
     """
-    c = Capture(fn, args, kwargs, options, earlier, overrides)
+    c = Capture(fn, args, kwargs, options, changing or {}, overrides)
     try:
         return _read(c)
     except CaptureError:
         if not c.asked_whether_compiling:
             raise
-    c = Capture(fn, args, kwargs, options, earlier, overrides)
+    c = Capture(fn, args, kwargs, options, changing or {}, overrides)
     c.compiling = True
     return _read(c)
 
 
 def _read(c: Capture) -> Captured:
     """Runs the program in the interpreter and closes the reading."""
-    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
-    c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(dtype))
-    cast = compat.autocast_state()
-    device = compat.default_device()
+    c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
     try:
         with compat.modes_restored():
-            with recording(c.recorder), RecordingMode(c):
-                result = _run(c)
-            if (torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()) != (grad, dtype, cast, device):
-                raise CaptureError(
-                    "the program leaves another grad mode, default dtype, default device or autocast state behind",
-                    location=c.user_location(),
-                    remedy="use the context managers (with torch.no_grad(): ...)",
-                )
+            with contextlib.ExitStack() as modes:
+                for transform in c.options.transforms:
+                    if asked(transform, "while_reading"):
+                        modes.enter_context(transform.while_reading())
+                before = _modes()
+                with recording(c.recorder), RecordingMode(c):
+                    result = _run(c)
+                if _modes() != before:
+                    raise CaptureError(
+                        "the program leaves another grad mode, default dtype, default device or autocast state behind",
+                        location=c.user_location(),
+                        remedy="use the context managers (with torch.no_grad(): ...)",
+                    )
             with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
+
+
+def _modes() -> tuple:
+    return torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()
 
 
 def _run(c: Capture):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder import _torch_compat as compat
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, Symbol, adopt, current_recorder
@@ -58,12 +59,12 @@ def apply(c, f, args, kwargs):
     placeholders = [like(o) for o in proxies_in(outputs, [])]
     for p in placeholders:
         p.name = c.recorder.context.names.make()
-    with separate(c, False) as backward:
+    with separate(c, False) as backward, compat.autocast_off():  # in eager, too, it runs after the forward's autocast is left
         gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
     program.symbol.info["not_differentiable"] = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}
-    line = program.line((*inputs, *program.free), outputs, c.recorder.context)
+    line = program.line((*inputs, *program.free), outputs, c.recorder.context.afterwards)
     line.location = c.own_location()
     c.recorder.bound_symbols.append(line)
     return outputs
@@ -79,8 +80,12 @@ def _forward(c, cls, ctx, inputs, kwargs):
 
 def _backward_of(cls):
     """The user's backward, without `once_differentiable` around it: it is captured without grad anyway."""
-    found = cls.backward
-    return getattr(found, "__wrapped__", found)
+    return cls.backward.__wrapped__ if _is_once(cls.backward) else cls.backward
+
+
+def _is_once(function) -> bool:
+    """Whether a function is what `once_differentiable` made of another; other decorators, such as torch.amp.custom_bwd, have a meaning here."""
+    return hasattr(function, "__wrapped__") and function.__globals__.get("__name__") == "torch.autograd.function"
 
 
 class _Function:
@@ -95,7 +100,7 @@ class _Function:
         known = {*proxies_in(inputs, []), *placeholders, *(o for line in (*forward, *backward) for o in line.outputs)}
         read = [p for line in (*forward, *backward) for p in line.inputs] + proxies_in([result, gradients], [])
         self.free = list(dict.fromkeys(p for p in read if p not in known))
-        self.once = hasattr(cls.backward, "__wrapped__")
+        self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
         self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
         self.symbol.grad_rule = self.rule
         self.symbol.info |= {"functional_rule": self.functional_rule, "own_derivative": True}

@@ -14,6 +14,7 @@ import weakref
 import torch
 import torch.utils.checkpoint
 
+from thunder import _torch_compat as compat
 from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, converted, extreme, map_structure
 from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
@@ -406,6 +407,8 @@ def _call_function(c, f, args, kwargs):
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
+        if module == "torch._compile" and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone: torch.manual_seed once torch._dynamo is imported
+            return call(c, f.__wrapped__, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)
@@ -420,6 +423,8 @@ def _reaches(c, args, kwargs) -> bool:
         if t is types.MethodType and id(a.__self__) in c.sources:
             return True
         if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
+            return True
+        if t is tuple and a and _reaches(c, a, {}):
             return True
     return False
 
@@ -437,6 +442,10 @@ def _call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if type(s) is contextvars.ContextVar and f.__name__ == "get":
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
+        return record(c, f, args, kwargs)
+    if type(s) is torch.Generator:
+        return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
@@ -662,6 +671,14 @@ def _checkpoint(c, f, args, kwargs):
         recorder.context = recorder.context.replace(checkpoint=outer)
 
 
+def _leave_autocast(c, f, args, kwargs):
+    """`autocast.__exit__`: where no other one is around it, the casts that it kept are gone."""
+    result = call_native(c, f, args, kwargs)
+    if not compat.autocast_nesting():
+        c.recorder.casts.clear()
+    return result
+
+
 def _torch_compile(c, f, args, kwargs):
     c.refuse("torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile")
 
@@ -770,6 +787,7 @@ def _install() -> None:
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
         torch.autograd.Function.apply.__func__: autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),

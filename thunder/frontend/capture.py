@@ -13,13 +13,13 @@ import functools
 import linecache
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy, TensorProxy
+from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
@@ -30,25 +30,14 @@ from thunder.frontend.sources import Source
 from thunder.frontend.strides import layout
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast, inplace
-from thunder.ops.memory import Memory
+from thunder.ops.memory import Memory, are_disjoint, part_shown
 from thunder.ops.opaque_values import is_unusual
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 
-__all__ = ["Capture", "Earlier"]
+__all__ = ["Capture"]
 
 _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
-
-
-class Earlier(NamedTuple):
-    """What earlier readings of a program found out about numbers that differ from call to call, by path in words.
-
-    counters: paths that the program writes: the numbers there stay symbolic. floats: what floats of objects were; one that is another now (a learning rate that
-    a schedule changes) stays symbolic.
-    """
-
-    counters: frozenset
-    floats: dict[str, float]
 
 
 @functools.cache
@@ -62,12 +51,11 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, earlier: Earlier | None = None, overrides: tuple[dict, ...] = ()):
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
-        self.counters, self.earlier_floats = earlier or Earlier(frozenset(), {})
-        self.floats: dict[str, float] = {}  # by path, in words: what floats of the objects that the program reads were guarded to be
+        self.changing = changing or {}  # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other values
         self.parameters = parameter_names(fn)
         self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
         self.replaced = replaced_tensors(fn, overrides)
@@ -79,6 +67,7 @@ class Capture(Host):
             names.taken.update(executor.opmap)
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
         self.recorder.memory = Memory(outside=self.written_to, layout=functools.partial(layout, self))
+        self.recorder.is_leaf = self.is_leaf
         self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
@@ -234,15 +223,22 @@ class Capture(Host):
     def _primitive(self, value, t: type, source: Source):
         if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:
             return self.number(value, source)
-        if self.counters and (t is int or t is float) and source.describe(self.parameters) in self.counters:
+        if self.changing and (t is int or t is float) and (path := source.describe(self.parameters)) in self.changing and value not in (self.changing[path] or ()):
             return self.number(value, source)
-        if t is float and value == value and not (source.root.key in ("args", "kwargs") and source.base is source.root):
-            path = source.describe(self.parameters)
-            if self.earlier_floats.get(path, value) != value:
-                return self.number(value, source)
-            self.floats[path] = value
         self.guards.setdefault((source, "value", None), value)
         return value
+
+    def held_numbers(self) -> dict[str, int | float]:
+        """The numbers that the program holds for one value of and that stay symbolic once they were another, by their paths: int arguments, and floats that are read
+        from objects (the learning rate of an optimizer)."""
+
+        def may_change(source: Source, value) -> bool:
+            argument = source.root.key in ("args", "kwargs")
+            if type(value) is int:
+                return argument and self.options.integers_may_change
+            return type(value) is float and value == value and not (argument and source.base is source.root)
+
+        return {s.describe(self.parameters): v for (s, kind, _), v in self.guards.items() if kind == "value" and may_change(s, v)}
 
     def number(self, value, source: Source) -> NumberProxy:
         """A number that stays symbolic."""
@@ -306,9 +302,16 @@ class Capture(Host):
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
-        for base in self.mutated:
-            self._share(base, proxy, value)
+        for base in list(self.mutated):
+            if base in self.mutated:
+                self._share(base, proxy, value)
         return proxy
+
+    def is_leaf(self, p: TensorProxy) -> bool:
+        """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
+        real = self.real.get(p)
+        with torch._C.DisableTorchFunction():
+            return real is not None and real[0].is_leaf and not real[0]._is_view()
 
     def written_to(self, base: TensorProxy, is_view: bool) -> None:
         """An in-place operation writes to `base`, or to a view of it. Raises where the program or thunder can not allow it."""
@@ -322,24 +325,47 @@ class Capture(Host):
             self.refuse("an argument that requires grad, and is the result of another operation, is written to", "write to a clone of it")
         if base not in self.mutated:
             self.mutated[base] = None
-            for other, (tensor, _) in self.real.items():
-                self._share(base, other, tensor)
+            for other, (tensor, _) in list(self.real.items()):
+                if base in self.mutated:
+                    self._share(base, other, tensor)
 
     def _share(self, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
-        """Two tensors from outside, one of which is written to: the same memory in the same layout is one value here, another overlap is refused."""
-        real = self.real[base][0]
+        """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view of it here. A partial overlap is refused."""
+        real, source = self.real[base]
+        memory = self.recorder.memory
         with torch._C.DisableTorchFunction():
-            apart = other is base or real.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
-        if apart:
-            return
+            if other is base or real.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel() or other in memory.view_of:
+                return
+            mine, others = (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
+            disjoint = mine is None and others is None and are_disjoint(real, tensor)
+            connected = real.requires_grad or tensor.requires_grad  # each has a history of its own
         if tensor is real:
-            self.guard(self.real[other][1], "same", self.real[base][1])
-            self.recorder.memory.same(other, base)
+            self.guard(self.real[other][1], "same", source)
+            memory.same(other, base)
             return
-        self.refuse(
-            f"{base.name} is written to, and {other.name} shares memory with it",
-            "pass a clone of one of the two, or pass one tensor and make the other from it inside the function",
-        )
+        if not disjoint and (connected or mine is None and others is None):
+            self.refuse(
+                f"{base.name} is written to, and {other.name} shares memory with it",
+                "pass a clone of one of the two, or pass one tensor and make the other from it inside the function",
+            )
+        map_structure(concrete, (base.shape, other.shape))
+        if others is None and mine is not None:
+            self._shares(source, self.real[other][1])
+            value = memory.current.get(base)
+            del self.mutated[base]
+            memory.same(base, other, mine)
+            self.written_to(other, True)
+            if value is not None:  # written to before the other one was read
+                memory.write(base, value)
+            return
+        self._shares(self.real[other][1], source)
+        if others is not None:
+            memory.same(other, base, others)
+
+    def _shares(self, source: Source, other: Source) -> None:
+        """Two tensors lie in memory as they do now."""
+        if (other, "shares", source) not in self.guards:
+            self.guard(source, "shares", other, other)
 
     def write_back(self) -> None:
         """The last lines of the program: what came from outside gets what was written to it."""
@@ -347,14 +373,18 @@ class Capture(Host):
         if not memory.active:
             return
         with recording(self.recorder):
-            for base in self.mutated:
-                value = memory.latest(base)
+            for base in list(self.mutated):
+                value, target = memory.latest(base), base
                 if value is base:
                     continue
                 if value.requires_grad and not base.requires_grad:
                     self.refuse(f"{base.name}, which does not require grad, is overwritten with what does", "write to it under torch.no_grad(), or detach the value")
-                inplace.write_back.record(self.recorder, (base, value), {}, None)
-                memory.written_back(base)
+                for symbol, arguments in memory.rearranged.get(base, ()):
+                    form = inplace.rearranging(symbol)
+                    target = form.record(self.recorder, (target, *arguments), {}, form.meta(target, *arguments))
+                if base in memory.filled:
+                    inplace.write_back.record(self.recorder, (target, value), {}, None)
+                memory.written_back(base, target)
             memory.settle()
 
     def lift(self, value):
@@ -379,7 +409,7 @@ class Capture(Host):
             self.function_modes = modes
             self.recorder.context = context = context.replace(default_device=compat.default_device())
         if grad is not context.grad_enabled or from_tensor_dtype(dtype) is not context.default_dtype or cast != getattr(context.autocast, "state", None):
-            policy = autocast.policy(cast) if cast else None
+            policy = autocast.policy(*cast) if cast else None
             self.recorder.context = context.replace(grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy)
 
     # ------------------------------------------------------------------------------------------------ attributes

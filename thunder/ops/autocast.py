@@ -5,6 +5,9 @@ Each operation says beside its definition what autocast does to it (`autocast=`)
 
 lower: floating-point tensors become the autocast dtype. float32: they become float32, unless the call names a dtype. widest: they become the widest type among
 them. banned: the call is refused. Tensors of float64, of integers and on other devices stay as they are.
+
+A parameter in float32 is cast once for all operations that want it lowered, where eager's cache of casts has it; what requires grad is cast again for each use elsewhere,
+so that gradients are added up in the type they are added up in there. A function of PyTorch without a definition here is run under autocast as it is (`thunder.ops.opaque`).
 """
 
 from __future__ import annotations
@@ -13,30 +16,12 @@ from functools import lru_cache
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, map_structure, proxies_in
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import Recorder, Symbol, current_recorder
 from thunder.ops.define import LTORCH
 
-__all__ = ["Policy", "policy", "kinds_of", "OPAQUE"]
+__all__ = ["Policy", "policy", "kinds_of"]
 
 WORDS = ("lower", "float32", "widest", "banned")
-
-# functions of PyTorch without a definition here that its lists name
-OPAQUE: dict[str, str] = {
-    name: words
-    for words, names in {
-        "lower": "conv_tbc",
-        "cuda:lower": "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
-        "cpu:float32": (
-            "cholesky cholesky_inverse cholesky_solve fractional_max_pool2d fractional_max_pool3d geqrf inverse linalg_cholesky linalg_cholesky_ex linalg_cond "
-            "linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank "
-            "linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve lu_solve max_unpool2d max_unpool3d nanquantile orgqr ormqr "
-            "pinverse polar qr quantile svd triangular_solve ctc_loss fake_quantize_per_tensor_affine"
-        ),
-        "cuda:float32": "linalg_matrix_norm nuclear_norm pdist renorm",
-        "float32": "multi_margin_loss multilabel_margin_loss",
-    }.items()
-    for name in names.split()
-}
 
 
 @lru_cache(maxsize=256)
@@ -51,13 +36,16 @@ def kinds_of(words: str) -> dict[str, str]:
 
 
 class Policy:
-    """What torch.autocast in one state does: called with an operation and its arguments, gives the arguments to record. The casts are recorded before it."""
+    """What torch.autocast in one state does: called with an operation and its arguments, gives the arguments to record. The casts are recorded before it.
+
+    state: (((device kind, torch dtype), ...), whether eager's cache of casts is on).
+    """
 
     __slots__ = ("state", "targets")
 
     def __init__(self, state: tuple):
         self.state = state
-        self.targets = {kind: dtypes.to_dtype(lower) for kind, lower in state}
+        self.targets = {kind: dtypes.to_dtype(lower) for kind, lower in state[0]}
 
     def __call__(self, symbol: Symbol, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         words = kinds_of(symbol.autocast)  # type: ignore[arg-type]
@@ -75,17 +63,34 @@ class Policy:
                 continue
             if all(t.dtype is target for t in tensors):
                 continue
-            done: dict = {}  # a tensor that stands in two places is cast once
-
-            def cast(x, kind=kind, target=target, done=done):
-                if not _eligible(x, kind) or x.dtype is target:
-                    return x
-                if x not in done:
-                    done[x] = LTORCH["to"](x, dtype=target)
-                return done[x]
-
+            cast = _Casts(kind, target, cached=self.state[1] and target is lower)
             args, kwargs = map_structure(cast, args), map_structure(cast, kwargs)
         return args, kwargs
+
+
+class _Casts:
+    """The casts of one call's arguments to a dtype."""
+
+    __slots__ = ("kind", "target", "cached", "recorder", "done")
+
+    def __init__(self, kind: str, target, cached: bool):
+        self.kind, self.target, self.cached = kind, target, cached
+        self.recorder: Recorder = current_recorder()  # type: ignore[assignment]
+        self.done: dict = {}
+
+    def __call__(self, x):
+        if not _eligible(x, self.kind) or x.dtype is self.target:
+            return x
+        context = self.recorder.context
+        if self.cached and x.requires_grad and x.dtype is dtypes.float32 and self.recorder.is_leaf is not None and self.recorder.is_leaf(x):
+            done, key = self.recorder.casts, (x, context.grad_enabled, context.checkpoint)  # eager's knows no dtype, either
+        elif x.requires_grad and context.grad_enabled:
+            return LTORCH["to"](x, dtype=self.target)
+        else:
+            done, key = self.done, x
+        if key not in done:
+            done[key] = LTORCH["to"](x, dtype=self.target)
+        return done[key]
 
 
 def _always(kind: str, args: tuple, kwargs: dict) -> bool:
@@ -97,10 +102,16 @@ def _eligible(x, kind: str) -> bool:
 
 
 def _widest(tensors: list[TensorProxy], lower):
-    return dtypes.float32 if any(t.dtype is dtypes.float32 for t in tensors) else lower
+    """As at::autocast::prioritize: float32 where one is met before what is neither that nor the autocast dtype."""
+    for t in tensors:
+        if t.dtype is dtypes.float32:
+            return t.dtype
+        if t.dtype is not lower:
+            raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+    return lower
 
 
 @lru_cache(maxsize=64)
-def policy(state: tuple) -> Policy:
-    """The policy for an autocast state ((device kind, torch dtype), ...), one entry for each kind that autocast is on for."""
-    return Policy(state)
+def policy(kinds: tuple, cached: bool = True) -> Policy:
+    """The policy for an autocast state: ((device kind, torch dtype), ...), one entry for each kind that autocast is on for, and whether its cache of casts is on."""
+    return Policy((kinds, cached))

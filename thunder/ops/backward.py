@@ -95,6 +95,7 @@ native_layer_norm_backward = kernel(
 )  # fmt: skip
 native_dropout = kernel("native_dropout", "default", lambda a, p, train: (like(a), like(a, dtype=bool8)), tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
 native_dropout_backward = kernel("native_dropout_backward", "default", _like_first)
+pdist_backward = kernel("_pdist_backward", "default", lambda g, a, p, y: like(a))
 logit_backward = kernel("logit_backward", "default", _like_first)
 hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
 softshrink_backward = kernel("softshrink_backward", "default", _like_first)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import LTORCH, alias, composite, prim
@@ -58,9 +58,17 @@ def convolution(a, weight, bias, stride, padding, dilation, transposed, output_p
 def convolution_alias(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     rank = len(weight.shape) - 2
     spread = [pair(x, rank) for x in (stride, padding, dilation, output_padding)]
-    if transposed:
-        return LTORCH[f"conv_transpose{rank}d"](a, weight, bias, spread[0], spread[1], spread[3], groups, spread[2])
-    return LTORCH[f"conv{rank}d"](a, weight, bias, *spread[:3], groups)
+    symbol = LTORCH[f"conv_transpose{rank}d" if transposed else f"conv{rank}d"]
+    args = (a, weight, bias, *((spread[0], spread[1], spread[3], groups, spread[2]) if transposed else (*spread[:3], groups)))
+    recorder = current_recorder()
+    if a.device.type != "cpu" or recorder is None or recorder.context.autocast is None:
+        return symbol(*args)
+    context = recorder.context
+    recorder.context = context.replace(autocast=None)  # which casts the arguments of conv1d and the others on the CPU, and not of this one
+    try:
+        return symbol(*args)
+    finally:
+        recorder.context = context
 
 
 def _batched(a, rank: int):

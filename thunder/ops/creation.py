@@ -449,6 +449,32 @@ def _(make):
     yield make(5, dtype=torch.int64, low=0, high=3), 4
 
 
+@composite(torch.linalg.vander, name="linalg_vander")
+def vander(x, *, N=None):
+    """Powers of numbers, from 0 up, as rows: (..., n) to (..., n, N)."""
+    N = (x.shape[-1] if x.shape else 1) if N is None else N
+    if x.dtype.category < 1 or N <= 1:
+        raise RuntimeError(f"linalg.vander supports floating point, complex, and integer tensors and N > 1, but got {x.dtype} and {N}")
+    shape = (*(x.shape or (1,)), N)
+    powers = LTORCH["cumprod"](LTORCH["expand"](LTORCH["unsqueeze"](x, -1), (*shape[:-1], shape[-1] - 1)), -1)
+    return LTORCH["cat"]([LTORCH["ones"]((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)
+
+
+vander.info["by_parts"] = True  # PyTorch composes it of the same operations
+
+
+@vander.samples
+def _(make):
+    yield (make(4),)
+    yield (make(2, 3),), {"N": 5}
+
+
+@vander.error_samples
+def _(make):
+    yield (make(4),), {"N": 1}
+    yield (make(4, dtype=torch.bool),), {}
+
+
 def _complex_meta(real, imag):
     if real.dtype is not imag.dtype or real.dtype not in (dtypes.float16, dtypes.float32, dtypes.float64):
         raise RuntimeError("Expected both inputs to be Half, Float or Double tensors")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from thunder.ops.define import LTORCH, composite, register_list_inplace
@@ -15,7 +17,7 @@ def _of(x, i: int):
     return x[i] if isinstance(x, (tuple, list)) else x
 
 
-def _define(name: str, each) -> None:
+def _define(name: str, each: Callable, samples: Callable) -> None:
     function = getattr(torch, f"_foreach_{name}")
 
     def decomposition(tensors, *rest, **kwargs):
@@ -23,6 +25,7 @@ def _define(name: str, each) -> None:
         return tuple(each(_of(tensors, i), *(_of(x, i) for x in rest), **{k: _of(v, i) for k, v in kwargs.items()}) for i in range(count))
 
     symbol = composite(function, name=f"_foreach_{name}")(decomposition)
+    symbol.samples(samples)
     register_list_inplace(symbol, getattr(torch, f"_foreach_{name}_", None))
 
 
@@ -45,9 +48,38 @@ def _norm(a, ord=2, dtype=None):
     return LTORCH["vector_norm"](a, ord, dtype=dtype)
 
 
-for _name in (*_UNARY.split(), *_BINARY.split()):
-    if _name in LTORCH:
-        _define(_name, _operation(_name))
+def _alone(name: str):
+    def samples(make):
+        yield ([x for x, *rest in LTORCH[name].sampler(make) if not rest][:2],)
+
+    return samples
+
+
+def _pairs(make):
+    yield [make(4, 3), make(3)], [make(4, 3, low=0.5), make(3, low=0.5)]
+    yield [make(4, 3, low=0.5), make(3, low=0.5)], 2.0
+    yield [make(4, 3, low=0.5), make(3, low=0.5)], [2.0, 3.0]
+
+
+def _weighted(make):
+    yield [make(4, 3), make(3)], [make(4, 3), make(3)], 0.3
+    yield [make(4, 3), make(3)], [make(4, 3), make(3)], [make(4, 3), make(3)]
+
+
+def _with_factors(make):
+    yield [make(4, 3), make(3)], [make(4, 3), make(3)], [make(4, 3, low=0.5), make(3, low=0.5)], 0.5
+    yield [make(4, 3), make(3)], [make(4, 3), make(3)], [make(4, 3, low=0.5), make(3, low=0.5)], [0.5, 2.0]
+
+
+def _norms(make):
+    yield ([make(4, 3), make(3)],)
+    yield [make(4, 3), make(3)], 1
+
+
+for _name in _UNARY.split():
+    _define(_name, _operation(_name), _alone(_name))
+for _name in _BINARY.split():
+    _define(_name, _operation(_name), _weighted if _name == "lerp" else _pairs)
 for _name in ("addcmul", "addcdiv"):
-    _define(_name, _with_value(_name))
-_define("norm", _norm)
+    _define(_name, _with_value(_name), _with_factors)
+_define("norm", _norm, _norms)

@@ -16,6 +16,7 @@ from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, STAND_INS, alias, composite, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
 
@@ -241,7 +242,7 @@ def inner(a, other):
 
 
 # on the CPU it is the matrix product inside that is cast; a product of vectors or with a number is none
-inner.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or (len(args[0].shape) > 0 < len(args[1].shape) and len(args[0].shape) + len(args[1].shape) > 2)
+inner.info["autocast_when"] = lambda kind, args, kwargs: len(args[0].shape) > 0 < len(args[1].shape) and (kind != "cpu" or len(args[0].shape) + len(args[1].shape) > 2)
 
 
 @inner.samples
@@ -376,6 +377,9 @@ def tensordot(a, b, dims=2, out=None):
     return reshape(matmul_prim(reshape(permute(a, (*keep_a, *left)), (rows, inner_size)), reshape(permute(b, (*right, *keep_b)), (inner_size, columns))), shape)
 
 
+tensordot.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype  # else refused, before anything is cast
+
+
 def _count(a, dims):
     out = 1
     for d in dims:
@@ -390,7 +394,7 @@ def _(make):
     yield make(2, 3), make(4), 0
 
 
-@torch_prim(torch.linalg.multi_dot, torch.chain_matmul, autocast="lower")
+@torch_prim(torch.linalg.multi_dot, autocast="lower")
 def multi_dot(tensors, *, out=None):
     if len(tensors) < 2:
         raise RuntimeError(f"multi_dot(): expected at least 2 tensors but got {len(tensors)}")
@@ -404,6 +408,11 @@ def multi_dot(tensors, *, out=None):
 def _(make):
     yield ([make(2, 3), make(3, 4), make(4, 2)],)
     yield ([make(3), make(3, 4), make(4)],)
+
+
+@alias(torch.chain_matmul)
+def chain_matmul(*matrices, out=None):
+    return multi_dot(list(matrices)) if len(matrices) > 1 else matrices[0]
 
 
 @composite(torch.kron, torch.Tensor.kron)
@@ -427,11 +436,14 @@ def _bilinear_meta(input1, input2, weight, bias=None):
     return like(input1, (*input1.shape[:-1], weight.shape[0]))
 
 
-@composite(F.bilinear, meta=_bilinear_meta, autocast="cuda:widest")
+@composite(F.bilinear, meta=_bilinear_meta)
 def bilinear(input1, input2, weight, bias=None):
     out = LTORCH["einsum"]("bi,oij,bj->bo", reshape(input1, (-1, input1.shape[-1])), weight, reshape(input2, (-1, input2.shape[-1])))
     out = reshape(out, (*input1.shape[:-1], weight.shape[0]))
     return out if bias is None else out + bias
+
+
+casts_inside(bilinear)
 
 
 @bilinear.samples

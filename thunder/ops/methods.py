@@ -37,7 +37,7 @@ def call_torch(function, args: tuple, kwargs: dict):
     written = opaque.written_by(function, args, kwargs)
     if written:
         symbol = opaque.symbol_for(function)
-        return call_mutating(symbol.name, function, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
+        return call_mutating(symbol.name, symbol.fn, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
     if inplace.writes(function) and args and isinstance(args[0], (tuple, list)):
         written = opaque.written_by_builtin(function, args, kwargs)
         return call_mutating(function.__name__, function, args, kwargs, written, meta=lambda *args, **kwargs: None, symbol_id=("mutating", function.__name__))
@@ -162,7 +162,6 @@ for _name, _what, _remedy in [
     ("__index__", "a tensor's value is needed as an index", _VALUE),
     ("__contains__", "whether a tensor contains a value is needed", _BRANCH),
     ("numpy", ".numpy() asks for a tensor's values", _VALUE),
-    ("data_ptr", ".data_ptr() asks for an address", _VALUE),
 ]:
     _refuse = _needs_value(_name, _what, _remedy)
     METHODS[_name] = _refuse
@@ -228,7 +227,7 @@ def as_number(a: TensorProxy, kind: type):
 
 
 METHODS.update(_PLAIN_METHODS | {"item": item, "tolist": tolist})
-for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy", "data_ptr"]:
+for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy"]:
     for _space in (torch.Tensor, torch):
         if hasattr(_space, _name):
             alias(getattr(_space, _name))(METHODS[_name])

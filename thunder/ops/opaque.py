@@ -13,13 +13,12 @@ from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leav
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
-from thunder.ops import autocast
-from thunder.ops.define import torch_path
+from thunder.ops.define import alias, torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "derivative_of", "vjp_of"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
 
 _SYMBOLS: dict = {}
 
@@ -29,22 +28,48 @@ def is_opaque(symbol: Symbol) -> bool:
 
 
 def symbol_for(function) -> Symbol:
-    """The opaque operation for a torch function. One symbol per function."""
+    """The opaque operation for a torch function. One symbol per function, and one for each state of autocast: PyTorch does its casts inside the function."""
     if isinstance(function, compat.OpOverload) and function._overloadname == "default":
         function = function.overloadpacket
-    symbol = _SYMBOLS.get(function)
+    recorder = current_recorder()
+    kinds = recorder.context.autocast.state[0] if recorder is not None and recorder.context.autocast is not None else ()
+    symbol = _SYMBOLS.get((function, kinds))
     if symbol is None:
-        symbol = _SYMBOLS[function] = _make(function)
+        symbol = _SYMBOLS[function, kinds] = _make_under_autocast(function, kinds) if kinds else _make(function)
     return symbol
+
+
+def _make_under_autocast(function, kinds: tuple) -> Symbol:
+    plain = _make(function)
+    name = f"autocast_{plain.name}"
+
+    def run(*args, **kwargs):
+        with compat.autocast_on(kinds):
+            return function(*args, **kwargs)
+
+    def meta(*args, **kwargs):
+        return _typed_by_running(run, plain.name, args, kwargs)
+
+    return Symbol(name, meta, id=("opaque", name, id(function), kinds), is_prim=True, tags=tuple(plain.tags), fn=run)
+
+
+def casts_inside(symbol: Symbol) -> None:
+    """For an operation that PyTorch composes of others, some of which autocast casts: under autocast its function is taken as it is."""
+    function = symbol.torch_functions[0]
+
+    def call(*args, **kwargs):
+        recorder = current_recorder()
+        return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else symbol)(*args, **kwargs)
+
+    call.__name__ = symbol.name
+    alias(*symbol.torch_functions)(call)
 
 
 def _make(function) -> Symbol:
     path = torch_path(function)
     name = path[1] if path else _identifier(function)
 
-    def meta(*args, **kwargs):
-        return _typed_by_running(function, name, args, kwargs)
-
+    meta = typed_by_running(function, name)
     custom = _custom_path(function)
     if custom is not None:
         module, name = custom
@@ -52,7 +77,7 @@ def _make(function) -> Symbol:
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
         return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
     made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
-    made.autocast = autocast.OPAQUE.get(name)
+    made.info["typed_by_running"] = True  # which results require grad is known as well
     return made
 
 
@@ -103,6 +128,15 @@ def _identifier(function) -> str:
     return name if name.isidentifier() else "torch_function"
 
 
+def typed_by_running(function, name: str):
+    """A meta rule that runs the function on fake tensors."""
+
+    def meta(*args, **kwargs):
+        return _typed_by_running(function, name, args, kwargs)
+
+    return meta
+
+
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
         return typed_by_example(function, name, args, kwargs)
@@ -121,13 +155,15 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
 
 
 def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
+    recorder = current_recorder()
+    grad = recorder is not None and recorder.context.grad_enabled
     known: dict[int, TensorProxy] = {}
     given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
         if isinstance(x, TensorProxy):
             shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
-            out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
+            out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), requires_grad=grad and x.requires_grad)
             known[id(out)] = x
             given.append(out)
             return out
@@ -137,14 +173,14 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
             return mode.from_tensor(x)
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
         out = function(*fake_args, **fake_kwargs)
 
     with torch._C.DisableTorchFunction():
         if any(isinstance(x, torch.Tensor) and is_unusual(x) for x in leaves(out)):
             return typed_by_example(function, name, args, kwargs)
-    memory = getattr(current_recorder(), "memory", None)
+    memory = getattr(recorder, "memory", None)
 
     def typed(x):
         if not isinstance(x, torch.Tensor):
@@ -152,7 +188,7 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
         if id(x) in known:
             return known[id(x)]
         shape = tuple([fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape])
-        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=x.requires_grad)
         if memory is not None:
             storage = x.untyped_storage()._cdata
             for argument in given:
@@ -210,10 +246,14 @@ def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
     return flat, tuple(i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2)
 
 
-def _as_structure(gradients, args):
-    """The gradients of the arguments that require grad, in the places of these."""
+def _as_structure(gradients, args, kwargs):
+    """The gradients of the arguments that require grad, in the places of these; last those of keyword arguments, as a dict."""
     gradients = iter(gradients)
-    return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
+
+    def taken(x):
+        return next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None
+
+    return (*map_structure(taken, args), map_structure(taken, kwargs))
 
 
 def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
@@ -262,8 +302,8 @@ def _make_derivative(symbol: Symbol):
         cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
-        backward.info["differentiated_once"] = once
-        return _as_structure(backward(graph, cotangents), args)
+        backward.info["differentiated_once"], backward.info["takes_none"] = once, True
+        return _as_structure(backward(graph, cotangents), args, kwargs)
 
     return rule
 
@@ -311,7 +351,7 @@ def _functional_derivative(symbol: Symbol):
         _, wanted = _wanted(args, kwargs)
         out = symbol(*args, **kwargs)
         g = yield out
-        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args)
+        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args, kwargs)
 
     return rule
 

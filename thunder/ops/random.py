@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import AnyProxy, TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, user_location
+from thunder.errors import CaptureError
 from thunder.ops import backward
 from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of, default_device
 from thunder.ops.define import LTORCH, alias, prim, torch_prim
@@ -138,7 +139,7 @@ def _dropout(name: str, *functions) -> None:
     def call(a, p=0.5, training=True, inplace=False):
         if not training or p == 0.0:  # PyTorch gives back its argument
             _dropout_meta(a, p)
-            return a
+            return LTORCH["squeeze"](LTORCH["unsqueeze"](a, 0), 0) if name == "dropout3d" and len(a.shape) == 4 else a
         out = symbol(a, p, True)
         return overwrite(a, out, name) if inplace else out
 
@@ -199,6 +200,79 @@ def _(a, p=0.5, training=True):
 
 
 # ---------------------------------------------------------------------------------------------------------------- the state of a generator
+
+STATE_BYTES = torch.default_generator.get_state().numel()
+
+
+@torch_prim(name="manual_seed", fn=torch.random.manual_seed, tags=_TAGS)
+def seeded(seed):
+    return None
+
+
+@alias(torch.random.manual_seed)
+def manual_seed(seed):
+    """The default generators of all devices start again."""
+    seeded(seed)
+    return torch.default_generator
+
+
+def _state() -> TensorProxy:
+    return TensorProxy(shape=(STATE_BYTES,), device=default_device("cpu"), dtype=dtypes.uint8)
+
+
+@torch_prim(torch.get_rng_state, name="get_default_rng_state", tags=_TAGS)
+def get_default_rng_state():
+    return _state()
+
+
+@torch_prim(torch.set_rng_state, name="set_default_rng_state", tags=_TAGS)
+def set_default_rng_state(new_state):
+    return None
+
+
+@torch_prim(name="generator_manual_seed", fn=torch.Generator.manual_seed, tags=_TAGS)
+def _generator_seeded(generator, seed):
+    return None
+
+
+@alias(torch.Generator.manual_seed)
+def generator_manual_seed(generator, seed):
+    _generator_seeded(generator, seed)
+    return generator
+
+
+@torch_prim(name="generator_get_state", fn=torch.Generator.get_state, tags=_TAGS)
+def _generator_state(generator):
+    return _state()
+
+
+@alias(torch.Generator.get_state)
+def generator_get_state(generator):
+    if generator.device.type != "cpu":
+        raise CaptureError(f"the state of a generator of {generator.device} is read", location=user_location(), remedy="read it outside of the compiled function")
+    return _generator_state(generator)
+
+
+@torch_prim(name="generator_set_state", fn=torch.Generator.set_state, tags=_TAGS)
+def _generator_set(generator, new_state):
+    return None
+
+
+@alias(torch.Generator.set_state)
+def generator_set_state(generator, new_state):
+    _generator_set(generator, new_state)
+    return generator
+
+
+def _unknown_seed(function) -> None:
+    def refuse(*args, **kwargs):
+        raise CaptureError(f"{function.__name__}() gives a number that differs from call to call", location=user_location(), remedy="call it outside of the compiled function")
+
+    alias(function)(refuse)
+
+
+for _function in (torch.seed, torch.initial_seed, torch.Generator.seed, torch.Generator.initial_seed):
+    _unknown_seed(_function)
 
 
 def generator_of(device: torch.device, generator: torch.Generator | None = None) -> torch.Generator:

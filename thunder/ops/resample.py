@@ -11,6 +11,7 @@ from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops.define import composite, torch_prim
 from thunder.ops.dims import pair
+from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import MOVES, permute, reshape
 
 _RANKS = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "area": (1, 2, 3)}
@@ -66,12 +67,15 @@ def _(make):
     yield (make(2, 3, 5, 4), make(2, 6, 7, 2, low=-1.0, high=1.0)), {"align_corners": False}
 
 
-@torch_prim(F.affine_grid, autocast="lower")
+@torch_prim(F.affine_grid)
 def affine_grid(theta, size, align_corners=None):
     rank = len(size) - 2
     if theta.shape != (size[0], rank, rank + 1):
         raise ValueError(f"Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}. Got {list(theta.shape)}.")
     return like(theta, (size[0], *size[2:], rank))
+
+
+casts_inside(affine_grid)
 
 
 @affine_grid.samples

@@ -8,7 +8,8 @@ A rule is a generator over proxies: it yields its operation's result, is sent th
         g = yield y
         return (y * (g - sum(g * y, dim, True)),)
 
-A rule that returns NotImplemented before it yields leaves the operation to PyTorch's derivative.
+After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns NotImplemented before it yields leaves the operation to
+PyTorch's derivative.
 A rule is run once, with a placeholder for the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward).
 `get_grad` and `put_grads` are the same thing for rules written as plain functions.
 
@@ -91,7 +92,7 @@ def _run_generator(rule: Callable, line: BoundSymbol):
         gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
     else:
         raise MissingImplementationError(f"the derivative of {line.sym.qualified_name} yields more than once: it yields its result, and returns the gradients")
-    for argument, gradient in zip(line.args, gradients, strict=False):
+    for argument, gradient in zip((*line.args, line.kwargs), gradients, strict=False):
         _put(line, argument, gradient)
     return result
 
@@ -100,6 +101,9 @@ def _put(line: BoundSymbol, argument, gradient) -> None:
     if isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
         for a, g in zip(argument, gradient, strict=True):
             _put(line, a, g)
+    elif isinstance(argument, dict) and isinstance(gradient, dict):
+        for name, g in gradient.items():
+            _put(line, argument[name], g)
     elif isinstance(argument, TensorProxy) and isinstance(gradient, TensorProxy) and argument.requires_grad:
         put_grad(argument, gradient)
 
@@ -182,7 +186,7 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
             return found.grad_transform, False
         if found is not None or line.sym.executor is executor:
             break
-    if line.sym.grad_rule is None or (line.sym.torch_functions and _complex(line)):
+    if line.sym.grad_rule is None or (line.sym.torch_functions and (_complex(line) or _wants_by_keyword(line))):
         return None
     return line.sym.grad_rule, True
 
@@ -192,6 +196,11 @@ def _complex(line: BoundSymbol) -> bool:
     if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
         return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
+
+
+def _wants_by_keyword(line: BoundSymbol) -> bool:
+    """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
+    return bool(line.kwargs) and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(line.kwargs, []))
 
 
 def _by_parts(line: BoundSymbol) -> bool:
@@ -323,7 +332,7 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     linear = Linearization(trace.bound_symbols, executors)
     outputs = dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args))
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
-    recorder = Recorder(context.replace(autocast=None, grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
+    recorder = Recorder(context.replace(grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
     with recording(recorder):
         seeds = [(o, get_grad_symbol(o)) for o in outputs]
         grads = linear.backward(seeds, recorder)
@@ -367,8 +376,8 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
 def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder) -> None:
     """Writes lines of a backward to `recorder`, the current one, for the case that some cotangents are missing.
 
-    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum is its other term, and what reads some that are missing
-    and some that are not is given zeros for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
+    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum or difference is its other term, and what reads some that are missing
+    and some that are not is given zeros, or None, for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
     """
     zeros: dict = {}
     for line in lines:
@@ -378,8 +387,12 @@ def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table
         lost = [i for i in read if i in gone]
         if lost and len(lost) == len(read):
             gone.update(line.outputs)
-        elif lost and line.sym is LTORCH["add"] and _same_form(other := next(i for i in read if i not in gone), line.output):
-            table[line.output] = table.get(other, other)
+        elif lost and (term := _other_term(line, gone)) is not None:
+            table[line.output] = term = table.get(term, term)
+            if line.sym is LTORCH["sub"] and line.args[0] in gone:
+                table[line.output] = LTORCH["neg"](term)
+        elif lost and "takes_none" in line.sym.info:
+            recorder.bound_symbols.append(line.swap({**table, **dict.fromkeys(lost)}))
         else:
             for i in lost:
                 if i not in zeros:
@@ -387,8 +400,12 @@ def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table
             recorder.bound_symbols.append(line.swap({**table, **zeros} if lost else table))
 
 
-def _same_form(a: TensorProxy, b: TensorProxy) -> bool:
-    return a.shape == b.shape and a.dtype is b.dtype
+def _other_term(line: BoundSymbol, gone: set) -> TensorProxy | None:
+    """Of a sum or difference of two tensors with one missing: the other, where it is of the result's form."""
+    if line.sym not in (LTORCH["add"], LTORCH["sub"]) or line.kwargs or len(line.inputs) != 2:
+        return None
+    term = line.inputs[0] if line.inputs[1] in gone else line.inputs[1]
+    return term if term.shape == line.output.shape and term.dtype is line.output.dtype else None  # type: ignore[attr-defined]
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from thunder.core.codegen import Text
@@ -34,6 +35,10 @@ class Transform:
         Programs are read with the shapes and dtypes of the wrapped module's own parameters: a transform that replaces one by another form changes what reads it
         in `transform_traces_pre_prologue`.
         """
+
+    def while_reading(self) -> AbstractContextManager:
+        """At each compilation: a context manager that the program is read under, for modes of PyTorch's that change what it records."""
+        return nullcontext()
 
     def transform_traces_pre_prologue(self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, **kwargs) -> tuple:
         """At each compilation, before differentiation. Returns the three traces; the same object means no change.

@@ -58,7 +58,7 @@ class _Batch:
         recorder = self.recorder
         recorder.location = lambda: line.location
         if line.context is not None:
-            recorder.context = line.context.replace(autocast=None, grad_enabled=line.context.grad_enabled and self.grad)
+            recorder.context = line.context.replace(grad_enabled=line.context.grad_enabled and self.grad)
         random = OpTags.RANDOM_OP in line.sym.tags
         if random and self.randomness == "error":
             raise RuntimeError(

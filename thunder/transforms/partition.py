@@ -32,7 +32,8 @@ __all__ = [
 class ForwardBackward:
     """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that require grad.
+    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that
+    require grad.
     """
 
     __slots__ = ("forward", "backward", "outputs", "cotangents", "saved_tensors", "saved_others", "returned")
@@ -67,7 +68,7 @@ def partition(joint: Trace) -> ForwardBackward:
 
 def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
     """An argument that the forward writes to and the backward would read as it was before."""
-    targets = {b.args[0] for b in forward if b.sym is write_back}
+    targets = {b.args[0] for b in forward if b.sym is write_back or "rearranges" in b.sym.info}
     if not targets:
         return None
     shown = roots(forward, maybe=True)

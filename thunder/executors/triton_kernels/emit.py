@@ -113,7 +113,7 @@ class _Emitter:
     def _map(self):
         k = self.kernel
         block = min(1024, power_of_two(k.columns))
-        self.shape, self.origin = [block], "tl.zeros([1], tl.int32)"
+        self.shape = [block]
         self.masks["x"] = k.columns % block != 0
         count = -(-k.columns // block)
         partials = self._partials()
@@ -139,7 +139,7 @@ class _Emitter:
         columns = power_of_two(k.columns)
         across = any(not _along_memory(v) for v in k.reductions)
         rows = max(1, min(power_of_two(k.rows), 32 if across else 4096, (16384 if across else 4096) // columns))
-        self.shape, self.origin = [rows, columns], "tl.zeros([1, 1], tl.int32)"
+        self.shape = [rows, columns]
         self.masks |= {"r": k.rows % rows != 0, "c": columns != k.columns}
         count = -(-k.rows // rows)
         partials = self._partials()
@@ -160,7 +160,7 @@ class _Emitter:
         """Rows that do not fit: a pass for each level of reductions, then one for what is stored."""
         k = self.kernel
         columns = 4096
-        self.shape, self.origin = [1, columns], "tl.zeros([1, 1], tl.int32)"
+        self.shape = [1, columns]
         self.masks["c"] = k.columns % columns != 0
         self._rows_line(self._program(0), self.outer)
         for level in self._levels():
@@ -193,7 +193,7 @@ class _Emitter:
         k = self.kernel
         columns = min(128, power_of_two(k.columns))
         rows = min(2048 // columns, power_of_two(k.rows))
-        self.shape, self.origin = [rows, columns], "tl.zeros([1, 1], tl.int32)"
+        self.shape = [rows, columns]
         self.masks |= {"r": k.rows % rows != 0, "c": k.columns % columns != 0}
         partials = self._partials()
         accumulators = [self._accumulator(p) for p in partials]
@@ -234,13 +234,12 @@ class _Emitter:
 
     def _write(self, v: Value, place: Place, term: _Term) -> None:
         offset = self.index(join(place, self.strides[v]))
-        at = offset.text if offset.variables else f"{offset.text} + {self.origin}"
         variables = offset.variables | term.variables
         mask = self._mask(offset.variables, ())
         if self.interpreted and self.types[v].name == "bfloat16":
             term = self._emit(self._rounded(term.text, v.dtype), term.variables)
         target = self.inner if variables & self.looping else self.outer
-        target.append(f"tl.store({self._pointer(v)} + {_bracketed(at)}, {term.text}{f', mask={mask}' if mask else ''})")
+        target.append(f"tl.store({self._pointer(v)} + {_bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})")
 
     def _store_partials(self, partials: list[Value], accumulators: list[str]) -> None:
         k = self.kernel
@@ -340,7 +339,7 @@ class _Emitter:
             start, step = v.what
             at = self.index(place[0])
             whole = isinstance(start, int) and isinstance(step, int)
-            number = f"({at.text} + {self.origin}).to(tl.{'int64' if whole else 'float64'}) * {step} + {start}"
+            number = f"({at.text}).to(tl.{'int64' if whole else 'float64'}) * {step} + {start}"
             return self._cast_text(number, v.dtype, at.variables)
         if kind == "gather":
             return self._gathered(v, place, conditions)
@@ -437,16 +436,12 @@ class _Emitter:
         tests = [self._test(c) for c in conditions if not _always(c)]
         variables = offset.variables.union(*(t.variables for t in tests))
         mask = self._mask(variables, tests)
-        at = offset.text if offset.variables or not variables else f"{offset.text} + tl.zeros({self._block(variables)}, tl.int32)"
-        text = f"tl.load({self._pointer(v)} + {_bracketed(at)}{f', mask={mask}, other=0' if mask else ''})"
+        text = f"tl.load({self._pointer(v)} + {_bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''})"
         if v.dtype.category == FLOAT and v.dtype.bytes < 4:
             text += ".to(tl.float32)"
         if v.dtype.category == BOOL:
             text += ".to(tl.int1)"
         return self._emit(text, variables)
-
-    def _block(self, variables: frozenset) -> list[int]:
-        return [n if name in variables else 1 for n, name in zip(self.shape, "x" if len(self.shape) == 1 else "rc", strict=True)]
 
     def _mask(self, variables: frozenset, tests: Sequence[_Term]) -> str:
         return " & ".join([f"{n}_inside" for n in ("x", "r", "c") if n in variables and self.masks[n]] + [t.text for t in tests])
@@ -473,8 +468,10 @@ class _Emitter:
                 name, of_atom = atom.name, self.loaded[atom.name] if atom.loaded else frozenset(atom.name)
             variables |= of_atom
             texts.append(name if factor == 1 else f"{name} * {factor}")
-        if index.constant or not texts:
+        if index.constant:
             texts.append(str(index.constant))
+        if not variables:  # of a rank like all others
+            texts.append(self._emit(f"tl.zeros({[1] * len(self.shape)}, tl.int32)", _NONE).text)
         return _Term(" + ".join(texts), variables)
 
     def _emit(self, text: str, variables: frozenset) -> _Term:

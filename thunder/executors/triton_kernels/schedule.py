@@ -1,8 +1,8 @@
 """Which kernels compute a program, and what each of them stores.
 
-A kernel runs over a space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`; what is reduced over columns is on chip when the same row's elements are computed,
-so a normalization is one pass over memory (rows that do not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced over rows. Reductions over
-rows are split: each program adds up the rows it sees, a "partial" value that a later kernel reduces.
+A kernel runs over a space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`; what is reduced over columns is on chip when the same row's elements
+are computed, so a normalization is one pass over memory (rows that do not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced
+over rows. Reductions over rows are split: each program adds up the rows it sees, a "partial" value that a later kernel reduces.
 
 Everything between loads, reductions and stores is computed where it is needed, again if need be: it costs no pass over memory.
 """
