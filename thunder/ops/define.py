@@ -116,7 +116,7 @@ def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
     """Makes `function` the in-place form of a symbol on lists: each result overwrites the tensor at its place in the first argument."""
     if function is not None:
         _INPLACE[function] = symbol
-        symbol.info["inplace"] = function, lambda line: dict(enumerate(line.args[0]))
+        symbol.info["inplace"] = function, lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {}
 
 
 def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:

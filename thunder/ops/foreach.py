@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import torch
 
+from thunder.core.proxies import TensorProxy
 from thunder.ops.define import LTORCH, composite, register_list_inplace
 
 _UNARY = "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
-_BINARY = "add sub mul div clamp_min clamp_max maximum minimum pow lerp"
+_BINARY = "add sub mul div clamp_min clamp_max pow lerp"
 
 
 def _of(x, i: int):
@@ -17,7 +18,7 @@ def _of(x, i: int):
     return x[i] if isinstance(x, (tuple, list)) else x
 
 
-def _define(name: str, each: Callable, samples: Callable) -> None:
+def _define(name: str, each: Callable) -> None:
     function = getattr(torch, f"_foreach_{name}")
 
     def decomposition(tensors, *rest, **kwargs):
@@ -25,7 +26,7 @@ def _define(name: str, each: Callable, samples: Callable) -> None:
         return tuple(each(_of(tensors, i), *(_of(x, i) for x in rest), **{k: _of(v, i) for k, v in kwargs.items()}) for i in range(count))
 
     symbol = composite(function, name=f"_foreach_{name}")(decomposition)
-    symbol.samples(samples)
+    symbol.info["by_parts"] = True
     register_list_inplace(symbol, getattr(torch, f"_foreach_{name}_", None))
 
 
@@ -33,6 +34,15 @@ def _operation(name: str):
     def each(a, *rest, **kwargs):
         kwargs = {{"other": "b", "scalar": "b", "scalars": "b"}.get(k, k): v for k, v in kwargs.items()}
         return LTORCH[name](a, *rest, *([kwargs.pop("b")] if "b" in kwargs else ()), **kwargs)
+
+    return each
+
+
+def _extreme(name: str, of_number: str):
+    operations = _operation(name), _operation(of_number)
+
+    def each(a, b):
+        return operations[not isinstance(b, TensorProxy)](a, b)
 
     return each
 
@@ -48,38 +58,12 @@ def _norm(a, ord=2, dtype=None):
     return LTORCH["vector_norm"](a, ord, dtype=dtype)
 
 
-def _alone(name: str):
-    def samples(make):
-        yield ([x for x, *rest in LTORCH[name].sampler(make) if not rest][:2],)
-
-    return samples
-
-
-def _pairs(make):
-    yield [make(4, 3), make(3)], [make(4, 3, low=0.5), make(3, low=0.5)]
-    yield [make(4, 3, low=0.5), make(3, low=0.5)], 2.0
-    yield [make(4, 3, low=0.5), make(3, low=0.5)], [2.0, 3.0]
-
-
-def _weighted(make):
-    yield [make(4, 3), make(3)], [make(4, 3), make(3)], 0.3
-    yield [make(4, 3), make(3)], [make(4, 3), make(3)], [make(4, 3), make(3)]
-
-
-def _with_factors(make):
-    yield [make(4, 3), make(3)], [make(4, 3), make(3)], [make(4, 3, low=0.5), make(3, low=0.5)], 0.5
-    yield [make(4, 3), make(3)], [make(4, 3), make(3)], [make(4, 3, low=0.5), make(3, low=0.5)], [0.5, 2.0]
-
-
-def _norms(make):
-    yield ([make(4, 3), make(3)],)
-    yield [make(4, 3), make(3)], 1
-
-
 for _name in _UNARY.split():
-    _define(_name, _operation(_name), _alone(_name))
+    _define(_name, _operation(_name))
 for _name in _BINARY.split():
-    _define(_name, _operation(_name), _weighted if _name == "lerp" else _pairs)
+    _define(_name, _operation(_name))
 for _name in ("addcmul", "addcdiv"):
-    _define(_name, _with_value(_name), _with_factors)
-_define("norm", _norm, _norms)
+    _define(_name, _with_value(_name))
+_define("maximum", _extreme("maximum", "clamp_min"))
+_define("minimum", _extreme("minimum", "clamp_max"))
+_define("norm", _norm)

@@ -47,7 +47,8 @@ def _form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     original = line.subsymbols[0].sym
     if "inplace" in original.info:
         function, pairs = original.info["inplace"]
-        return function, pairs(line) if callable(pairs) else {o: line.args[a] for o, a in pairs.items()}
+        found = pairs(line) if callable(pairs) else {o: line.args[a] for o, a in pairs.items()}
+        return (function, found) if found else None
     # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
     function = None if original.tags & {OpTags.RANDOM_OP, OpTags.VIEW} else inplace_form(original)
     return (function, {0: line.args[0]}) if function is not None else None
