@@ -24,6 +24,7 @@ test: lint
 	$(RUN) -m pytest -n 2 tests
 
 test-all: test test-versions
+	$(RUN) benchmarks/op_coverage.py --processes 2
 	$(RUN) benchmarks/models.py
 
 lint: $(VENV)/.installed

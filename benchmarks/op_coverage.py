@@ -42,8 +42,10 @@ from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 
 import thunder
+from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.errors import CaptureError
 from thunder.ops import opaque
+from thunder.ops.torch_types import to_torch_dtype
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "complex64": torch.complex64, "bfloat16": torch.bfloat16}
 # their values are whatever was in memory
@@ -238,7 +240,7 @@ def _by_other_kernel(function, args: tuple, kwargs: dict, got, want) -> bool:
     program = program_of(function, args, {k: v for k, v in kwargs.items() if k != "out"})
     plain = leaves(outcome(program.run, program.tensors).result)
     pairs = list(zip(leaves(got), plain, leaves(want), strict=True))
-    return all(same_values(g, p.to(g.dtype)) and close_enough(g, w, None) for g, p, w in pairs)
+    return all(same_values(g, p.to(g.dtype)) and close_enough(g, w, w) for g, p, w in pairs)
 
 
 def words(error: Exception) -> list[str]:
@@ -349,10 +351,19 @@ def kind_of(symbol) -> str:
     return "decomposition" if symbol.decomposition is not None else "own rule"
 
 
-def _operations(compiled, report: Report) -> None:
-    entry = thunder.compile_stats(compiled).last_entry
-    if entry is not None:
-        report.support |= {line.sym.qualified_name: kind_of(line.sym) for line in entry.captured.computation.bound_symbols}
+def _computation(compiled):
+    return thunder.compile_stats(compiled).last_entry.captured.computation
+
+
+def _mistyped(compiled, result) -> str | None:
+    """How the types that the trace gives its outputs differ from what it computes: what comes after an operation is decided by them."""
+    tensors, proxies = [x for x in leaves(result) if isinstance(x, torch.Tensor)], proxies_in(_computation(compiled).output, [])
+    if len(tensors) != len(proxies):  # a result is an argument, or one result stands in two places
+        return None
+    for x, p in zip(tensors, proxies, strict=True):
+        if type(p) is TensorProxy and all(type(n) is int for n in p.shape) and (p.shape, to_torch_dtype(p.dtype)) != (x.shape, x.dtype):
+            return f"the trace says {to_torch_dtype(p.dtype)}{list(p.shape)} where the result is {x.dtype}{list(x.shape)}"
+    return None
 
 
 def check_forward(info, function, form: str, args: tuple, kwargs: dict, report: Report) -> tuple[str, str] | None:
@@ -373,9 +384,11 @@ def check_forward(info, function, form: str, args: tuple, kwargs: dict, report: 
         if judged is not None:
             return judged
         different = difference(want, got, info.name not in UNDEFINED)
+        different = different or _mistyped(compiled, got.result)
         if different is not None and not (form == "out" and different == _VALUES and _by_other_kernel(info.op, args, kwargs, got.result, want.result)):
             return "wrong", different + (" in the second call" if again else "")
-    _operations(compiled, report)
+    if form == "function":
+        report.support |= {line.sym.qualified_name: kind_of(line.sym) for line in _computation(compiled).bound_symbols}
     report.recompiled += thunder.cache_misses(compiled) > 1
     return "equal", ""
 

@@ -186,7 +186,6 @@ SAMPLES = 8  # of each module; some have hundreds
 # some of their samples are programs that cannot be captured, and why
 REFUSED = {
     "nn.TransformerEncoder": "looks at the values of a mask to see whether it is causal, unless it is told", "nn.Transformer": "as TransformerEncoder",
-    **{f"nn.BatchNorm{rank}d": "without momentum the number of batches is read from a tensor" for rank in (1, 2, 3)},
 }  # fmt: skip
 
 
@@ -227,3 +226,44 @@ def test_every_class_is_tried():
     inside = {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict", "Sequential"}
     classes = {c for c in vars(nn).values() if inspect.isclass(c) and issubclass(c, nn.Module)}
     assert {c.__name__ for c in classes - made} <= WITHOUT.keys() | inside
+
+
+def test_the_number_of_batches_is_read_at_each_call():
+    eager, ours = nn.BatchNorm1d(3, momentum=None), nn.BatchNorm1d(3, momentum=None)
+    compiled = thunder.jit(ours)
+    for _ in range(4):
+        x = torch.randn(5, 3)
+        torch.testing.assert_close(compiled(x), eager(x), rtol=0, atol=0)
+    torch.testing.assert_close(list(ours.buffers()), list(eager.buffers()), rtol=0, atol=0)
+    assert thunder.cache_misses(compiled) == 1
+
+
+def test_lengths_of_packed_sequences_are_read_at_each_call():
+    torch.manual_seed(0)
+    net = nn.LSTM(4, 6)
+    compiled = thunder.jit(net)
+    for lengths in ([4, 3, 1], [4, 2, 2], [4, 4]):
+        given = nn.utils.rnn.pack_padded_sequence(torch.randn(4, len(lengths), 4), torch.tensor(lengths))
+        torch.testing.assert_close(tensors(compiled(given)), tensors(net(given)), rtol=0, atol=0)
+
+
+EVALUATED = {
+    "TransformerEncoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), lambda: [torch.randn(2, 3, 8)]),
+    "TransformerEncoder of padded rows": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False),
+        lambda: [torch.randn(2, 3, 8), None, torch.tensor([[False, False, True], [False, True, True]])],
+    ),
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), lambda: [torch.randn(2, 3, 8)] * 3),
+    "MultiheadAttention without weights": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), lambda: [*[torch.randn(2, 3, 8)] * 3, None, False]),
+}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_the_quick_ways_of_evaluation_without_grad(name):
+    """PyTorch takes kernels of their own for these."""
+    make_module, make_arguments = EVALUATED[name]
+    torch.manual_seed(0)
+    module, given = make_module().eval(), make_arguments()
+    with torch.no_grad():
+        want, got = tensors(module(*given)), tensors(thunder.jit(module)(*given))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)

@@ -798,6 +798,29 @@ def test_what_is_not_captured_is_said():
         compiled(data(0, 5, 3))
 
 
+@pytest.mark.parametrize("optimizer, works_once", [(torch.optim.RAdam, True), (torch.optim.LBFGS, False)])
+def test_optimizers_that_decide_by_values(optimizer, works_once):
+    module = perceptron()
+    o = optimizer(module.parameters())
+
+    def step(x):
+        def closure():
+            o.zero_grad()
+            loss = module(x).square().sum()
+            loss.backward()
+            return loss
+
+        o.step(closure)
+
+    compiled = thunder.jit(step)
+    if works_once:  # the first step's number is known
+        compiled(data(0, 5, 3))
+    before = copy.deepcopy(state_of([o]))
+    with pytest.raises(CaptureError, match="known only when the program runs"):
+        compiled(data(1, 5, 3))
+    assert_same(state_of([o]), before)
+
+
 def test_tensors_that_become_one():
     def step(a, b, x):
         (a * x + b).sum().backward()

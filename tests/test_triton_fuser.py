@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import thunder
-from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.triton_fuser import TritonFuser, triton_fuser
+from thunder.executors.triton_kernels import emit, launch, schedule
 from thunder.ops import LTORCH
 
 from .ops.harness import samples_of, tensors_in, torch_function
@@ -175,3 +176,207 @@ def test_random_regions_are_as_exact_as_in_float32(steps, rows, columns, seed, k
     unit = max(torch.finfo(kind).eps for kind in kinds)
     for g, e, x in zip(got, eager, run(steps, [x.double() for x in inputs]), strict=True):
         check_close(g, e, x, unit)
+
+
+# ---------------------------------------------------------------------------------------------------------------- programs and their kernels
+
+
+def rope(x, cos, sin):
+    half = x.size(-1) // 2
+    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return ((x * cos) + (rotated * sin)).to(dtype=x.dtype)
+
+
+def rms_norm(x, weight):
+    y = x.float()
+    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return y.to(x.dtype) * weight
+
+
+def geglu_chain(x, b):
+    return F.gelu(x + b) * torch.sigmoid(x) + F.layer_norm(x, (x.shape[-1],))
+
+
+def cross_entropy(logits, labels):
+    return F.cross_entropy(logits, labels, reduction="mean", ignore_index=-1)
+
+
+def tensor(*shape, dtype=torch.float32, grad=True, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(DEVICE, dtype).requires_grad_(grad)
+
+
+LABELS = torch.tensor([3, -1, 0, 49, 7, 7] * 12, device=DEVICE)
+PROGRAMS = {  # program, inputs, kernels of the forward, of the backward
+    "rope": (rope, lambda: (tensor(2, 3, 9, 16, dtype=torch.bfloat16), tensor(9, 16, grad=False), tensor(9, 16, grad=False)), 1, 1),
+    "rms_norm": (rms_norm, lambda: (tensor(2, 50, 40, dtype=torch.bfloat16), tensor(40, dtype=torch.bfloat16)), 1, 2),
+    "F.rms_norm": (lambda x, w: F.rms_norm(x, (40,), w) + x, lambda: (tensor(100, 40), tensor(40)), 1, 2),
+    "layer_norm": (lambda x, w, b: F.silu(F.layer_norm(x, (40,), w, b)), lambda: (tensor(100, 40), tensor(40), tensor(40, seed=1)), 1, 2),
+    "geglu_chain": (geglu_chain, lambda: (tensor(90, 33), tensor(33)), 1, 2),
+    "cross_entropy": (cross_entropy, lambda: (tensor(72, 50), LABELS), 2, 1),
+    "softmax": (lambda x: torch.softmax(x * 0.3, -1), lambda: (tensor(4, 5, 33),), 1, 1),
+    "swiglu": (lambda a, b: F.silu(a) * b, lambda: (tensor(30, 33), tensor(30, 33, seed=1)), 1, 1),
+    "residual": (lambda x, y, w: rms_norm(x + y, w) + x, lambda: (tensor(70, 40), tensor(70, 40, seed=1), tensor(40)), 1, 2),
+    "sum": (lambda x: (x * x).sum(), lambda: (tensor(90, 300),), 2, 1),
+    "columns": (lambda x: (x * x).amax(0) + x.sum(0), lambda: (tensor(300, 150, grad=False),), 2, None),
+    "long outer": (lambda x, b: torch.tanh(x * b), lambda: (tensor(150, 300), tensor(300)), 1, 2),
+    "transposed": (lambda x, b: F.gelu(x.transpose(1, 2) * 2) + b, lambda: (tensor(2, 5, 6, 7), tensor(7)), 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["", "long"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_of_a_program(name, long, monkeypatch):
+    """As many kernels as there have to be, nothing beside them, and gradients as exact as eager's. long: as if rows did not fit on the chip."""
+    if long:
+        monkeypatch.setattr(schedule, "ON_CHIP", 16)
+        monkeypatch.setattr(emit, "PASS", 16)
+    program, make_inputs, forward, backward = PROGRAMS[name]
+    inputs = make_inputs()
+    leaves = [x for x in inputs if x.requires_grad]
+    fuser = TritonFuser("counted")
+    compiled = thunder.jit(program, executors=[fuser])
+    eager, got = program(*inputs), compiled(*inputs)
+    doubled = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in inputs]
+    exact = program(*doubled)
+    unit = max(torch.finfo(x.dtype).eps for x in inputs if x.is_floating_point())
+    check_close(got, eager, exact, unit)
+    assert [f.kernels for f in fusions(compiled)] == [forward] or long
+    assert not others(compiled)
+    if leaves:
+        cotangent = torch.randn(eager.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, eager.dtype)
+        gradients = zip(
+            torch.autograd.grad(got, leaves, cotangent), torch.autograd.grad(eager, leaves, cotangent),
+            torch.autograd.grad(exact, [x for x in doubled if x.requires_grad], cotangent.double()), strict=True,
+        )  # fmt: skip
+        for g, e, x in gradients:
+            check_close(g, e, x, unit)
+        assert [f.kernels for f in fusions(compiled, backward=True)] == [backward] or long
+        assert not others(compiled, backward=True)
+
+
+def test_a_cross_entropy_saves_numbers_of_rows():
+    logits = tensor(72, 50)
+    compiled = thunder.jit(cross_entropy, executors=[TritonFuser("saving")])
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        saved = []
+        compiled(logits, LABELS)
+    assert sum(t.numel() for t in saved if t.data_ptr() != logits.data_ptr() and t.data_ptr() != LABELS.data_ptr()) <= 2 * 72 + 1
+
+
+def test_a_row_without_numbers_is_not_a_number(monkeypatch):
+    monkeypatch.setattr(schedule, "ON_CHIP", 16)
+    monkeypatch.setattr(emit, "PASS", 16)
+    x = tensor(4, 50, grad=False)
+    x[0], x[1, 5], x[2, 7], x[3, :20] = float("-inf"), float("inf"), float("nan"), float("-inf")
+    for program in (lambda x: torch.softmax(x + 0, -1), lambda x: torch.log_softmax(x + 0, -1), lambda x: (x + 0).amax(-1), lambda x: (x + 0).amin(-1)):
+        torch.testing.assert_close(thunder.jit(program, executors=[triton_fuser])(x), program(x), equal_nan=True)
+
+
+def test_equal_layers_are_compiled_once_and_strides_decide_kernels():
+    fuser = TritonFuser("once")
+
+    def program(x):
+        for _ in range(3):
+            x = torch.tanh(x @ x * 0.1) + 1
+        return x
+
+    x = tensor(8, 8, grad=False)
+    compiled = thunder.jit(program, executors=[fuser])
+    torch.testing.assert_close(compiled(x), program(x))
+    assert fuser.compilations == 1 and len(fusions(compiled)) == 3 and len(set(fusions(compiled))) == 1
+    pointwise = thunder.jit(lambda x: torch.tanh(x) * x, executors=[fuser])
+    for layout in (x, x.t(), x[:, ::2], x[::2], x.expand(2, 8, 8)):
+        got, eager = pointwise(layout), torch.tanh(layout) * layout
+        torch.testing.assert_close(got, eager)
+        assert got.stride() == eager.stride()
+
+
+def test_a_single_operation_and_what_is_empty_stay_with_pytorch():
+    for program, x in ((torch.tanh, tensor(4, 4)), (lambda x: torch.tanh(x) * x, torch.zeros(0, 4)), (lambda x: x.t().reshape(-1), tensor(4, 4))):
+        compiled = thunder.jit(program, executors=[triton_fuser])
+        assert torch.equal(compiled(x), program(x)) and not fusions(compiled)
+
+
+def test_integers_and_bools_are_exact():
+    a, b = torch.arange(-8, 8, device=DEVICE), torch.arange(16, device=DEVICE, dtype=torch.int32)
+
+    def program(a, b):
+        low, both = torch.minimum(a, b), (a > 2) & (b != 5)
+        return low * b + a, both, torch.where(both, a, -a).sum(), (a - b).to(torch.int8), a.to(torch.float32) * 0.5, both.logical_not() | (a == 0)
+
+    got = thunder.jit(program, executors=[triton_fuser])(a, b)
+    for g, e in zip(got, program(a, b), strict=True):
+        assert g.dtype == e.dtype and torch.equal(g, e)
+
+
+def test_a_negative_of_memory_is_read_as_what_it_is():
+    x = torch.randn(6, dtype=torch.complex64).conj().imag.to(DEVICE) if DEVICE == "cpu" else torch.randn(6, dtype=torch.complex64, device=DEVICE).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[triton_fuser])(x), torch.tanh(x) * x + 1)
+
+
+def test_a_target_out_of_range_gives_no_number():
+    labels = torch.tensor([0, 5, 2], device=DEVICE)
+    loss = thunder.jit(lambda x, t: F.cross_entropy(x * 2, t, reduction="none"), executors=[triton_fuser])(tensor(3, 4, grad=False), labels)
+    assert loss.isnan().tolist() == [False, True, False]
+
+
+def test_a_region_that_is_too_large_is_left(monkeypatch):
+    monkeypatch.setattr(schedule, "LIMIT", 3)
+    compiled = thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[TritonFuser("short")])
+    x = tensor(5)
+    assert torch.equal(compiled(x), torch.tanh(x) * x + 1) and not fusions(compiled)
+
+
+def test_the_kernel_is_one_attribute_away():
+    compiled = thunder.jit(lambda x: torch.softmax(x * 2, -1), executors=[TritonFuser("read")])
+    compiled(tensor(4, 8, grad=False))
+    trace = thunder.last_traces(compiled)[-1]
+    assert "[t1] = TritonFusion0(x)" in str(trace)
+    ((name, function),) = thunder.examine.get_fusions(trace)
+    assert name == "TritonFusion0"
+    assert function.source == ROWS
+
+
+ROWS = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows0(in0, buffer1):
+    c = tl.arange(0, 8)[None, :]
+    r = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]
+    v1 = tl.load(in0 + (r * 8 + c))
+    v2 = v1 * 2.0
+    v3 = tl.where(tl.max((v2 != v2).to(tl.int32), 1) > 0, float("nan"), tl.max(v2, 1))[:, None]
+    v4 = v2 - v3
+    v5 = tl.exp(v4)
+    v6 = tl.sum(v5, 1)[:, None]
+    v7 = v5 / v6
+    tl.store(buffer1 + (r * 8 + c), v7)
+"""
+
+
+def test_a_prepared_launch_passes_addresses_to_compiled_kernels(monkeypatch):
+    """What runs on a GPU after the first call, with a stand-in for what Triton compiled."""
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "current_stream", lambda index: 7)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    compiled = thunder.jit(lambda x, y: torch.tanh(x) * y, executors=[TritonFuser("prepared")])
+    x, y = tensor(64, grad=False), tensor(64, grad=False, seed=1)
+    compiled(x, y)
+    (region,) = fusions(compiled)
+    calls = []
+
+    class Kernel:
+        function, packed_metadata = "function", "metadata"
+
+        def run(self, *args):
+            calls.append(args)
+
+    monkeypatch.setattr(launch._Variant, "launch", property(lambda variant: lambda *tensors: ("general", [])))
+    run = launch._Variant(region, (x.stride(), y.stride())).prepared([Kernel()])
+    (out,) = run(x, y)
+    assert calls == [(1, 1, 1, 7, "function", "metadata", None, None, None, x.data_ptr(), y.data_ptr(), out.data_ptr())]
+    assert run(torch.empty(65)[1:], y) == "general" and len(calls) == 1, "kernels compiled for aligned tensors are not given others"

@@ -1,10 +1,15 @@
 """Sizes and numbers that data decides. Each program is compared with itself in eager, for data that selects nothing, one element, some, and all; compiled once."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
+from expecttest import assert_expected_inline
 
 import thunder
+from thunder.errors import CaptureError
+from thunder.extend import FusionExecutor, deregister_executor, register_executor
 
 ROWS = 6
 
@@ -82,6 +87,23 @@ def scattered(x):
     out = torch.zeros(ROWS, 4)
     out[rows(x)] = x[rows(x)] * 2
     return out
+
+
+def written_through_masks(x):
+    y = x.clone()
+    y[rows(x)] += 1
+    y[x > 0.5] *= 2
+    y[rows(x).nonzero()[:, 0], 1] = 7.0
+    return y
+
+
+def written_through_slices(x):
+    y, n = x.clone(), rows(x).sum().item()
+    y[:n] = 0
+    y[n:].add_(1)
+    y[:n] += 3
+    y[:, 0][:n] += 2
+    return y
 
 
 def conditions(x):
@@ -162,6 +184,8 @@ PROGRAMS = {
     "einsum": lambda x: torch.einsum("ij,kj->ik", x[rows(x)], x),
     "written in place": lambda x: x[rows(x)].mul_(2).add_(x[rows(x)]),
     "view written in place": lambda x: (lambda y: (y[:, 0].zero_(), y)[1])(x[rows(x)]),
+    "written through masks and places": written_through_masks,
+    "written through slices at numbers": written_through_slices,
     "dropout in eval": lambda x: F.dropout(x[rows(x)], 0.5, False),
     "opaque operation": lambda x: torch.fft.fft(x[rows(x)], dim=1).real,
     "opaque operation that changes the size": lambda x: torch.nn.functional.unfold(x[None, None, rows(x)], (1, 2)) if False else torch.combinations(torch.arange(3)),
@@ -277,3 +301,279 @@ def test_gradients_equal_eagers(name):
             if e is not None:
                 torch.testing.assert_close(g, e, rtol=1e-6, atol=1e-6, equal_nan=True)
     assert thunder.cache_misses(compiled) == 1
+
+
+def test_a_backward_that_is_differentiated():
+    w = torch.linspace(-1, 1, 12).reshape(4, 3)
+
+    def second(function, x):
+        x, w_ = x.clone().requires_grad_(), w.clone().requires_grad_()
+        (first,) = torch.autograd.grad(function(x, w_), w_, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), (x, w_))
+
+    for name in ("rows", "masked_select", "two counts", "size in the derivative", "repeat_interleave", "experts"):
+        compiled = thunder.jit(DIFFERENTIATED[name])
+        for x in DATA:
+            torch.testing.assert_close(second(compiled, x), second(DIFFERENTIATED[name], x), rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_beside_differentiated_results():
+    def program(x, w):
+        y = x[rows(x)] @ w
+        return y, y.shape, y.shape[0] + 1, {"largest": x.detach().max().item()}
+
+    compiled = thunder.jit(program)
+    for x in DATA:
+        w = torch.ones(4, 3, requires_grad=True)
+        got, want = compiled(x, w), program(x, w)
+        assert_same(got[:3], want[:3])
+        assert got[3] == want[3]
+        assert torch.equal(*(torch.autograd.grad(result[0].sum(), w)[0] for result in (got, want)))
+    assert thunder.cache_misses(compiled) == 1
+
+
+def test_transforms_inside_programs():
+    w = torch.linspace(-1, 1, 12).reshape(4, 3)
+    loss = DIFFERENTIATED["size in the derivative"]
+    for program in (
+        lambda x: torch.func.grad(loss, 1)(x, w),
+        lambda x: torch.func.grad(lambda w: torch.func.grad(loss, 1)(x, w).pow(2).sum())(w),
+        lambda x: torch.func.jvp(lambda w: DIFFERENTIATED["rows"](x, w), (w,), (torch.ones_like(w),)),
+    ):
+        compiled = thunder.jit(program)
+        for x in DATA:
+            torch.testing.assert_close(compiled(x), program(x), rtol=1e-4, atol=1e-4)
+        assert thunder.cache_misses(compiled) == 1
+
+
+@pytest.mark.parametrize("inner", [lambda x: x[x > 0], lambda x: x * x.max().item()], ids=["mask", "item"])
+def test_vmap_refuses_as_pytorch_does(inner):
+    with pytest.raises(RuntimeError) as eager:
+        torch.vmap(inner)(DATA[0])
+    with pytest.raises(RuntimeError) as ours:
+        thunder.jit(lambda x: torch.vmap(inner)(x))(DATA[0])
+    assert str(ours.value).split()[:8] == str(eager.value).split()[:8]
+
+
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Linear(8, 4)
+        self.experts = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)) for _ in range(4))
+
+    def forward(self, x):
+        tokens = x.view(-1, 8)
+        weights, chosen = self.gate(tokens).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(tokens)
+        for i, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == i)
+            out.index_add_(0, token, expert(tokens[token]) * weights[token, place, None])
+        return out.view(x.shape)
+
+
+def test_experts_train_as_in_eager():
+    torch.manual_seed(0)
+    model, reference = Experts(), Experts()
+    reference.load_state_dict(model.state_dict())
+    compiled = thunder.jit(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.5) for m in (model, reference)]
+    for step in range(6):
+        x = torch.randn(2, 3 if step < 5 else 1, 8, generator=torch.Generator().manual_seed(step))
+        losses = []
+        for m, optimizer in zip((compiled, reference), optimizers):
+            optimizer.zero_grad()
+            losses.append((m(x) - x.flip(0)).pow(2).mean())
+            losses[-1].backward()
+            optimizer.step()
+        torch.testing.assert_close(losses[0], losses[1])
+    for a, b in zip(model.parameters(), reference.parameters()):
+        torch.testing.assert_close(a, b)
+    assert thunder.cache_misses(compiled) == 2  # one for each shape of the input
+
+
+@pytest.mark.parametrize("kind", [torch.nn.GRU, torch.nn.LSTM, torch.nn.RNN])
+def test_recurrent_networks_on_packed_sequences(kind):
+    torch.manual_seed(0)
+    network = kind(4, 5, batch_first=True, bidirectional=True)
+
+    def program(x):
+        lengths = rows(x).view(3, 2).sum(1) + 1
+        packed = torch.nn.utils.rnn.pack_padded_sequence(x.view(3, 2, 4).repeat(1, 2, 1), lengths, batch_first=True, enforce_sorted=False)
+        return torch.nn.utils.rnn.pad_packed_sequence(network(packed)[0], batch_first=True)
+
+    def gradients_of(function, x):
+        x = x.clone().requires_grad_()
+        out, lengths = function(x)
+        return out, lengths, *torch.autograd.grad(out.sum(), (x, *network.parameters()))
+
+    compiled = thunder.jit(program)
+    for x in DATA:
+        for got, want in zip(gradients_of(compiled, x), gradients_of(program, x), strict=True):
+            torch.testing.assert_close(got, want)
+    assert thunder.cache_misses(compiled) == 1
+
+
+@pytest.mark.parametrize("name", ["rows", "broadcast against another count", "item as the end of a slice", "size returned", "stacked, joined", "reshaped"])
+def test_beside_symbolic_sizes(name):
+    program = PROGRAMS[name]
+    compiled = thunder.jit(program, cache="symbolic values")
+    for x in [*DATA, torch.cat([DATA[0], DATA[2]]), torch.cat(DATA)]:
+        assert_same(outcome(compiled, x), outcome(program, x))
+    assert thunder.cache_misses(compiled) < 4
+
+
+def test_under_autocast():
+    def program(x, w):
+        return F.linear(x[rows(x)], w).softmax(0)
+
+    compiled = thunder.jit(program)
+    for x in DATA:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert_same(compiled(x, torch.ones(3, 4)), program(x, torch.ones(3, 4)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- traces
+
+
+def test_sizes_are_printed_by_name():
+    def program(x):
+        y = x[x > 0]
+        return y.reshape(y.shape[0] * 1, 1) + y.sum()
+
+    compiled = thunder.jit(program)
+    compiled(DATA[0])
+    text = thunder.last_traces(compiled)[-1].python(print_depth=1, include_decorators=False)
+    assert_expected_inline(
+        text.partition("import torch\n\n")[2],
+        """\
+def computation(x):
+  # x: "cpu f32[6, 4]"
+  t0 = torch.gt(x, 0)  # t0: "cpu b8[6, 4]"
+  y = Tensor.__getitem__(x, t0)  # y: "cpu f32[u0]"
+  del x, t0
+  u0 = size(y, 0)
+  t2 = torch.reshape(y, (u0, 1))  # t2: "cpu f32[u0, 1]"
+  del u0
+  t3 = torch.sum(y)  # t3: "cpu f32[]"
+  del y
+  t4 = torch.add(t2, t3)  # t4: "cpu f32[u0, 1]"
+  del t2, t3
+  return t4""",
+    )
+
+
+def test_examples_are_checked_when_the_program_runs():
+    compiled = thunder.jit(lambda x: x[x[:, 0].argmax().item()])
+    compiled(DATA[0])
+    text = thunder.last_traces(compiled)[-1].python(print_depth=1)
+    assert "check_sizes(t2, (4,), 'getitem')" in text
+
+
+def test_a_size_that_was_not_foreseen_is_an_error():
+    """An operation whose author told thunder less than it does: what comes out is looked at."""
+
+    five = thunder.opaque(lambda x: x[:5].clone(), meta=lambda x: torch.empty(5 if x.shape[0] >= 0 and x.shape[0] != 4 else 5, 4), name="five")
+    compiled = thunder.jit(lambda x: five(x[rows(x)]) * 2)
+    assert torch.equal(compiled(data(0, 1.0)), data(0, 1.0)[:5] * 2)
+    with pytest.raises(RuntimeError, match=r"the result of five has the shape \[3, 4\], where the compiled program was made for \[5, 4\]"):
+        compiled(DATA[0])
+
+
+def test_sizes_that_data_decides_are_not_fused():
+    taken = []
+
+    class Joining(FusionExecutor):
+        def fuse(self, region, counter):
+            taken.append([line.sym.name for line in region.lines])
+            return None
+
+    executor = Joining("joining_sizes")
+    register_executor(executor)
+    for name in ("ltorch.add", "ltorch.mul", "ltorch.exp"):
+        executor.register_supported(name)
+    try:
+        compiled = thunder.jit(lambda x: ((x * 2).exp(), (x[x > 0] * 2).exp() + 1), executors=[executor])
+        compiled(DATA[0])
+    finally:
+        deregister_executor(executor)
+    assert taken == [["mul", "exp"]]
+
+
+# ---------------------------------------------------------------------------------------------------------------- what is refused, and what is checked
+
+REFUSED = {
+    "a branch on a size": (lambda x: x if x[rows(x)].shape[0] == 0 else -x, "whether u0 == 0 is known only when the program runs (u0 is dimension 0 of a result of getitem)"),
+    "a branch on a number": (lambda x: x if x.max().item() > 0.5 else -x, "whether v0 > 0.5 is known"),
+    "a branch on a tensor": (lambda x: x if x.sum() > 0 else -x, "the truth of a tensor is needed"),
+    "a loop over what is selected": (lambda x: [row.sum() for row in x[rows(x)]], "the value of u0"),
+    "a range": (lambda x: sum(x[i].sum() for i in range(rows(x).sum().item())), "the value of u0"),
+    "a text": (lambda x: f"{x[rows(x)].shape[0]} rows", "the value of u0"),
+    "a dimension that may go": (lambda x: x[rows(x)].squeeze(), "whether u0 == 1"),
+    "a condition returned": (lambda x: (x, x[rows(x)].shape[0] > 3), "whether u0 > 3 leaves the compiled function"),
+    "parts as many as a size": (lambda x: x[rows(x)].split(2), "u0"),
+    "the sign of an exponent": (lambda x: x * 2 ** rows(x).sum().item(), "the sign of the exponent"),
+    "a list as long as a size": (lambda x: x[rows(x)].tolist(), ".tolist() asks for the values of a tensor that is large, or as large as data decides"),
+    "memory written and read at places that data decides": (lambda x: (lambda y, n: y[n:].copy_(y[: ROWS - n]))(x.clone(), rows(x).sum().item()), "at places that data decides"),
+    "an element of a list": (lambda x: [1, 2, 3][rows(x).sum().item()], "the value of u0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_program_decides_by_data_is_refused(name):
+    program, words = REFUSED[name]
+    with pytest.raises(CaptureError) as raised:
+        thunder.jit(program)(DATA[0])
+    assert words in raised.value.reason and raised.value.remedy
+    assert raised.value.location[0] == __file__ and "lambda x" in raised.value.location[3]
+
+
+def test_checks_run_with_the_program():
+    def program(x):
+        n = x[rows(x)].shape[0]
+        torch._check(n > 1, lambda: f"more than {1} row is needed")
+        return x.sum() if n != 1 and n >= 2 else x
+
+    compiled = thunder.jit(program)
+    for x in DATA:
+        assert_same(outcome(compiled, x), outcome(program, x))
+    assert thunder.cache_misses(compiled) == 1
+    with pytest.raises(RuntimeError, match="more than 1 row is needed"):
+        compiled(DATA[1])
+
+
+def test_conditions_that_are_checked_decide():
+    def program(x, y):
+        a, b = x[x > 0], y[y > 0]
+        torch._check(a.shape[0] == b.shape[0])
+        return (a * b + b) if a.shape[0] == b.shape[0] else a
+
+    compiled = thunder.jit(program)
+    for x in DATA:
+        assert_same(compiled(x, x * 2), program(x, x * 2))
+    with pytest.raises(RuntimeError, match="Expected"):
+        compiled(DATA[0], DATA[1])
+
+
+def test_symbolic_functions():
+    def program(x):
+        n = x[rows(x)].shape[0]
+        return x * torch.sym_max(n, 2), torch.sym_min(n, 2), torch.sym_float(n) / 2, torch.sym_int(n), math.ceil(n / 2), sum([n, n]), max(n, 0), min(n, 2, 7)
+
+    compiled = thunder.jit(program)
+    for x in DATA:
+        assert_same(compiled(x), program(x))
+    assert thunder.cache_misses(compiled) == 1
+
+
+def test_a_negative_number_is_no_size():
+    compiled = thunder.jit(lambda x: torch.zeros(int(x.sum())))
+    assert compiled(torch.ones(3)).shape == (3,)
+    with pytest.raises(RuntimeError, match="Trying to create tensor with negative dimension"):
+        compiled(-torch.ones(3))
+
+
+def test_errors_of_the_run_are_pytorchs():
+    for program in (lambda x: x[rows(x)] + torch.ones(2, 4), lambda x: torch.stack([x[rows(x)], x[:3]]), lambda x: x[rows(x)].view(-1, 8), lambda x: x.t() @ x[rows(x)]):
+        compiled = thunder.jit(program)
+        for x in DATA:
+            assert_same(outcome(compiled, x), outcome(program, x))

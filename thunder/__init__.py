@@ -20,8 +20,9 @@ _FROM = {
     "thunder.extend.opaque": ("opaque",),
     "thunder.extend.debugging": ("debug_print",),
     "thunder.tracing": ("trace",),
+    "thunder.verification": ("verify",),
     "thunder.module": ("ThunderModule",),
-    "thunder.options": ("DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS"),
+    "thunder.options": ("DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS"),
     "thunder.inspection": (
         "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces", "last_epilogue_traces", "cache_option", "cache_hits",
         "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log", "print_last_interpreter_log", "last_compile_options",

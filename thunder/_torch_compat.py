@@ -6,6 +6,7 @@ Tried on torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import logging
 
 import torch
 from torch.utils._device import DeviceContext
@@ -14,7 +15,7 @@ __all__ = [
     "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
-    "functorch_implementations", "children_of", "fake_mode_of_sizes",
+    "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -223,8 +224,19 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
 
 
 def fake_mode_of_sizes():
-    """A FakeTensorMode in which sizes that data decides are symbols. Without it such operations are refused."""
+    """A FakeTensorMode in which sizes that data decides are symbols; it has no kernel run on zeros, whose sizes mean nothing. Without it such operations are refused."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True))
+    return FakeTensorMode(allow_fallback_kernels=False, shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True))
+
+
+@contextlib.contextmanager
+def quiet_fake_tensors():
+    """PyTorch writes a traceback to its log where an operation refuses fake tensors. Here that is an answer; without this it is noise."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

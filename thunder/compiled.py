@@ -28,7 +28,9 @@ from thunder.frontend import Captured, capture
 from thunder.options import (
     CACHE_OPTIONS,
     MAX_ENTRIES,
+    NUMERICS_OPTIONS,
     RECOMPILE_WARNING_LIMIT,
+    RNG_OPTIONS,
     SHARP_EDGES_OPTIONS,
     DebugOptions,
     JitOptions,
@@ -36,6 +38,8 @@ from thunder.options import (
     check_langctx,
     check_memory_budget,
     resolve_cache_option,
+    resolve_numerics,
+    resolve_rng,
     resolve_sharp_edges,
 )  # fmt: skip
 from thunder.pipeline import gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
@@ -206,6 +210,18 @@ class Compiled:
         finally:
             stats.times["computation execution"] = (start, clock())
 
+    def entry_for(self, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple]:
+        """The program that a call would run, compiled where there is none, and the inputs of its computation. Nothing runs."""
+        modes = compat.modes_key()
+        with self._lock:
+            for entry in self._entries.get(modes, ()):
+                inputs = entry.prologue_fn(self.fn, args, kwargs)
+                if type(inputs) is tuple:
+                    return entry, inputs
+            entry = self._compile(modes, args, kwargs)
+            self._remember(modes, entry)
+            return entry, entry.prologue_fn(self.fn, args, kwargs)
+
     def _compile(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
         changing = self._changing()
         numbers = any(changing.values())
@@ -371,7 +387,7 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
     run = connected(
         _in_modes(program(forward[-1]), modes), program(backward[-1]), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
         make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
-        make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation),
+        make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options),
     )  # fmt: skip
     return forward, backward, run
 
@@ -412,6 +428,8 @@ def jit(
     cache: CACHE_OPTIONS | str | None = None,
     disable_torch_autograd: bool = False,
     transforms: Sequence | None = None,
+    numerics: NUMERICS_OPTIONS | str | None = None,
+    rng: RNG_OPTIONS | str | None = None,
     debug_options: DebugOptions | None = None,
     record_history: bool = False,
     **compile_options: Any,
@@ -420,8 +438,9 @@ def jit(
 
     executors: executors or their names, in the order they are asked; None means the default ones. sharp_edges: "allow", "warn" or "error".
     cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are constants but for int arguments that change from
-    call to call. disable_torch_autograd: results never require grad. transforms: applied in order. debug_options: see `thunder.DebugOptions`.
-    record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
+    call to call. disable_torch_autograd: results never require grad. transforms: applied in order. numerics: "close", or "eager" for results and gradients that are
+    eager's bit for bit: only executors and transforms that say they are `exact` are used. rng: "torch", or "fused": fusion executors may draw random numbers of their
+    own. debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
     memory_budget (a compile option): the share of the bytes saved for the backward that may be saved; the rest is computed again in the least time.
     compile_options: free-form options that executors and passes may ask for; `thunder.last_compile_options` says which were used.
 
@@ -443,16 +462,20 @@ def jit(
     check_interpretation(interpretation)
     check_langctx(langctx)
     check_memory_budget(compile_options.get("memory_budget", 1.0))
+    chosen, given_transforms = resolve_executors(executors), check_transforms(() if transforms is None else transforms)
+    numerics, chosen = resolve_numerics(numerics, chosen, given_transforms, () if executors is None else executors)
     debug = debug_options or DebugOptions()
     if record_history:
         debug = DebugOptions(**(debug._values | {"record_interpreter_history": True}))
     options = JitOptions(
-        executors=resolve_executors(executors),
+        executors=chosen,
         cache=resolve_cache_option(cache),
         integers_may_change=cache is None,
         sharp_edges=resolve_sharp_edges(sharp_edges),
         disable_torch_autograd=disable_torch_autograd,
-        transforms=check_transforms(() if transforms is None else transforms),
+        transforms=given_transforms,
+        numerics=numerics,
+        rng=resolve_rng(rng, numerics),
         debug=debug,
         compile_options=compile_options,
     )
@@ -489,5 +512,6 @@ def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_suppo
         raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: thunder.jit(..., transforms=[...]) makes one")
     added = check_transforms(transform if isinstance(transform, (tuple, list)) else [transform])
     options = compiled.options
+    resolve_numerics(options.numerics, (), added, ())
     disabled = options.disable_torch_autograd or disable_torch_autograd_support
     return jit_with(compiled.fn, dataclasses.replace(options, transforms=(*options.transforms, *added), disable_torch_autograd=disabled, used_compile_options={}))

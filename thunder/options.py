@@ -9,7 +9,10 @@ from typing import Any
 
 from thunder.errors import OptionError
 
-__all__ = ["CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "DebugOptions", "JitOptions", "resolve_cache_option", "resolve_sharp_edges", "RECOMPILE_WARNING_LIMIT", "MAX_ENTRIES"]
+__all__ = [
+    "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions", "resolve_cache_option", "resolve_sharp_edges",
+    "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "MAX_ENTRIES",
+]  # fmt: skip
 
 
 class CACHE_OPTIONS(enum.Enum):
@@ -27,6 +30,20 @@ class SHARP_EDGES_OPTIONS(enum.Enum):
     ALLOW = "allow"
     WARN = "warn"
     ERROR = "error"
+
+
+class NUMERICS_OPTIONS(enum.Enum):
+    """How close results are to eager PyTorch's."""
+
+    CLOSE = "close"  # they may differ by rounding: executors and transforms compute in their own way
+    EAGER = "eager"  # bit for bit the same: only executors and transforms that say they are `exact`
+
+
+class RNG_OPTIONS(enum.Enum):
+    """Who draws random numbers."""
+
+    TORCH = "torch"  # PyTorch, one operation after the other: the same seed gives the same numbers as eager
+    FUSED = "fused"  # a fusion executor may, for operations in its regions: other numbers of the same distribution, and generators stay behind eager's
 
 
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
@@ -50,6 +67,33 @@ def resolve_cache_option(given: CACHE_OPTIONS | str | None) -> CACHE_OPTIONS:
 def resolve_sharp_edges(given: SHARP_EDGES_OPTIONS | str | None) -> SHARP_EDGES_OPTIONS:
     """Raises OptionError, which names the valid values, for anything else."""
     return SHARP_EDGES_OPTIONS.ALLOW if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
+
+
+def resolve_numerics(given: NUMERICS_OPTIONS | str | None, executors: Sequence, transforms: Sequence, asked_for: Sequence) -> tuple[NUMERICS_OPTIONS, tuple]:
+    """The option, and which of the executors may be used. Raises OptionError for another value, and for what was asked for and is not `exact` under "eager"."""
+    numerics = NUMERICS_OPTIONS.CLOSE if given is None else _resolve(NUMERICS_OPTIONS, given, "numerics")
+    if numerics is NUMERICS_OPTIONS.CLOSE:
+        return numerics, tuple(executors)
+    names = {getattr(e, "name", e) for e in asked_for}
+    for e in executors:
+        if not e.exact and e.name in names:
+            raise OptionError(
+                f"numerics='eager' and executors=[{e.name}]: that executor does not say that its results are PyTorch's bit for bit (exact=True): leave one of the two out"
+            )
+    for t in transforms:
+        if not getattr(t, "exact", False):
+            raise OptionError(
+                f"numerics='eager' and transforms=[{type(t).__name__}]: that transform does not say that it keeps results bit for bit (exact = True): leave one of the two out"
+            )
+    return numerics, tuple(e for e in executors if e.exact)
+
+
+def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> RNG_OPTIONS:
+    """Raises OptionError for another value, and for "fused" together with numerics="eager"."""
+    rng = RNG_OPTIONS.TORCH if given is None else _resolve(RNG_OPTIONS, given, "rng")
+    if rng is RNG_OPTIONS.FUSED and numerics is NUMERICS_OPTIONS.EAGER:
+        raise OptionError("rng='fused' and numerics='eager': numbers that a fusion executor draws are not eager's: leave one of the two out")
+    return rng
 
 
 _INTERPRETATIONS = ("python interpreter", "translate functions", "translate python")
@@ -132,6 +176,8 @@ class JitOptions:
     sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.ALLOW
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
+    numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
+    rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
     debug: DebugOptions = field(default_factory=DebugOptions)
     compile_options: dict[str, Any] = field(default_factory=dict)
     used_compile_options: dict[str, str] = field(default_factory=dict)

@@ -10,15 +10,17 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.extend import FusionExecutor
-from thunder.ops.inplace import write_back
+from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
-from thunder.options import JitOptions
+from thunder.options import RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.memory_budget import plan
+from thunder.transforms.offer_random import offer_random
+from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
@@ -35,7 +37,9 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
 
 def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
+    offered = options.rng is RNG_OPTIONS.FUSED and any(isinstance(e, FusionExecutor) for e in executors)
     return [
+        *([("Offer Random Operations", offer_random)] if offered else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         ("Delete Last Used", del_last_used),
         *(
@@ -63,6 +67,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         joint = joint_trace(trace, executors)
         budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
+        joint = open_reductions(joint, fusers)
         chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
         cut.append(partition(recompute(joint, chosen)))
         return cut[0].forward
@@ -85,14 +90,14 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
     Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is not written again. Where an argument was
     written to after the gradients read it, the program raises PyTorch's error.
     """
-    lines = [line for line in acquired.bound_symbols if line.sym is not write_back]
+    lines = [line for line in acquired.bound_symbols if not writes_back(line)]
     outputs = [o for o in cut.outputs if o.requires_grad]
     cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
     for c in cotangents:
         if c is not None:
             c.name, c.requires_grad = acquired.names.make("cotangent"), True
     gradients = gradients_of(dce(acquired.replace(bound_symbols=lines)), cotangents, outputs, executors)
-    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols)
+    overwritten = overwritten_before(acquired.bound_symbols, gradients.bound_symbols, acquired.tables.get("copies", ()))
     if overwritten is not None:
         raise_error = modified_in_place.bind(overwritten.name, output=None)
         gradients = gradients.replace(bound_symbols=[raise_error], output=tuple(None for _ in gradients.output))
@@ -101,10 +106,10 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
     return gradients.replace(args=[*(acquired.args[i] for i in needed), *gradients.args[len(acquired.args) :]]), needed
 
 
-def random_devices(acquired: Trace) -> list | None:
-    """The devices whose default generators a computation may draw from; None where it draws from a generator of the user's."""
+def random_devices(acquired: Trace, options: JitOptions) -> list | None:
+    """The devices whose default generators a computation may draw from; None where it may draw from others: the user's, or those of fusion executors."""
     drawing = [line for line in acquired.bound_symbols if not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
-    if any(line.kwargs.get("generator") is not None for line in drawing):
+    if drawing and options.rng is RNG_OPTIONS.FUSED or any(line.kwargs.get("generator") is not None for line in drawing):
         return None
     return list(dict.fromkeys(to_torch_device(o.device) for line in drawing for o in line.outputs if isinstance(o, TensorProxy)))
 

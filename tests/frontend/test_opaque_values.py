@@ -117,6 +117,12 @@ def test_another_kind_is_another_entry():
     assert thunder.cache_misses(compiled) == 4
 
 
+def test_a_number_that_is_read():
+    compiled = thunder.jit(lambda x: x.sum().item())
+    assert [compiled((n * torch.eye(3)).to_sparse()) for n in (1, 2, 5)] == [3.0, 6.0, 15.0]
+    assert thunder.cache_misses(compiled) == 1
+
+
 def test_a_shape_that_depends_on_data_is_an_error_when_it_differs():
     compiled = thunder.jit(lambda x: x.to_sparse().values())
     with pytest.raises(RuntimeError, match="the shape depends on data"):

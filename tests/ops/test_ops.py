@@ -139,9 +139,9 @@ def test_rules_agree_with_difference_quotients(name):
 
 # operations that call a little more than eager does, and why
 MORE_CALLS = {
-    "clamp": "a zero that where makes a tensor of", "clip": "as clamp", "conj_physical": "a result that is its argument is a view of it",
+    "clamp": "a zero that where makes a tensor of", "clip": "as clamp", "resolve_neg": "a result that is its argument is a view of it",
     "copysign": "zeros for the sign, which eager makes of the whole shape at once", "getitem": "a 0-dim index is read by eager, which waits for it",
-    "matmul": "the rows of the left side, which eager saved folded", "positive": "as conj_physical", "setitem": "the functional form copies",
+    "matmul": "the rows of the left side, which eager saved folded", "setitem": "the functional form copies",
 }  # fmt: skip
 
 

@@ -95,7 +95,8 @@ class Printer:
 
     def function(self, sym) -> str:
         """A bare name for the function of a symbol, its own where no other function has it."""
-        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in self.variables)
+        reserved = self.variables | _BUILTINS
+        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in reserved)
         if not self._comment:
             self.context[name] = sym.fn
         return name
@@ -175,6 +176,9 @@ def _paths(x, path: str) -> list[tuple[Proxy, str]]:
     return [found for k, v in items for found in _paths(v, f"{path}[{k!r}]")]
 
 
+_BUILTINS = {"float", "complex", "slice"}  # which literals are written with
+
+
 def _number(x) -> str:
     if isinstance(x, complex):
         return f"complex({_number(x.real)}, {_number(x.imag)})"
@@ -223,8 +227,12 @@ def compile_source(source: str, name: str, context: dict[str, Any]) -> Callable:
     """
     filename = f"<thunder {name} {next(_serial)}>"
     space = dict(context)
-    exec(compile(source, filename, "exec"), space)
-    function = space[name]
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)  # first: a decorator may ask for the text, as Triton's does
+    try:
+        exec(compile(source, filename, "exec"), space)
+        function = space[name]
+    except BaseException:
+        del linecache.cache[filename]
+        raise
     weakref.finalize(function, linecache.cache.pop, filename, None)
     return function

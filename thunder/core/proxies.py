@@ -398,7 +398,7 @@ def _result_kind(name: str, operands: tuple) -> type:
         return float
     if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):  # of an int, a float where the exponent is negative
         if not isinstance(operands[1], int):
-            raise _undecided(f"the sign of the exponent in {operands[0]} ** {operands[1]}", _unbacked(operands))
+            raise _undecided(f"the sign of the exponent {_expression(operands[1])}", _unbacked(operands))
         return float
     return int
 
@@ -513,7 +513,10 @@ _ESTIMATE = 64
 
 def same_shape(a: tuple, b: tuple) -> bool:
     """Whether two shapes are certainly equal, whatever sizes data decides."""
-    return len(a) == len(b) and all(m is n or (m == n) is True for m, n in zip(a, b))
+    try:
+        return a == b
+    except DataDependentError:
+        return False
 
 
 def type_string(x) -> str:

@@ -85,8 +85,8 @@ def _check_sizes(tensor, expected: tuple, name: str) -> None:
         return
     wanted = ", ".join("any" if n is None else str(n) for n in expected)
     raise RuntimeError(
-        f"the result of {name} has the shape {list(tensor.shape)}, where the compiled program was made for [{wanted}]: a size that data decides changes it in a way that was not "
-        "foreseen. Run this part outside of the compiled function"
+        f"the result of {name} has the shape {list(tensor.shape)}, where the compiled program was made for [{wanted}]: the shape depends on data in a way that was not foreseen. "
+        "Run this part outside of the compiled function, and pass the result in"
     )
 
 
@@ -242,7 +242,7 @@ def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, i
 
 
 def _constants(arguments) -> list[int]:
-    """The ints in arguments and in their shapes, and the products of those that stand together."""
+    """The ints in arguments and in their shapes, the products of those that stand together, and how often the former go into these."""
     found: dict[int, None] = {}
 
     def note(x):
@@ -254,7 +254,8 @@ def _constants(arguments) -> list[int]:
 
     def walk(x):
         if isinstance(x, (tuple, list)) and x and all(type(n) is int for n in x):
-            found[math.prod(x)] = None
+            product = math.prod(x)
+            found.update(dict.fromkeys([product, *(product // n for n in x if n)]))
         if isinstance(x, (tuple, list)):
             for e in x:
                 walk(e)
@@ -262,4 +263,5 @@ def _constants(arguments) -> list[int]:
             map_structure(note, x)
 
     walk([*arguments[0], *arguments[1].values()])
-    return sorted(found, key=abs)[:16]
+    found.update(dict.fromkeys([m // n for m in found for n in found if 1 < n < m and m % n == 0]))
+    return sorted(found, key=abs)[:24]

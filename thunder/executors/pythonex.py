@@ -8,6 +8,6 @@ from thunder.extend import OperatorExecutor, get_always_executors, register_exec
 
 __all__ = ["python_ex"]
 
-python_ex = OperatorExecutor("python", version=platform.python_version())
+python_ex = OperatorExecutor("python", version=platform.python_version(), exact=True)
 register_executor(python_ex)
 set_always_executors((*get_always_executors(), python_ex))

@@ -57,8 +57,8 @@ def _differentiable_gradients(ctx, program: _Program, tensors: Sequence, kept: S
     """The gradients, connected to autograd: to the inputs and to the cotangents."""
     if program.random is None:
         raise RuntimeError(
-            "the backward of a compiled function that draws from a torch.Generator of yours is differentiated: it would have to draw the same numbers again. Draw them "
-            "outside of the compiled function, or from the default generator"
+            'the backward of a compiled function that draws from a torch.Generator of yours, or with rng="fused", is differentiated: it would have to draw the same numbers '
+            "again. Draw them outside of the compiled function, or from the default generator"
         )
     for x, version, now in zip(kept, ctx.versions, _versions(kept), strict=True):
         if now != version:

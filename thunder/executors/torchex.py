@@ -41,7 +41,7 @@ def _execution_symbol(symbol: Symbol) -> Symbol:
     return made
 
 
-torch_ex = TorchExecutor("torch", version=torch.__version__)
+torch_ex = TorchExecutor("torch", version=torch.__version__, exact=True)
 register_executor(torch_ex)
 add_always_executor(torch_ex)
 

@@ -44,10 +44,13 @@ class Implementation:
 
 
 class Executor:
-    """A named carrier-out of operations. `implementation(line)` says how it would execute a line, or None."""
+    """A named carrier-out of operations. `implementation(line)` says how it would execute a line, or None.
 
-    def __init__(self, name: str, *, version: str | None = None):
-        self.name, self.version = name, version
+    exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
+    """
+
+    def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
+        self.name, self.version, self.exact = name, version, exact
         self.implmap: dict[Any, Implementation] = {}
         self.opmap: dict[str, Symbol] = {}
         self.replacements: dict[Callable, Symbol] = {}  # user's functions that are diverted to a symbol

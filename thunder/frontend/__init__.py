@@ -75,6 +75,8 @@ class Captured:
         tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
         if c.recorder.memory.versions:
             tables["written"] = c.recorder.memory.versions
+        if copies := c.recorder.memory.copies:
+            tables["copies"] = {v.name: None for v in copies}
         self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
 
     @property

@@ -34,7 +34,7 @@ from thunder.frontend.strides import LAYOUT_QUESTIONS, answer
 from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
-from thunder.ops import inplace_of, lookup
+from thunder.ops import inplace_of, lookup, random
 from thunder.ops.methods import as_number, call_torch
 from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -144,7 +144,7 @@ def _call_method(c, method, args, kwargs):
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
-    return function(p, *_materialized(c, args), **_materialized(c, kwargs))
+    return function(materialize(c, p), *_materialized(c, args), **_materialized(c, kwargs))
 
 
 def _materialized(c, values):
@@ -157,6 +157,8 @@ def _materialized(c, values):
 
 def materialize(c, v):
     t = type(v)
+    if t is TensorProxy and c.recorder.memory is not None and c.recorder.memory.formed:
+        return c.recorder.latest(v)  # in the shape that it has now
     if t is TensorProxy or t is int or t is float or v is None or t is bool or t is str:
         return v
     if isinstance(v, torch.Tensor):
@@ -263,7 +265,7 @@ def binary(c, symbol, a, b):
 
 def unary(c, symbol, a):
     c.touch(a)
-    f = c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
+    f = None if isinstance(a, NumberProxy) else c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
     if type(a) is TensorProxy:
         c.synchronize()
     elif type(a) is AnyProxy:
@@ -444,10 +446,11 @@ def _call_builtin(c, f, args, kwargs):
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
-    if type(s) is torch.Generator:
-        return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
+    if type(s) is torch.Generator and (id(s) in c.sources or s is torch.default_generator):
+        c.synchronize()
+        return random.call_generator(s, f.__name__, _materialized(c, args), _materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
@@ -726,6 +729,16 @@ def _extreme(c, f, args, kwargs):
     return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
 
 
+def _symbolic(c, f, args, kwargs):
+    """torch.sym_max and the like: what Python's functions do, without branching."""
+    if f is torch.sym_not:
+        return args[0].__sym_not__() if type(args[0]) is Condition else not args[0]
+    if f in (torch.sym_int, torch.sym_float):
+        return converted(args[0], int if f is torch.sym_int else float)
+    found = extreme("max" if f is torch.sym_max else "min", *args)
+    return converted(found, float) if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args) else found
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -787,6 +800,7 @@ def _install() -> None:
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
+        torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
         torch.autograd.Function.apply.__func__: autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
@@ -804,6 +818,7 @@ def _install() -> None:
         torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__exit__: _constant(None),
+        **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
         **dict.fromkeys(CONSTRUCTORS, record),
         torch._C._log_api_usage_once: _constant(None),
         **torch_func.HANDLERS,

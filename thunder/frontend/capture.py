@@ -84,6 +84,7 @@ class Capture(Host):
         self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}  # id of a sparse or nested tensor, or of one of a subclass with its own rules
         self.has_opaque_values = False
         self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
+        self.reshaped: dict[TensorProxy, TensorProxy] = {}  # arguments under the shape they have in the end -> the same
         self.layouts: dict = {}  # values that were asked for strides -> stand-ins that have them
         self.fake_mode = None
         # what the program was found to depend on
@@ -313,13 +314,13 @@ class Capture(Host):
         with torch._C.DisableTorchFunction():
             return real is not None and real[0].is_leaf and not real[0]._is_view()
 
-    def written_to(self, base: TensorProxy, is_view: bool) -> None:
-        """An in-place operation writes to `base`, or to a view of it. Raises where the program or thunder can not allow it."""
+    def written_to(self, base: TensorProxy, is_view: bool, detached: bool) -> None:
+        """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
         if base not in self.real:
             return
         with torch._C.DisableTorchFunction():
             differentiable, leaf = self.real[base][0].requires_grad and torch.is_grad_enabled(), self.real[base][0].is_leaf
-        if differentiable:
+        if differentiable and not detached:
             if leaf:
                 raise RuntimeError(f"a {'view of a ' * is_view}leaf Variable that requires grad is being used in an in-place operation.")
             self.refuse("an argument that requires grad, and is the result of another operation, is written to", "write to a clone of it")
@@ -354,7 +355,7 @@ class Capture(Host):
             value = memory.current.get(base)
             del self.mutated[base]
             memory.same(base, other, mine)
-            self.written_to(other, True)
+            self.written_to(other, True, False)
             if value is not None:  # written to before the other one was read
                 memory.write(base, value)
             return
@@ -376,6 +377,8 @@ class Capture(Host):
             for base in list(self.mutated):
                 value, target = memory.latest(base), base
                 if value is base:
+                    if base in memory.counted:  # a view of it changed its shape
+                        inplace.count_write.record(self.recorder, (base,), {}, None)
                     continue
                 if value.requires_grad and not base.requires_grad:
                     self.refuse(f"{base.name}, which does not require grad, is overwritten with what does", "write to it under torch.no_grad(), or detach the value")
@@ -383,8 +386,13 @@ class Capture(Host):
                     form = inplace.rearranging(symbol)
                     target = form.record(self.recorder, (target, *arguments), {}, form.meta(target, *arguments))
                 if base in memory.filled:
-                    inplace.write_back.record(self.recorder, (target, value), {}, None)
+                    copy = inplace.write_back if base in memory.counted else inplace.write_back_uncounted
+                    copy.record(self.recorder, (target, value), {}, None)
+                    for other in memory.below(base) if copy is inplace.write_back else ():
+                        if other in self.real:
+                            inplace.also_written.record(self.recorder, (other,), {}, None)
                 memory.written_back(base, target)
+                self.reshaped[target] = base
             memory.settle()
 
     def lift(self, value):
@@ -589,6 +597,8 @@ class Capture(Host):
                 self.seen_names.add((id(space), n))
                 if n in space:
                     self.namespace(space, label, n, value)
+                    if t is torch.Generator:
+                        self.sources.setdefault(id(value), self.const(space, "global").item(n))
             return value
         if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
             return value

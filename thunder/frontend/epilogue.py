@@ -92,7 +92,7 @@ class EpilogueWriter:
         if isinstance(value, (Proxy, NumberProxy)):
             return self._proxy(value)
         if t is Condition:
-            bool(value)  # raises: there is no value for it
+            c.refuse(f"whether {value} leaves the compiled function, and is known only when the program runs", "return the numbers, and compare them outside")
         if t in _LITERAL and t not in (float, complex, torch.dtype, torch.device):
             return repr(value)
         if id(value) in self.built:
@@ -280,7 +280,8 @@ class EpilogueWriter:
 def latest(c, value: TensorProxy) -> TensorProxy:
     """What a proxy stands for in the end; views of what was written to are made again."""
     with recording(c.recorder):
-        return c.recorder.latest(value)
+        found = c.recorder.latest(value)
+    return c.reshaped.get(found, found)
 
 
 def _latest(c, value):

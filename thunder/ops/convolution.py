@@ -132,6 +132,39 @@ def _conv(rank: int) -> Symbol:
 conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
 
 
+def _conv_tbc_meta(a, weight, bias, pad=0):
+    if len(a.shape) != 3 or len(weight.shape) != 3 or len(bias.shape) != 1 or a.shape[2] != weight.shape[1] or bias.shape[0] != weight.shape[2]:
+        raise RuntimeError(f"conv_tbc: input (time, batch, in), weight (width, in, out) and bias (out) are expected, got {[list(t.shape) for t in (a, weight, bias)]}")
+    return like(a, (a.shape[0] + 2 * pad - weight.shape[0] + 1, a.shape[1], weight.shape[2]))
+
+
+@composite(torch.conv_tbc, meta=_conv_tbc_meta, autocast="lower")
+def conv_tbc(a, weight, bias, pad=0):
+    """A convolution along the first dimension: time, batch, channels."""
+    out = LTORCH["conv1d"](LTORCH["permute"](a, (1, 2, 0)), LTORCH["permute"](weight, (2, 1, 0)), bias, 1, pad)
+    return LTORCH["permute"](out, (2, 0, 1))
+
+
+_conv_tbc_backward = backward.kernel("conv_tbc_backward", "default", lambda g, a, weight, bias, pad: (like(a), like(weight), like(bias)))
+
+
+@conv_tbc.vjp
+def _(a, weight, bias, pad=0):
+    g = yield conv_tbc(a, weight, bias, pad)
+    return _conv_tbc_backward(g, a, weight, bias, pad)
+
+
+@conv_tbc.samples
+def _(make):
+    yield make(6, 2, 3), make(3, 3, 4), make(4)
+    yield make(6, 2, 3), make(3, 3, 4), make(4), 1
+
+
+@conv_tbc.error_samples
+def _(make):
+    yield make(6, 2, 3), make(3, 2, 4), make(4)
+
+
 def _conv_transpose(rank: int) -> Symbol:
     name = f"conv_transpose{rank}d"
 

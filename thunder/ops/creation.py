@@ -9,7 +9,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import NumberProxy, TensorProxy, like, map_structure, number_value
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like, map_structure, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import DataDependentError
@@ -47,6 +47,7 @@ def full_prim(shape, value, *, device, dtype):
 def _shape_of(args: tuple) -> tuple:
     """`zeros(2, 3)` and `zeros((2, 3))` alike."""
     shape = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
+    shape = [METHODS["item"](n) if isinstance(n, TensorProxy) and not n.shape and n.dtype.category == 1 else n for n in shape]
     for n in shape:
         if not isinstance(n, (int, NumberProxy)):
             raise TypeError(f"sizes must be ints, not {type(n).__name__}")
@@ -199,6 +200,8 @@ def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _arange_meta(start, end, step, *, device, dtype):
+    if dtype is dtypes.int64:  # PyTorch counts with its integer parts
+        start, end, step = (int(x) if type(x) is float else x for x in (start, end, step))
     return _made((_count(start, end, step),), device, dtype)
 
 

@@ -86,7 +86,7 @@ def to(a, *, device=None, dtype=None, copy=False, memory_format=None):
 
 _CONVERSIONS = {
     "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32", "short": "int16",
-    "char": "int8", "byte": "uint8", "bool": "bool8", "cfloat": "complex64", "cdouble": "complex128",
+    "char": "int8", "byte": "uint8", "bool": "bool8", "chalf": "complex32", "cfloat": "complex64", "cdouble": "complex128",
 }  # fmt: skip
 
 
@@ -135,6 +135,12 @@ def clone(a, *, memory_format=torch.preserve_format):
 
 @composite(torch.detach, torch.Tensor.detach, meta=lambda a: like(a), tags=(OpTags.VIEW, OpTags.DETACHED))
 def detach(a):
+    return detach_prim(a)
+
+
+@composite(torch.Tensor.data.__get__, name="data", properties=("data",), meta=lambda a: like(a), tags=(OpTags.VIEW, OpTags.DETACHED), fn=lambda a: a.data)  # pyright: ignore[reportAttributeAccessIssue]
+def data(a):
+    """`a.data`: the same memory, of which autograd knows nothing; writes to it are not counted as writes to `a`."""
     return detach_prim(a)
 
 

@@ -202,7 +202,6 @@ SPECIAL_VJP: dict[str, Callable] = {
     "entr": lambda g, y, x: g * -(1 + op("log")(x)),
     "erfcx": lambda g, y, x: (2.0 * x * y - 2.0 / math.sqrt(math.pi)) * g,
     "i0e": lambda g, y, x: g * (op("special_i1e")(x) - op("sgn")(x) * y),
-    "log_ndtr": lambda g, y, x: g / op("special_erfcx")(x * -math.sqrt(0.5)) * math.sqrt(2.0 / math.pi),
     "ndtri": lambda g, y, x: g * math.sqrt(2.0 * math.pi) * op("exp")(op("square")(y) / 2),
 }
 _SPECIAL = {"sigmoid": ("expit", "sigmoid"), "digamma": ("digamma", "psi"), "lgamma": ("gammaln",)}

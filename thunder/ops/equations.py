@@ -13,7 +13,7 @@ import torch
 from thunder.core.dtypes import int32, int64, real_of
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, current_recorder
-from thunder.ops.backward import kernel, sum_to
+from thunder.ops.backward import aten, kernel, sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, square, types
@@ -74,7 +74,7 @@ def _solve_parts(A, B, left, check_errors):
 
 
 solve_kernel = Symbol(
-    "solve_with_factors", _solve_parts, id="solve_with_factors", is_prim=True, fn=lambda A, B, left, check: torch._linalg_solve_ex(A, B, left=left, check_errors=check)
+    "solve_with_factors", _solve_parts, id="solve_with_factors", is_prim=True, fn=lambda A, B, left, check: aten._linalg_solve_ex.default(A, B, left=left, check_errors=check)
 )
 check_errors = kernel("_linalg_check_errors", "default", lambda info, name, *, is_matrix: None, tags=(OpTags.DONT_DCE,))
 
@@ -83,7 +83,7 @@ check_errors = kernel("_linalg_check_errors", "default", lambda info, name, *, i
 def _factorizes_transposed(kind: str) -> bool:
     """Whether PyTorch factorizes the transposed of a contiguous matrix, which saves a copy: its versions differ."""
     a = torch.tensor([[1.0, 2.0], [4.0, 3.0]], device=kind)
-    return not torch.equal(torch._linalg_solve_ex(a, a)[1], torch.linalg.lu_factor(a)[0])
+    return not torch.equal(aten._linalg_solve_ex.default(a, a)[1], torch.linalg.lu_factor(a)[0])
 
 
 def _run_solve_transposed(A, LU, pivots, B, left):
@@ -147,7 +147,7 @@ def _(make):
 @solve_ex.samples
 def _(make):
     yield _well(make, 3, 3), make(3)
-    yield _well(make, 2, 3, 3), make(3, 4)
+    yield _well(make, 2, 3, 3), make(2, 3, 4)
 
 
 @linalg_solve.error_samples
@@ -267,10 +267,15 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
 lu_unpack.info["not_differentiable"] = (0,)
 
 
-@composite(torch.lu, torch.functional.lu, torch.Tensor.lu, name="lu", autocast=_CPU)
+@composite(torch.lu, torch.functional.lu, name="lu", autocast=_CPU)
 def old_lu(a, pivot=True, get_infos=False):
     LU, pivots, info = lu_factor_ex(a, pivot=pivot)
-    return (LU, pivots, info) if get_infos else (LU, pivots)
+    return types._lu_with_info((LU, pivots, info)) if get_infos else (LU, pivots)
+
+
+@alias(torch.Tensor.lu)
+def lu_method(a, pivot=True, get_infos=False):
+    return tuple(old_lu(a, pivot, get_infos))
 
 
 def _of_lu(p, l, u, gl, gu):
@@ -352,14 +357,14 @@ def _(LU, pivots, B, *, left=True, adjoint=False):
     g = yield x
     of_b = linalg_lu_solve(LU, pivots, g, left=left, adjoint=not adjoint)
     p, l, u = lu_unpack(LU, pivots, True, left == adjoint)
-    x, g = (x, g) if left else (mT(x), mT(g))
+    ut = mT(u)
     if left != adjoint:  # P L U X = B: W = U'^-1 gX X', gU = -triu(W), gL = -tril(L'^-1 W U')
-        of_u = linalg_solve_triangular(mT(u), product(g, mT(x)), upper=False)
-        of_l = linalg_solve_triangular(mT(l), product(of_u, mT(u)), upper=True, unitriangular=True)
+        of_u = linalg_solve_triangular(ut, product(g, mT(x)) if left else product(mT(g), x), upper=False)
+        of_l = linalg_solve_triangular(mT(l), product(of_u, ut), upper=True, unitriangular=True)
     else:  # (P L U)' X = B: W = P' X gX' P L'^-1, gL = -tril(W), gU = -triu(L' W U'^-1)
-        inner = product(product(mT(p), x), product(mT(g), p))
-        of_l = linalg_solve_triangular(mT(l), inner, upper=True, left=False, unitriangular=True)
-        of_u = linalg_solve_triangular(mT(u), product(mT(l), of_l), upper=False, left=False)
+        lt, x, gt = mT(l), x if left else mT(x), mT(g) if left else g
+        of_l = linalg_solve_triangular(lt, product(product(mT(p), x), product(gt, p)), upper=True, left=False, unitriangular=True)
+        of_u = linalg_solve_triangular(ut, product(lt, of_l), upper=False, left=False)
     return sum_to(LTORCH["neg"](LTORCH["tril"](of_l, -1) + LTORCH["triu"](of_u)), LU.shape), None, sum_to(of_b, B.shape)
 
 

@@ -14,7 +14,7 @@ import torch
 from thunder.core.dtypes import complex_of, int32, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
-from thunder.ops.backward import kernel, sum_to
+from thunder.ops.backward import aten, kernel, sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
@@ -127,15 +127,7 @@ def _power_meta(A, n):
     return like(A)
 
 
-def _of_inverted(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """A negative power is one of the inverse, which autocast treats otherwise than products."""
-    A, n = args
-    return (args if n >= 0 or len(A.shape) < 2 else (inverse(A), -n)), kwargs
-
-
-@composite(
-    torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, name="matrix_power", autocast="lower", meta=_power_meta, canonicalize=_of_inverted
-)  # fmt: skip
+@composite(torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, name="matrix_power", autocast="lower", meta=_power_meta)
 def matrix_power(A, n):
     """By squaring, in PyTorch's order."""
     if n == 0:
@@ -150,6 +142,14 @@ def matrix_power(A, n):
         if n == 0:
             return LTORCH["clone"](found) if found is A else found
         power = product(power, power)
+
+
+@alias(torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power)
+def _power_call(A, n):
+    """A negative power is one of the inverse, which autocast treats otherwise than products."""
+    if n >= 0 or len(A.shape) < 2:
+        return matrix_power(A, n)
+    return inverse(A) if n == -1 else matrix_power(inverse(A), -n)
 
 
 # PyTorch composes it of products, which are what autocast casts; the gradient of the power 0 is zeros
@@ -332,7 +332,7 @@ def _svd_parts(a, full: bool) -> tuple:
 
 
 def _run_svd(a, driver):
-    return torch._linalg_svd(a, False, True, driver=driver)
+    return aten._linalg_svd.default(a, False, True, driver=driver)
 
 
 # what PyTorch runs for singular values that are differentiated
@@ -509,6 +509,30 @@ def ormqr(a, tau, other, left=True, transpose=False):
     if not fits or tau.shape[-1] > min(a.shape[-2:]) or any(t.dtype is not a.dtype for t in (tau, other)):
         raise RuntimeError(f"torch.ormqr: {list(a.shape)}, {list(tau.shape)} and {list(other.shape)} do not fit")
     return like(other)
+
+
+# PyTorch's derivative, which gives None where there are no reflectors
+householder_product.info["complex_rule"] = ormqr.info["complex_rule"] = True
+
+
+def _empty(*tensors) -> bool:
+    return any(type(n) is int and n == 0 for t in tensors for n in t.shape)
+
+
+@householder_product.vjp
+def _(A, tau):
+    if not _empty(A, tau):
+        return NotImplemented
+    yield householder_product(A, tau)
+    return None, None
+
+
+@ormqr.vjp
+def _(a, tau, other, left=True, transpose=False):
+    if not _empty(a, tau):
+        return NotImplemented
+    g = yield ormqr(a, tau, other, left, transpose)
+    return None, None, ormqr(a, tau, g, left, not transpose)
 
 
 @geqrf.samples

@@ -57,7 +57,8 @@ def _bools(x) -> bool:
 
 def _nonzero(x) -> list[list[int]]:
     """For nested lists of bools: the indices of the true ones, dimension by dimension."""
-    return torch.tensor(x).nonzero(as_tuple=False).t().tolist()
+    with torch._C.DisableTorchFunction():  # no operation of the program
+        return torch.tensor(x).nonzero(as_tuple=False).t().tolist()
 
 
 def bound(x, n, default):
@@ -228,17 +229,15 @@ def _getitem_meta(a, key):
 
 def _with_numbers(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Tensors as bounds of slices are numbers, as PyTorch reads them."""
-    a, key, *rest = args
-    if type(key) is slice:
-        key = _with_plain_bounds(key)
-    elif type(key) is tuple and any(type(k) is slice for k in key):
-        key = tuple([_with_plain_bounds(k) if type(k) is slice else k for k in key])
-    return (a, key, *rest), kwargs
+    key = args[1]
+    for k in key if type(key) is tuple else (key,):
+        if type(k) is slice and (type(k.start) is TensorProxy or type(k.stop) is TensorProxy or type(k.step) is TensorProxy):
+            key = tuple([_with_plain_bounds(k) if type(k) is slice else k for k in key]) if type(key) is tuple else _with_plain_bounds(key)
+            return (args[0], key, *args[2:]), kwargs
+    return args, kwargs
 
 
 def _with_plain_bounds(k: slice) -> slice:
-    if not any(isinstance(x, TensorProxy) for x in (k.start, k.stop, k.step)):
-        return k
     return slice(*(METHODS["item"](x) if isinstance(x, TensorProxy) else x for x in (k.start, k.stop, k.step)))
 
 

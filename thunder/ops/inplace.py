@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import operator
+import warnings
 from collections.abc import Callable
 
 import torch
 
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, hashable, user_location
 from thunder.core.unbacked import assume
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, DataDependentError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
-from thunder.ops.memory import Memory
+from thunder.ops.memory import Memory, replacing
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import scalar_type
 
-__all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown"]
+__all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown", "one_by_one"]
 
 _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of the compiled function"
 
@@ -35,9 +37,8 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
     if (check := symbol.info.get("check_in_place")) is not None:
         check(*args, **kwargs)
-    written = overwrite(target, symbol(*args, **kwargs), symbol.name)
     _check_overlap(inplace_form(symbol), target, args, kwargs)
-    return written
+    return overwrite(target, symbol(*args, **kwargs), symbol.name)
 
 
 _UNDONE: dict[str, Callable] = {  # operations that change a tensor's shape in place -> (symbol, arguments) of what undoes it
@@ -64,6 +65,8 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
             _refuse("detach_ is called on an argument, or on a view")
     elif memory is None or kwargs or symbol.name == "as_strided" and not made:
         _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
+    if recorder.context.grad_enabled and now.requires_grad:
+        memory.joins_history(target)
     memory.rearrange(target, symbol, tuple(rest), _UNDONE[symbol.name](now, *rest))
     return memory.holder(target)
 
@@ -71,6 +74,7 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
 @functools.cache
 def rearranging(symbol: Symbol) -> Symbol:
     """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new shape."""
+
     def meta(a, *args):
         return like(symbol.meta(a, *args))  # type: ignore[misc]
 
@@ -101,6 +105,9 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
         if value.dtype.category > current.dtype.category:
             raise RuntimeError(f"result type {scalar_type(value.dtype)} can't be cast to the desired output type {scalar_type(current.dtype)}")
         value = LTORCH["to"](value, dtype=current.dtype)
+    if recorder.context.grad_enabled and (current.requires_grad or value.requires_grad or memory.latest(memory.base(target)).requires_grad):
+        memory.joins_history(target)
+        value = replacing(current, value) if current.requires_grad and not value.requires_grad else value
     if value is not current:
         memory.write(target, value)
     return memory.holder(target)
@@ -123,13 +130,23 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
     Whether an operation minds is asked of PyTorch, with zeros laid out like the arguments.
     """
     memory = current_recorder().memory  # type: ignore[union-attr]
+    if memory is None or memory.layout is None:
+        return
+    memory.declare(target)
     target, base = memory.holder(target), memory.base(target)
     others = [p for p in proxies_in((args, kwargs), []) if isinstance(p, TensorProxy) and memory.holder(p) is not target and memory.base(p) is base]
-    if not others or function is None or memory.layout is None:
+    repeats = memory.repeats(target)
+    if not (others or repeats) or function is None:
         return
-    with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad():
-        layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
-        if not any(_overlaps(layouts[target], layout) for layout in layouts.values()):
+    with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}
+        except DataDependentError:
+            if function is operator.setitem and _is_own_view(memory, *args):
+                return
+            _refuse(f"{function.__name__} reads memory that it writes to, at places that data decides")
+        if not repeats and not any(_overlaps(layouts[target], layout) for layout in layouts.values()):
             return
         size = layouts[target].untyped_storage().nbytes()
         if size > _PROBED_BYTES:
@@ -147,6 +164,12 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
         except RuntimeError as error:
             if str(error).startswith("unsupported operation"):
                 raise
+
+
+def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:
+    """Whether `a[key] = value` puts `a[key]` back in its place, as `a[key] += 1` does."""
+    line, shown = memory.view_of.get(memory.holder(value), (None, None))
+    return line is not None and shown is memory.holder(a) and line.sym is LTORCH["getitem"] and hashable(line.args[1]) == hashable(key)
 
 
 _PROBED_BYTES = 1 << 24
@@ -173,7 +196,7 @@ def _is_dense(x: torch.Tensor) -> bool:
 def _own(recorder: Recorder):
     """Where nothing is written back, only what the lines of the recorder made may be written to."""
 
-    def check(base: TensorProxy, is_view: bool) -> None:
+    def check(base: TensorProxy, is_view: bool, detached: bool) -> None:
         if not any(o is base for line in recorder.bound_symbols for o in line.outputs):
             _refuse("an in-place operation writes to a tensor that was passed in")
 
@@ -181,6 +204,26 @@ def _own(recorder: Recorder):
 
 
 write_back = Symbol("copy_", lambda target, value: None, module="ltorch", id="write_back", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.Tensor.copy_)
+
+
+def _copy_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    target.data.copy_(value)
+
+
+write_back_uncounted = Symbol(
+    "copy_data", lambda target, value: None, module="ltorch", id="write_back_uncounted", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=_copy_data
+)
+
+
+count_write = Symbol(
+    "increment_version", lambda target: None, module="ltorch", id="count_write", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.autograd.graph.increment_version
+)
+also_written = Symbol("also_written", lambda target: None, module="ltorch", id="also_written", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=lambda target: None)
+
+
+def writes_back(line: BoundSymbol) -> bool:
+    """Whether a line only changes an argument: what it was before is not read through it."""
+    return line.sym in (write_back, write_back_uncounted, count_write, also_written) or "rearranges" in line.sym.info
 
 
 def _refuse(reason: str):
@@ -212,13 +255,13 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
     if recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in((out, args, kwargs), [])):
         raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.")
     for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
+        _check_overlap(function, target, args, kwargs | {"out": out})
         now = recorder.latest(target)
         if now.shape != value.shape and recorder.memory is not None and any(type(n) is int and n == 0 for n in now.shape) and recorder.memory.is_alone(target):
             recorder.memory.reform(target, LTORCH["empty"](value.shape, dtype=now.dtype, device=now.device))  # an `out` without elements gets the shape of the result
         if recorder.latest(target).shape != value.shape:
             _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")
         overwrite(target, value, name)
-        _check_overlap(function, target, args, kwargs | {"out": out})
     if name in _RETURNS_NONE:
         return None
     return _as_returned(type(result), out)
@@ -246,14 +289,38 @@ def writes(function) -> bool:
 
 
 def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
-    """An in-place function without a definition: what it does to a copy of its first argument is an operation."""
+    """An in-place function without a definition: what it does to a copy of its first argument is an operation; on a list, what it does to each tensor."""
     name = function.__name__
     if name in _NO_FUNCTION:
         _refuse(f"{name} changes the memory of a tensor" if name[0] != "_" else "an attribute or item of a tensor is assigned")
     if name in _ELEMENT_BY_ELEMENT:
         _refuse(f"{name} calls a Python function for each element")
-    overwrite(args[0], call(_on_a_copy(function), args, kwargs), name)
-    return args[0]
+    targets = args[0]
+    if isinstance(targets, (tuple, list)):
+        one = getattr(torch.Tensor, name.removeprefix("_foreach_"), None)
+        if one is None:
+            _refuse(f"{name} is called with tensors that share memory, or that require grad")
+        for i, target in enumerate(targets):
+            mine = [a[i] if isinstance(a, (tuple, list)) else a for a in args[1:]]
+            scale = {"value": mine.pop()} if one.__name__ in ("addcmul_", "addcdiv_") and len(mine) > 2 else {}
+            call(one, (target, *mine), kwargs | scale)
+    else:
+        overwrite(targets, call(_on_a_copy(function), args, kwargs), name)
+    return targets
+
+
+def one_by_one(args: tuple) -> bool:
+    """Whether a foreach function is what it does to each tensor in turn: where one is read after another was written to, or where they differ for autograd."""
+    recorder = current_recorder()
+    tensors = [p for p in proxies_in(args, []) if isinstance(p, TensorProxy)]
+    if recorder.context.grad_enabled and any(recorder.latest(t).requires_grad for t in tensors):
+        return True
+    if recorder.memory is None:
+        return False
+    for t in args[0]:
+        recorder.memory.declare(t)
+    bases = collections.Counter(map(recorder.memory.base, tensors))
+    return any(bases[recorder.memory.base(t)] > 1 for t in args[0])
 
 
 @functools.cache
@@ -283,8 +350,8 @@ for _dunder, _name in {
 
 def setitem(a: TensorProxy, key, value) -> None:
     """`a[key] = value`."""
-    overwrite(a, LTORCH["setitem"](a, key, value), "setitem")
     _check_overlap(operator.setitem, a, (a, key, value), {})
+    overwrite(a, LTORCH["setitem"](a, key, value), "setitem")
 
 
 METHODS["__setitem__"] = setitem
@@ -321,9 +388,8 @@ def _(make):
 @alias(torch.Tensor.copy_)
 def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> TensorProxy:
     """`a.copy_(src)`: src in a's shape, type and place."""
-    written = overwrite(a, copied_into(a, src), "copy")
     _check_overlap(torch.Tensor.copy_, a, (a, src), {})
-    return written
+    return overwrite(a, copied_into(a, src), "copy")
 
 
 @torch_prim(torch.fill)

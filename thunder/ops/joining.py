@@ -397,6 +397,8 @@ def _narrowed(a, dim, start, length) -> tuple:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     d = wrap_dim(dim, len(a.shape))
     n = a.shape[d]
+    if type(start) is int and type(n) is int and not -n <= start <= n:
+        raise IndexError(f"start out of range (expected to be in range of [-{n}, {n}], but got {start})")
     start = start + n if start < 0 else start
     if length < 0 or start + length > n:
         raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({n}).")

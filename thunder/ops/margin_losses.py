@@ -13,6 +13,7 @@ from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.losses import _REDUCTIONS, _reduction, reduced
+from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type
 from thunder.ops.shape import reshape, unsqueeze
 
@@ -148,6 +149,7 @@ def multilabel_soft_margin_loss(a, target, weight=None, size_average=None, reduc
 
 
 multilabel_soft_margin_loss.info["by_parts"] = True
+casts_inside(multilabel_soft_margin_loss)
 
 
 @multilabel_soft_margin_loss.samples
@@ -188,7 +190,7 @@ def _gaussian_meta(a, target, var, full=False, eps=1e-6, reduction="mean"):
     return like(a, whole if reduction == "none" else (), found)
 
 
-@composite(F.gaussian_nll_loss, meta=_gaussian_meta)
+@composite(F.gaussian_nll_loss, meta=_gaussian_meta, autocast="cuda:float32")
 def gaussian_nll_loss(a, target, var, full=False, eps=1e-6, reduction="mean"):
     """PyTorch refuses a negative variance when it runs."""
     var = reshape(var, _gaussian_shape(a, var)) if isinstance(var, TensorProxy) else _op("full_like", a, var)
@@ -263,6 +265,7 @@ for _name, _parameters in {
     def _spelled(*args, symbol=LTORCH[_name], parameters=_parameters, **kwargs):
         tensors = {"margin_ranking_loss": 3, "cosine_embedding_loss": 3, "triplet_margin_loss": 3}.get(symbol.name, 2)
         given = dict(zip((*parameters, "reduction", "zero_infinity"), args[tensors:], strict=False)) | kwargs
-        return symbol(*args[:tensors], **given | {"reduction": _REDUCTIONS[given.get("reduction", 1)]})
+        how = given.get("reduction", 0)  # PyTorch's bindings have another default than its functions
+        return symbol(*args[:tensors], **given | {"reduction": _REDUCTIONS[how]})
 
     alias(getattr(torch, _name))(_spelled)

@@ -37,8 +37,8 @@ def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
         return LTORCH["vector_norm"](A, 2, (rows, columns), keepdim)
     if ord in ("nuc", 2, -2):
         values = LTORCH["linalg_svdvals"](LTORCH["movedim"](A, (rows, columns), (-2, -1)))
-        out = LTORCH["sum"](values, -1) if ord == "nuc" else LTORCH["amax" if ord == 2 else "amin"](values, -1)
-        return out if not keepdim else LTORCH["unsqueeze"](LTORCH["unsqueeze"](out, min(rows, columns)), max(rows, columns))
+        out = LTORCH["sum" if ord == "nuc" else "amax" if ord == 2 else "amin"](values, -1, keepdim)
+        return out if not keepdim else LTORCH["movedim"](LTORCH["unsqueeze"](out, -1), (-2, -1), (rows, columns))
     summed, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
     kept -= not keepdim and kept > summed
     return LTORCH["amax" if ord > 0 else "amin"](LTORCH["vector_norm"](A, 1, summed, keepdim), kept, keepdim)
@@ -176,3 +176,4 @@ def _(make):
 # PyTorch composes these of the same operations
 for _symbol in (matrix_norm, linalg_norm, nuclear_norm, frobenius_norm, norm_except_dim, cond):
     _symbol.info["by_parts"] = True
+linalg_norm.info["complex_rule"] = lambda A, ord=None, *args, **kwargs: ord == 0  # which counts

@@ -25,11 +25,12 @@ __all__ = ["Memory", "may_view"]
 class Memory:
     """The state of one recording.
 
-    active: whether anything was written to. outside: called with what is about to be written to, in the end, and whether that happens through a view; says no by raising.
+    active: whether anything was written to. outside: called with what is about to be written to, in the end, and whether that happens through a view, and behind
+    autograd's back; says no by raising.
     layout: gives a stand-in tensor with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is written to may share memory.
     """
 
-    def __init__(self, lines: list[BoundSymbol] = (), outside: Callable[[TensorProxy, bool], None] | None = None, layout: Callable | None = None):  # type: ignore[assignment]
+    def __init__(self, lines: list[BoundSymbol] = (), outside: Callable[[TensorProxy, bool, bool], None] | None = None, layout: Callable | None = None):  # type: ignore[assignment]
         self.active = False
         self.outside, self.layout = outside, layout
         self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}  # view -> the line that made it and what it shows
@@ -38,7 +39,9 @@ class Memory:
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
         self.stale: set[Proxy] = set()  # views to make again before they are read
+        self.copies: set[Proxy] = set()  # what turned out to be a copy
         self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
+        self.counted: set[Proxy] = set()  # what was written to not only through `.data`, so that its version counts on
         self.filled: set[Proxy] = set()  # what has other elements now, directly or through a view
         self.rearranged: dict[Proxy, list[tuple[Symbol, tuple]]] = {}  # what changed its shape in place, and how
         self.formed: dict[Proxy, TensorProxy] = {}  # what has another shape now, by an operation in place -> a value of that shape
@@ -94,6 +97,11 @@ class Memory:
     def _derive(self, x: TensorProxy) -> None:
         """Makes a view again from what it shows now, and with it the other results of its line."""
         line, shown = self.view_of[x]
+        if x.requires_grad and line.sym.name in _OF_SEVERAL:
+            raise CaptureError(
+                f"a result of {line.sym.name}(), which gives several views, is read after its memory was written to, which autograd does not support",
+                location=user_location(), remedy="make the view again after the write",
+            )  # fmt: skip
         now = self.latest(shown)
 
         def place(p):
@@ -114,10 +122,14 @@ class Memory:
     def write(self, target: TensorProxy, value: TensorProxy) -> None:
         """`target` holds `value` from now on, and whatever shares memory with it the corresponding part."""
         target = self.holder(target)
-        self._check(target)
-        self._decide(self.base(target))
+        behind = self.declare(target)
+        base = self.base(target)
+        self.active = True
+        self._decide(base)
         self._lose_shared(target)
-        self.filled.add(self.base(target))
+        self.filled.add(base)
+        if "data" not in behind:
+            self.counted.add(base)
         self.versions[value.name] = target.name
         self._hold(target, _with_history(self.latest(target), value))
         while target in self.view_of:
@@ -131,13 +143,52 @@ class Memory:
             self._hold(shown, whole, kept=target)
             target, value = shown, whole
 
-    def _check(self, target: TensorProxy) -> None:
+    def declare(self, target: TensorProxy) -> set[str]:
+        """`target` is about to be written to. Raises where that is not allowed; says which operations that autograd does not see through it is shown by."""
+        target = self.holder(target)
+        self._decide(self.base(target))
         base = self.base(target)
         if base in self.fixed:
             raise CaptureError(self.fixed[base], location=user_location(), remedy=_REMEDY)
+        behind = self._detaching(target)
         if self.outside is not None:
-            self.outside(base, base is not target)
-        self.active = True
+            self.outside(base, base is not target, bool(behind))
+        return behind
+
+    def joins_history(self, target: TensorProxy) -> None:
+        """`target` is about to become a result that autograd knows. Raises PyTorch's errors for views that can not."""
+        x = self.holder(target)
+        while x in self.view_of:
+            view, (line, x) = x, self.view_of[x]
+            if line.sym.name in ("detach", "data"):
+                return
+            if line.context is not None and not line.context.grad_enabled:
+                raise RuntimeError("A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make both inside of the block or outside.")
+            if line.sym.name in _OF_SEVERAL:
+                at = next(i for i, o in enumerate(line.outputs) if o is view)
+                raise RuntimeError(
+                    f"Output {at} of {line.sym.name.capitalize()}Backward0 is a view and is being modified inplace. "
+                    "This view is the output of a function that returns multiple views. Such functions do not allow the output views to be modified inplace. "
+                    "You should replace the inplace operation by an out-of-place one."
+                )
+
+    def repeats(self, x: TensorProxy) -> bool:
+        """Whether `x` shows an element several times, as `expand` does."""
+        x = self.holder(x)
+        while x in self.view_of:
+            if self.view_of[x][0].sym.name == "expand":
+                return True
+            x = self.view_of[x][1]
+        return False
+
+    def _detaching(self, x: TensorProxy) -> set[str]:
+        """The operations between a view and what it shows in the end that autograd does not see through."""
+        found = set()
+        while x in self.view_of:
+            line, x = self.view_of[x]
+            if line.sym.name in ("detach", "data"):
+                found.add(line.sym.name)
+        return found
 
     def _decide(self, base: TensorProxy) -> None:
         """Which results of `reshape` and its like are views of what is about to be written to, by the strides that it has."""
@@ -151,6 +202,7 @@ class Memory:
             with torch._C.DisableTorchFunction():
                 copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
             if copied:
+                self.copies.add(x)
                 del self.view_of[x]
                 self.views[shown] = [v for v in self.views[shown] if v is not x]
             elif line.sym.name == "as_strided":  # says places in memory, whatever it was called on
@@ -178,24 +230,24 @@ class Memory:
         if not self.shared:
             return
         base = self.base(target)
-        for x in (base, *self._below(base)):
+        for x in (base, *self.below(base)):
             for other in self.shared.get(x, ()):
                 root = self.base(other)
                 if root is base:
                     continue
                 if self.outside is not None:
-                    self.outside(root, True)
-                for lost in (root, *self._below(root)):
+                    self.outside(root, True, False)
+                for lost in (root, *self.below(root)):
                     self.lost[lost] = "an operation that thunder does not know gave a view of a tensor; one of the two was written to, and the other is read again"
 
-    def _below(self, x: Proxy) -> list[Proxy]:
-        return [v for view in self.views.get(x, ()) for v in (view, *self._below(view))]
+    def below(self, x: Proxy) -> list[Proxy]:
+        return [v for view in self.views.get(x, ()) for v in (view, *self.below(view))]
 
     def _lose(self, target: TensorProxy, line: BoundSymbol) -> None:
         """`target` may be a view or a copy of what it was made of, which nobody may read from here on."""
         why = f"{line.sym.name}() gave a view or a copy, which of the two is not known here; its result was written to, and the tensor it was made of is read again"
-        base, kept = self.base(target), {target, *self._below(target)}
-        self.lost |= {x: why for x in (base, *self._below(base)) if x not in kept}
+        base, kept = self.base(target), {target, *self.below(target)}
+        self.lost |= {x: why for x in (base, *self.below(base)) if x not in kept}
 
     def share(self, a: TensorProxy, b: TensorProxy) -> None:
         """Two values share memory in a way that is not known: when one is written to, the other is lost."""
@@ -230,10 +282,14 @@ class Memory:
         A view becomes the view of a view. What is no view stays what other tensors show, in its new shape: they show what undoes the change.
         """
         x = self.holder(x)
-        self._check(x)
+        self.declare(x)
+        self.active = True
         self._decide(self.base(x))
-        if x in self.view_of and self.view_of[x][0].context is None:
-            raise CaptureError(f"{symbol.name}_ is called on an argument that shares memory with another one", location=user_location(), remedy=_REMEDY)
+        if x in self.view_of and (self.view_of[x][0].context is None or self.view_of[x][0].sym.name == "contiguous"):
+            what = "a result of contiguous() that is its argument" if self.view_of[x][0].context else "an argument that shares memory with another one"
+            raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=_REMEDY)
+        if any(self.view_of[v][0].context is None and self.view_of[v][0].sym.name == "view" for v in self.views.get(x, ())):
+            raise CaptureError(f"{symbol.name}_ is called on an argument that is passed twice", location=user_location(), remedy=_REMEDY)
         context = current_recorder().context
         before, below = self.latest(x), self.views.pop(x, [])
         self._deriving = True  # what is recorded next is no view of the program's
@@ -243,6 +299,8 @@ class Memory:
             self._deriving = False
         inner = like(before)
         if x in self.view_of:
+            if "data" not in self._detaching(x):
+                self.counted.add(self.base(x))
             line, shown = self.view_of.pop(x)
             self.views[shown] = [v for v in self.views[shown] if v is not x]
             self._show(inner, line.swap({x: inner}), shown)
@@ -260,6 +318,7 @@ class Memory:
         for view in below:  # they show what `x` was
             line, _ = self.view_of[view]
             self._show(view, line.swap({p: inner for p in line.inputs if self.holder(p) is x}), inner)
+        self._outdate(inner, None)
         self.reform(x, value)
 
     # --- the end
@@ -347,6 +406,16 @@ def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 _COMPARED_BYTES = 1 << 26
 MAY_COPY = {"reshape", "contiguous", "flatten", "as_strided"}  # operations tagged as views that copy where the strides ask for it, or whose place is said in memory
+replacing = Symbol("replacing", lambda old, new: like(new), module="ltorch", id="replacing", decomposition=lambda old, new: new)
+
+
+@replacing.vjp
+def _(old, new):
+    """A tensor that requires grad and is filled with what does not still requires grad, and passes none on."""
+    yield new
+    return None, None
+
+
 _REMEDY = "write to a clone: x = x.clone()"
 
 
@@ -464,22 +533,24 @@ def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tup
 
 
 def _detached(line: BoundSymbol, view, whole, part):
-    """What autograd knows of the whole stays as it is, which a value of a trace has no way to say when it requires grad."""
-    if whole.requires_grad:
-        raise CaptureError("detach() or .data of a tensor that requires grad is written to", location=user_location(), remedy="write to it under torch.no_grad()")
-    return part
+    """What autograd knows of the whole stays as it is."""
+    if not whole.requires_grad:
+        return part
+    with _grad_enabled(True):
+        return _holding(whole, part)
 
 
 def _expanded(line: BoundSymbol, view, whole, part):
     if math.prod(whole.shape) == math.prod(view.shape):
         return _reshaped(line, view, whole, part)
-    raise RuntimeError(
-        "unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please clone() the tensor before performing the operation."
-    )
+    raise CaptureError("an expanded tensor is written to, whose elements share memory", location=user_location(), remedy=_REMEDY)
+
+
+_OF_SEVERAL = {"split", "chunk", "unbind"}  # operations of which PyTorch's autograd does not let single results be written to
 
 
 _THROUGH: dict[str, Callable] = {
-    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part), "permute": _permuted, "movedim": _moved, "detach": _detached,
+    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part), "permute": _permuted, "movedim": _moved, "detach": _detached, "data": _detached,
     **dict.fromkeys(("unflatten", "unsqueeze", "squeeze"), _reshaped), "view": _viewed,
     **dict.fromkeys(("reshape", "flatten", "contiguous"), _copyable(_reshaped)),
     "diagonal": _placed, "unfold": _placed_once(_window_steps), "part_of": _placed_once(lambda line, view: line.args[1:3]), "real": _real, "imag": _imaginary,

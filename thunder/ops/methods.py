@@ -8,8 +8,8 @@ import operator
 import torch
 from torch.utils._pytree import tree_leaves
 
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, converted, map_structure, numbers_in
-from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, UnbackedNumber, concrete, converted, map_structure, numbers_in
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
@@ -31,14 +31,16 @@ def call_torch(function, args: tuple, kwargs: dict):
     operation = lookup(function)
     if operation is not None:
         return operation(*args, **kwargs)
-    functional = inplace_of(function)
+    functional, many = inplace_of(function), bool(args) and isinstance(args[0], (tuple, list))
+    if many and inplace.writes(function) and inplace.one_by_one(args):
+        return inplace.write_unknown(function, args, kwargs, call_torch)
     if functional is not None:
         return inplace.write(functional, args, kwargs)
     written = opaque.written_by(function, args, kwargs)
     if written:
         symbol = opaque.symbol_for(function)
         return call_mutating(symbol.name, symbol.fn, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
-    if inplace.writes(function) and args and isinstance(args[0], (tuple, list)):
+    if many and inplace.writes(function):
         written = opaque.written_by_builtin(function, args, kwargs)
         return call_mutating(function.__name__, function, args, kwargs, written, meta=lambda *args, **kwargs: None, symbol_id=("mutating", function.__name__))
     if inplace.writes(function):
@@ -207,7 +209,23 @@ def item(a: TensorProxy):
             return value.item()
     if (a.numel_value != 1) is True:
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
-    return _read_numbers(_item, a, ())
+    recorder = current_recorder()
+    known = _read_before(recorder, recorder.latest(a)) if recorder is not None else None
+    return _read_numbers(_item, a, ()) if known is None else known.number()
+
+
+def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
+    """The number that was read already, of this tensor or of one that is made in the same way."""
+    read = [line for line in recorder.bound_symbols if line.sym is _item]
+    if not read:
+        return None
+    maker = {o: line for line in recorder.bound_symbols for o in line.outputs}
+
+    def made(x):
+        line = maker.get(x)
+        return (x,) if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE} else (line.rhs, tuple(o is x for o in line.outputs))
+
+    return {made(line.args[0]): line.output for line in read}.get(made(a))
 
 
 def tolist(a: TensorProxy):
@@ -245,6 +263,31 @@ for _name, _remedy in {
     alias(getattr(torch.Tensor, _name))(_refuse)
 
 
+@alias(torch.Tensor.type)
+def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
+    """`a.type()`: the name of its type. `a.type(dtype)`: converted to a dtype, to a type of torch's or to the type of that name."""
+    if isinstance(dtype, torch.dtype):
+        return LTORCH["to"](a, dtype=dtype)
+    with torch._C.DisableTorchFunction():
+        if dtype is None:
+            return torch.empty(0, dtype=to_torch_dtype(a.dtype), device="cpu").type().replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
+        made = torch.empty(0, device="cpu").type(dtype)
+    return LTORCH["to"](a, device=made.device, dtype=made.dtype)
+
+
+METHODS["type"] = torch_type
+
+
+@alias(torch.sym_max)
+def sym_max(a, b):
+    return max(a, b)
+
+
+@alias(torch.sym_min)
+def sym_min(a, b):
+    return min(a, b)
+
+
 def _attribute(a: TensorProxy, name: str):
     """An attribute of torch.Tensor that no operation defines."""
     found = getattr(torch.Tensor, name, None)
@@ -255,11 +298,4 @@ def _attribute(a: TensorProxy, name: str):
     return call_torch(found.__get__, (a,), {})
 
 
-@alias(torch.Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
-def data(a: TensorProxy) -> TensorProxy:
-    """`a.data`: the same memory, of which autograd knows nothing."""
-    return LTORCH["detach"](a)
-
-
-METHODS.properties["data"] = data
 METHODS.fallback = _attribute

@@ -30,22 +30,15 @@ def _op(name: str, *args, **kwargs):
 # ---------------------------------------------------------------------------------------------------------------- normalizations
 
 
-def _statistics_kept(a, normalized_shape) -> tuple[tuple, int]:
-    outer = len(a.shape) - len(normalized_shape)
-    if outer < 0 or a.shape[outer:] != tuple(normalized_shape):
-        raise RuntimeError(f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, {', '.join(map(str, normalized_shape))}], but got {list(a.shape)}")
-    return a.shape[:outer], outer
-
-
 def _native_layer_norm_meta(a, normalized_shape, weight, bias, eps):
-    _statistics_kept(a, normalized_shape)
+    normalization._normalized("layer_norm", a, normalized_shape, weight, bias)
     return backward._layer_norm_meta(a, normalized_shape, weight, bias, eps)
 
 
 @composite(torch.native_layer_norm, *_operators("native_layer_norm"), meta=_native_layer_norm_meta, autocast="cuda:float32")
 def native_layer_norm(a, normalized_shape, weight, bias, eps):
-    _, outer = _statistics_kept(a, normalized_shape)
-    x, mean, rstd = normalization._whiten(_op("to", a, dtype=compute_dtype(a.dtype)), tuple(range(outer, len(a.shape))), eps)
+    dims = normalization._normalized("layer_norm", a, normalized_shape, weight, bias)
+    x, mean, rstd = normalization._whiten(_op("to", a, dtype=compute_dtype(a.dtype)), dims, eps)
     return _op("to", normalization._scale_and_shift(x, weight, bias), dtype=a.dtype), mean, rstd
 
 
@@ -149,7 +142,7 @@ def _channels(a, dtype=None):
     return like(a, (a.shape[1],), compute_dtype(a.dtype) if dtype is None else dtype)
 
 
-# --- the parts of batch norm over several devices. PyTorch has all but `batch_norm_update_stats` for CUDA alone, so that only this one has samples
+# --- the parts of batch norm over several devices. PyTorch has all but `batch_norm_update_stats` for CUDA alone
 
 batch_norm_stats = torch_prim(torch.batch_norm_stats, name="batch_norm_stats")(lambda a, eps: (_channels(a), _channels(a)))
 batch_norm_elemt = torch_prim(torch.batch_norm_elemt, name="batch_norm_elemt")(lambda a, weight, bias, mean, invstd, eps: like(a))
@@ -194,9 +187,24 @@ _gather("batch_norm_gather_stats")
 _gather("batch_norm_gather_stats_with_counts")
 
 
-@torch_prim(fn=lambda a, running_mean, running_var, momentum: torch.batch_norm_update_stats(a, running_mean.clone(), running_var.clone(), momentum))
+def _run_update_stats(a, running_mean, running_var, momentum):
+    running = [None if t is None else t.clone() for t in (running_mean, running_var)]
+    return *torch.batch_norm_update_stats(a, *running, momentum), *running
+
+
+@torch_prim(fn=_run_update_stats)
 def batch_norm_update_stats(a, running_mean, running_var, momentum):
-    return _channels(a), _channels(a)
+    """Mean and variance of the batch, and what the running ones become."""
+    return _channels(a), _channels(a), *(None if t is None else like(t) for t in (running_mean, running_var))
+
+
+@alias(torch.batch_norm_update_stats)
+def _batch_norm_update_stats(a, running_mean, running_var, momentum):
+    mean, var, *new = batch_norm_update_stats(a, running_mean, running_var, momentum)
+    for target, value in zip((running_mean, running_var), new, strict=True):
+        if target is not None:
+            overwrite(target, value, "batch_norm_update_stats")
+    return mean, var
 
 
 # ---------------------------------------------------------------------------------------------------------------- softmax
@@ -356,9 +364,6 @@ def native_multi_head_attention(
     return like(query), like(query, weights) if need_weights else None
 
 
-native_multi_head_attention.info["detaches"] = lambda *args, **kwargs: True
-
-
 @native_multi_head_attention.samples
 def _(make):
     q = make(2, 3, 8)
@@ -366,7 +371,7 @@ def _(make):
         yield q, q, q, 8, 2, make(24, 8), make(24), make(8, 8), make(8), None, *options
 
 
-@torch_prim(torch._grouped_mm, *_operators("_grouped_mm"), torch.nn.functional.grouped_mm, autocast="lower", name="_grouped_mm")
+@torch_prim(torch._grouped_mm, *_operators("_grouped_mm"), name="_grouped_mm")
 def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
     """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice), or of batches; offs: where groups end."""
     ranks = len(a.shape), len(b.shape)

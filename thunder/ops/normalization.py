@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core import dtypes
-from thunder.core.proxies import like
+from thunder.core.proxies import NumberProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops import backward, inplace
 from thunder.ops.data import convert
@@ -278,7 +278,7 @@ def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, 
     """In training mode the running statistics are written to."""
     if not training or running_mean is None or not _has_elements(a):  # of no elements there are no statistics, and PyTorch writes none
         return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
-    if momentum == 0.0:
+    if not isinstance(momentum, NumberProxy) and momentum == 0.0:
         return batch_norm(a, None, None, weight, bias, True, momentum, eps)
     out, mean, var = batch_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
     inplace.overwrite(running_mean, mean, "running_mean")
@@ -444,13 +444,20 @@ def _(make):
     yield make(2, 4, 3), make(2, 5, 3), 1.0
 
 
-@torch_prim(torch.pdist, autocast="cuda:float32")
+def _pdist_meta(a, p=2.0):
+    if len(a.shape) != 2 or a.dtype.category != 2:
+        raise RuntimeError(f"pdist only supports 2D tensors, got: {len(a.shape)}D")
+    if p < 0:
+        raise RuntimeError("pdist only supports non-negative p values")
+    return like(a, (a.shape[0] * (a.shape[0] - 1) // 2,))
+
+
+@composite(torch.pdist, F.pdist, meta=_pdist_meta, autocast="cuda:float32")
 def pdist(a, p=2.0):
-    """The distances of all pairs of rows."""
-    if len(a.shape) != 2 or a.dtype.category != 2 or p < 0:
-        raise RuntimeError(f"pdist only supports 2D tensors of a floating type and p >= 0, got: {len(a.shape)}D, {a.dtype}, {p}")
-    n = a.shape[0]
-    return like(a, (n * (n - 1) // 2,))
+    """The distances of each row to those after it."""
+    pairs = LTORCH["triu_indices"](a.shape[0], a.shape[0], 1, device=a.device)
+    rows = [LTORCH["index_select"](a, 0, LTORCH["select"](pairs, 0, i)) for i in (0, 1)]
+    return LTORCH["vector_norm"](rows[0] - rows[1], p, -1)
 
 
 @pdist.vjp
@@ -463,7 +470,7 @@ def _(a, p=2.0):
 @pdist.samples
 def _(make):
     yield (make(4, 3),)
-    yield make(5, 3), 1.0
+    yield make(4, 3), 1.0
 
 
 @pdist.error_samples

@@ -6,11 +6,11 @@ Operators registered with torch.library come the same way; their author gave the
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
-from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
+from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hashable, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
 from thunder.ops.define import alias, torch_path
@@ -140,18 +140,27 @@ def typed_by_running(function, name: str):
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
         return typed_by_example(function, name, args, kwargs)
+    if name in ("gru", "lstm", "rnn_tanh", "rnn_relu") and len(args) == 9 and isinstance(args[1], TensorProxy) and not isinstance(args[8], TensorProxy):
+        if name == "lstm" or isinstance(args[2], TensorProxy):
+            return _packed_recurrence(*args)
     try:
         return _typed_under(FakeTensorMode(), function, name, args, kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException):
         mode = compat.fake_mode_of_sizes()
     try:  # sizes that data decides come out as symbols
         return _typed_under(mode, function, name, args, kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
         raise CaptureError(
             f"the shape or value of {name}'s result depends on data",
             location=user_location(),
             remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
         ) from error
+
+
+def _packed_recurrence(a, batch_sizes, state, parameters, biases, layers, dropout, train, bidirectional):
+    """A recurrent network on packed sequences: PyTorch reads how long they are, which fake tensors do not tell."""
+    states = state if isinstance(state, (tuple, list)) else (state,)
+    return like(a, (a.shape[0], states[0].shape[-1] * (2 if bidirectional else 1))), *map(like, states)
 
 
 def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
@@ -173,7 +182,8 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
             return mode.from_tensor(x)
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    with torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    quiet = compat.quiet_fake_tensors()
+    with quiet, torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
         out = function(*fake_args, **fake_kwargs)
 
@@ -246,14 +256,53 @@ def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
     return flat, tuple(i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2)
 
 
-def _as_structure(gradients, args, kwargs):
-    """The gradients of the arguments that require grad, in the places of these; last those of keyword arguments, as a dict."""
-    gradients = iter(gradients)
+def _as_structure(wanted: tuple, gradients, args, kwargs):
+    """The gradients of the arguments in the wanted positions, in the places of these; last those of keyword arguments, as a dict."""
+    table, position = dict(zip(wanted, gradients, strict=True)), iter(range(1 << 30))
 
     def taken(x):
-        return next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None
+        return table.get(next(position)) if is_tensor(x) else None
 
     return (*map_structure(taken, args), map_structure(taken, kwargs))
+
+
+_REACHED: dict = {}
+
+
+def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    """Those of the wanted positions that PyTorch has a gradient for and not None: it is differentiated on fake tensors, once for arguments of one kind."""
+    if symbol.module is not None and symbol.module.startswith("torch.ops"):  # a library's, whose backward is anybody's Python
+        return wanted
+
+    def described(x):
+        return (tuple(x.shape), x.dtype.name, str(x.device)) if isinstance(x, TensorProxy) else x
+
+    key = (symbol.id, wanted, hashable(map_structure(described, args)), hashable(map_structure(described, kwargs)))
+    found = _REACHED.get(key)
+    if found is None:
+        found = _REACHED[key] = _differentiated_on_fakes(symbol, wanted, args, kwargs)
+        if len(_REACHED) > 1024:
+            _REACHED.pop(next(iter(_REACHED)))
+    return found
+
+
+def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    inputs: list[torch.Tensor] = []
+
+    def fake(x):
+        if isinstance(x, TensorProxy):
+            shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
+            return torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
+        return x.example if isinstance(x, AnyProxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
+
+    try:
+        with torch._C.DisableTorchFunction(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+            given = _with_inputs(wanted, map_structure(fake, args), map_structure(fake, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
+            outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
+            gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
+        return wanted
+    return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
 
 
 def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
@@ -297,13 +346,17 @@ def _make_derivative(symbol: Symbol):
 
     def rule(*args, **kwargs):
         flat, wanted = _wanted(args, kwargs)
+        wanted = _reached(symbol, wanted, args, kwargs)
+        if not wanted:
+            yield symbol(*args, **kwargs)
+            return ()
         out, graph = forward(wanted, args, kwargs)
         g = yield out
         cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
         backward.info["differentiated_once"], backward.info["takes_none"] = once, True
-        return _as_structure(backward(graph, cotangents), args, kwargs)
+        return _as_structure(wanted, backward(graph, cotangents), args, kwargs)
 
     return rule
 
@@ -348,10 +401,12 @@ def _functional_derivative(symbol: Symbol):
     backward = vjp_of(symbol)
 
     def rule(*args, **kwargs):
-        _, wanted = _wanted(args, kwargs)
+        wanted = _reached(symbol, _wanted(args, kwargs)[1], args, kwargs)
         out = symbol(*args, **kwargs)
         g = yield out
-        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args, kwargs)
+        if not wanted:
+            return ()
+        return _as_structure(wanted, backward(wanted, args, kwargs, _of_tensors(out, g)), args, kwargs)
 
     return rule
 

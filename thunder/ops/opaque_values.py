@@ -1,7 +1,7 @@
 """Tensors that a proxy cannot describe: sparse and nested ones, and those of subclasses with rules of their own. Traces pass them through.
 
 An `AnyProxy` stands for such a tensor, with the tensor seen at capture as its example. Every operation on it is opaque, and is typed by running it on examples: what is
-computed has zeros in its place. So a shape that depends on data may come out differently when the program runs; the line `has_shape` behind the operation says so then.
+computed has zeros in its place. So a shape that depends on data may come out differently when the program runs; the line `check_sizes` behind the operation says so then.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
-from thunder.core.symbol import OpTags, current_recorder, user_location
+from thunder.core.symbol import current_recorder, user_location
+from thunder.core.unbacked import check_sizes
 from thunder.errors import CaptureError
-from thunder.ops.define import prim
 from thunder.ops.explain import as_torch
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
 __all__ = ["is_unusual", "holds_unusual", "is_tensor", "typed_by_example", "metadata", "from_unusual", "CONSTRUCTORS"]
 
 # functions that make such tensors of dense ones, and that fake tensors do not know
-CONSTRUCTORS = (torch.nested.nested_tensor, torch.nested.as_nested_tensor)
+CONSTRUCTORS = (
+    torch.nested.nested_tensor, torch.nested.as_nested_tensor, torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic,
+)  # fmt: skip
 
 
 def is_unusual(x: torch.Tensor) -> bool:
@@ -129,20 +131,7 @@ def from_unusual(result: Any) -> None:
     """Records that the tensors of a result, which were typed by example, have the shapes they were given."""
     for proxy in proxies_in(result, []):
         if isinstance(proxy, TensorProxy):
-            has_shape(proxy, proxy.shape)
-
-
-def _checked_shape(a: torch.Tensor, shape: tuple) -> None:
-    if tuple(a.shape) != tuple(shape):
-        raise RuntimeError(
-            f"an operation on a sparse or nested tensor, or on one of a subclass with its own rules, gave shape {tuple(a.shape)}, and {tuple(shape)} when the program was "
-            "compiled: the shape depends on data. Compute it outside of the compiled function and pass it in"
-        )
-
-
-@prim(_checked_shape, tags=(OpTags.DONT_DCE,))
-def has_shape(a: TensorProxy, shape: tuple) -> None:
-    """Raises RuntimeError when the program runs and `a` has another shape."""
+            check_sizes(proxy, proxy.shape, "an operation on a sparse or nested tensor, or on one of a subclass with its own rules")
 
 
 def _refuse(reason: str, remedy: str):

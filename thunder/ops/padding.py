@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
-from thunder.core.proxies import like
+from thunder.core.proxies import concrete, like
 from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
-from thunder.ops.define import alias, composite
+from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.joining import cat
 from thunder.ops.shape import MOVES, expand, reshape, slice_dim
 
@@ -113,6 +115,45 @@ def meshgrid(*tensors, indexing=None):
     if swap:
         grids[0], grids[1] = grids[1], grids[0]
     return tuple(grids)
+
+
+@composite(torch.cartesian_prod, torch.functional.cartesian_prod, tags=MOVES)
+def cartesian_prod(*tensors):
+    for t in tensors:
+        if len(t.shape) != 1:
+            raise RuntimeError("Expect a 1D vector, but got shape " + str(list(t.shape)))
+    if len(tensors) == 1:
+        return tensors[0]
+    return LTORCH["stack"]([reshape(grid, (-1,)) for grid in meshgrid(*tensors)], 1)
+
+
+@cartesian_prod.samples
+def _(make):
+    yield make(3), make(2)
+    yield make(2), make(1), make(3)
+
+
+@torch_prim(torch.combinations)
+def combinations(a, r=2, with_replacement=False):
+    """All choices of r elements, one in a row, in the order of itertools."""
+    if len(a.shape) != 1:
+        raise RuntimeError("Expect a 1D vector, but got shape " + str(list(a.shape)))
+    if r < 0:
+        raise RuntimeError("Expect a non-negative number, but got " + str(r))
+    if r == 0:
+        return like(a, (0,))
+    n = concrete(a.shape[0])
+    return like(a, (math.comb(n + r - 1, r) if with_replacement else math.comb(n, r), r))
+
+
+@combinations.samples
+def _(make):
+    yield make(4)
+    yield make(3), 2, True
+
+
+for _symbol in (cartesian_prod,):
+    _symbol.info["by_parts"] = True
 
 
 @composite(torch.block_diag, torch.functional.block_diag, tags=MOVES)

@@ -92,6 +92,9 @@ def _max_pool(rank: int, **options):
     values = torch_prim(builtin, name=name, tags=_TAGS, canonicalize=own_stride, **options)(meta)
     both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=own_stride)(with_indices_meta)
 
+    if rank == 1:
+        alias(torch.max_pool1d_with_indices)(both)
+
     @alias(getattr(F, name))
     def pool(a, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
         return (both if return_indices else values)(a, kernel_size, stride, padding, dilation, ceil_mode)
@@ -156,6 +159,9 @@ def _adaptive_max_pool(rank: int, **options) -> None:
         return like(a, shape), like(a, shape, int64)
 
     both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=lambda args, kwargs: (args[:2], {}), **options)(meta)
+
+    if rank == 1:
+        alias(torch.adaptive_max_pool1d)(both)
 
     @alias(getattr(F, name))
     def pool(a, output_size, return_indices=False):

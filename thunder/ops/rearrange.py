@@ -288,17 +288,17 @@ def _(a, repeats):
     g = yield repeat(a, repeats)
     if any(type(n) is int and n == 0 for n in repeats):
         return (LTORCH["zeros"](a.shape, device=g.device, dtype=g.dtype),)
-    extra = len(repeats) - len(a.shape)
-    shape = [m for k, n in zip(repeats[extra:], a.shape, strict=True) for m in ((n,) if type(k) is int and k == 1 else (k, n))]
-    summed, at = list(range(extra)), extra
-    for k in repeats[extra:]:
+    for _ in range(len(repeats) - len(a.shape)):  # one after the other, as PyTorch adds them up
+        g, repeats = LTORCH["sum"](g, 0), repeats[1:]
+    shape = [m for k, n in zip(repeats, a.shape, strict=True) for m in ((n,) if type(k) is int and k == 1 else (k, n))]
+    summed, at = [], 0
+    for k in repeats:
         if type(k) is int and k == 1:
             at += 1
         else:
             summed.append(at)
             at += 2
-    out = reshape(g, (*repeats[:extra], *shape)) if len(summed) > extra else g
-    return (LTORCH["sum"](out, tuple(summed)) if summed else out,)
+    return (LTORCH["sum"](reshape(g, tuple(shape)), tuple(summed)) if summed else g,)
 
 
 @flip.vjp

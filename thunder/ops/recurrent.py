@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import torch
 
+from thunder import _torch_compat as compat
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol, current_recorder
-from thunder.ops import backward, opaque
+from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
+from thunder.errors import CaptureError
+from thunder.ops import autocast, backward, opaque
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.promotion import to_float
 
@@ -207,27 +208,40 @@ def _net(name: str) -> None:
     padded_random = torch_prim(fn=function, name=f"{name}_with_dropout", tags=tags)(meta)
     packed_random = torch_prim(fn=function, name=f"{name}_of_packed_sequences_with_dropout", tags=tags)(packed_meta)
 
-    def run_under(state: tuple, *args):
-        with contextlib.ExitStack() as stack:
-            for kind, dtype in state:
-                stack.enter_context(torch.autocast(kind, dtype))
+    def run_under(kinds: tuple, *args):
+        with compat.autocast_on(kinds):
             return function(*args)
 
-    # typed by running: PyTorch casts inside of it, and in which types it comes out depends on the kernel it finds
-    under_autocast = torch_prim(fn=run_under, name=f"{name}_under_autocast", tags=tags)(opaque.typed_by_running(run_under, name))
+    @torch_prim(fn=run_under, name=f"{name}_of_packed_sequences_under_autocast", tags=tags)
+    def packed_under_autocast(kinds: tuple, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+        """Outputs and states are of the type that one step of the net gives: fake tensors cannot be cut to lengths that stand in a tensor."""
+        if x.device.type != "cpu":
+            raise CaptureError(f"{name} of packed sequences is called under autocast", location=user_location(), remedy="disable autocast around it, and cast its input")
+        found = packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
+        states = tuple(like(h, h.shape[1:]) for h in parts(hx))
+        with detached(current_recorder().context.replace(autocast=autocast.policy(kinds, False))):
+            after = step(like(x, (states[0].shape[0], x.shape[-1])), states, *params[: 4 if has_biases else 2])
+        return like(found[0], dtype=after[0].dtype), *(like(f, dtype=a.dtype) for f, a in zip(found[1:], after, strict=True))
 
     @alias(function)
-    def call(*args):
-        context = current_recorder().context
-        if context.autocast is not None:
-            return under_autocast(context.autocast.state, *args)
-        is_packed = isinstance(args[2], TensorProxy) if name != "lstm" else isinstance(args[1], TensorProxy)
+    def call(*args, **kwargs):
+        is_packed = "batch_sizes" in kwargs or isinstance((*args, None, None, None)[2 if name != "lstm" else 1], TensorProxy)
+        cast = current_recorder().context.autocast
+        if cast is not None and is_packed:
+            args, kwargs = packed._by_position(args, kwargs)
+            return packed_under_autocast(cast.state[0], *args, **kwargs)
+        if cast is not None:
+            return opaque.symbol_for(function)(*args, **kwargs)  # PyTorch casts inside of it, and in which types it comes out depends on the kernel it finds
+        plain, random = (packed, packed_random) if is_packed else (padded, padded_random)
+        args, kwargs = plain._by_position(args, kwargs)
         dropout, train = args[6 if is_packed else 5], args[7 if is_packed else 6]
-        symbol = (packed, packed_random) if is_packed else (padded, padded_random)
-        return symbol[bool(train and dropout > 0.0)](*args)
+        return (random if train and dropout > 0.0 else plain)(*args, **kwargs)
 
     padded.torch_functions = packed.torch_functions = (function,)
+    _net_samples(name, gates, padded, packed)
 
+
+def _net_samples(name: str, gates: int, padded: Symbol, packed: Symbol) -> None:
     def weights(make, width: int, layers: int, directions: int, biases: bool) -> list:
         made = []
         for layer in range(layers):

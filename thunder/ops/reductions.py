@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import TensorProxy, concrete, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
@@ -551,13 +552,15 @@ for _symbol in (cummax, cummin):
 def diff(a, n=1, dim=-1, prepend=None, append=None):
     if n < 0:
         raise RuntimeError(f"order must be non-negative but got {n}")
+    if n == 0:
+        return LTORCH["clone"](a)
     parts = [x for x in (prepend, a, append) if x is not None]
     out = LTORCH["cat"](parts, dim) if len(parts) > 1 else a
     dim = dim % len(out.shape)
-    if n == 0:
-        return LTORCH["clone"](out)
-    for _i in range(n):
+    for _i in range(builtins.min(n, concrete(out.shape[dim]))):
         size = out.shape[dim]
+        if size == 0:
+            break
         later, earlier = LTORCH["narrow"](out, dim, 1, size - 1), LTORCH["narrow"](out, dim, 0, size - 1)
         out = LTORCH["logical_xor"](later, earlier) if out.dtype is dtypes.bool8 else later - earlier
     return out
@@ -765,13 +768,14 @@ def _norm_gradient(g, y, a, order, dim, keepdim: bool):
 def _norm_rule(symbol: Symbol, order_of) -> None:
     def rule(a, *args, **kwargs):
         order, dim, keepdim, dtype = order_of(*args, **kwargs)
-        if order is None or dtype is not None or not (order in (0, 1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]:
+        if order != 0 and (order is None or dtype is not None or not (order in (1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]):
             return NotImplemented
         y = symbol(a, *args, **kwargs)
         g = yield y
         return (_norm_gradient(g, y, a, order, dim, keepdim),)
 
     symbol.vjp(rule)
+    symbol.info["complex_rule"] = lambda a, *args, **kwargs: order_of(*args, **kwargs)[0] == 0
 
 
 def _norm_arguments(p="fro", dim=None, keepdim=False, dtype=None):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from thunder.core.proxies import like
 from thunder.ops import backward
-from thunder.ops.define import composite, torch_prim
+from thunder.ops.define import alias, composite, lookup, torch_prim
 from thunder.ops.dims import pair
 from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import MOVES, permute, reshape
@@ -53,6 +53,21 @@ def _(make):
     yield (make(2, 3, 4, 4), 3), {"align_corners": True}
 
 
+@alias(F.upsample)
+def _upsample(a, size=None, scale_factor=None, mode="nearest", align_corners=None):
+    return interpolate(a, size, scale_factor, mode, align_corners)
+
+
+@alias(F.upsample_nearest)
+def _upsample_nearest(a, size=None, scale_factor=None):
+    return interpolate(a, size, scale_factor, "nearest")
+
+
+@alias(F.upsample_bilinear)
+def _upsample_bilinear(a, size=None, scale_factor=None):
+    return interpolate(a, size, scale_factor, "bilinear", True)
+
+
 @torch_prim(F.grid_sample, autocast="cpu:float32 cuda:widest")
 def grid_sample(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     if len(a.shape) != len(grid.shape) or a.shape[0] != grid.shape[0] or grid.shape[-1] != len(a.shape) - 2:
@@ -67,12 +82,67 @@ def _(make):
     yield (make(2, 3, 5, 4), make(2, 6, 7, 2, low=-1.0, high=1.0)), {"align_corners": False}
 
 
+@alias(torch.grid_sampler)
+def _grid_sampler(a, grid, interpolation_mode, padding_mode, align_corners):
+    return grid_sample(a, grid, _MODES[interpolation_mode], _PADDINGS[padding_mode], align_corners)
+
+
+_MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+
+
+def _grid_sampler_kernel(rank: int):
+    function = getattr(torch, f"grid_sampler_{rank}d")
+
+    def meta(a, grid, interpolation_mode, padding_mode, align_corners):
+        return grid_sample.meta(a, grid)
+
+    symbol = torch_prim(function, name=f"grid_sampler_{rank}d", autocast="cpu:float32 cuda:widest")(meta)
+
+    @symbol.vjp
+    def _(a, grid, interpolation_mode, padding_mode, align_corners):
+        g = yield symbol(a, grid, interpolation_mode, padding_mode, align_corners)
+        mask = [a.requires_grad, grid.requires_grad]
+        return _GRID_BACKWARD[rank](g, a, grid, interpolation_mode, padding_mode, align_corners, mask)
+
+    @symbol.samples
+    def _(make):
+        a, grid = make(2, 3, *(5, 4, 3)[:rank]), make(2, *(4, 3, 2)[:rank], rank, low=-1.2, high=1.2)
+        yield a, grid, 0, 0, False
+        yield a, grid, 0, 1, True
+        yield a, grid, 1, 2, False
+
+    @symbol.error_samples
+    def _(make):
+        yield make(2, 3, *(5, 4, 3)[:rank]), make(1, *(4, 3, 2)[:rank], rank, low=-1.0, high=1.0), 0, 0, False
+
+    return symbol
+
+
+grid_sampler_2d, grid_sampler_3d = (_grid_sampler_kernel(rank) for rank in (2, 3))
+
+
 @torch_prim(F.affine_grid)
 def affine_grid(theta, size, align_corners=None):
     rank = len(size) - 2
     if theta.shape != (size[0], rank, rank + 1):
         raise ValueError(f"Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}. Got {list(theta.shape)}.")
     return like(theta, (size[0], *size[2:], rank))
+
+
+@alias(torch.affine_grid_generator)
+def _affine_grid_generator(theta, size, align_corners):
+    return lookup(F.affine_grid)(theta, size, align_corners)
+
+
+_affine_grid_backward = backward.kernel(
+    "affine_grid_generator_backward", "default", lambda g, size, align_corners: like(g, (size[0], len(size) - 2, len(size) - 1))
+)  # fmt: skip
+
+
+@affine_grid.vjp
+def _(theta, size, align_corners=None):
+    g = yield affine_grid(theta, size, align_corners)
+    return (_affine_grid_backward(g, list(size), bool(align_corners)),)
 
 
 casts_inside(affine_grid)
@@ -105,7 +175,7 @@ def pixel_unshuffle(a, downscale_factor):
     return reshape(permute(x, (*range(k), k, k + 2, k + 4, k + 1, k + 3)), (*batch, c * r * r, h // r, w // r))
 
 
-@composite(F.channel_shuffle, torch.channel_shuffle, tags=MOVES)
+@composite(F.channel_shuffle, torch.channel_shuffle, torch.native_channel_shuffle, tags=MOVES)
 def channel_shuffle(a, groups):
     if len(a.shape) < 3 or a.shape[1] % groups != 0:
         raise RuntimeError(f"Number of channels must be divisible by groups. Got {list(a.shape)} channels and {groups} groups.")
@@ -188,5 +258,5 @@ def _(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     if a.device.type != "cpu":  # cuDNN's sampler has a backward of its own
         return NotImplemented
     g = yield grid_sample(a, grid, mode, padding_mode, align_corners)
-    options = ("bilinear", "nearest", "bicubic").index(mode), ("zeros", "border", "reflection").index(padding_mode), bool(align_corners)
+    options = _MODES.index(mode), _PADDINGS.index(padding_mode), bool(align_corners)
     return _GRID_BACKWARD[rank](g, a, grid, *options, [a.requires_grad, grid.requires_grad])

@@ -143,6 +143,23 @@ def _(make):
 # ---------------------------------------------------------------------------------------------------------------- writing
 
 
+@torch_prim(torch.put, torch.Tensor.put)
+def put(a, index, source, accumulate=False):
+    """`source` at the places `index` of `a`, counted through all of its elements."""
+    if index.dtype.name != "int64":
+        raise RuntimeError(f"put_(): Expected a long tensor for index, but got {scalar_type(index.dtype)}")
+    if source.dtype is not a.dtype:
+        raise RuntimeError(f"put_(): self and source expected to have the same dtype, but got self.dtype = {scalar_type(a.dtype)} and source.dtype = {scalar_type(source.dtype)}")
+    return like(a)
+
+
+@put.samples
+def _(make):
+    yield make(4, 3), torch.tensor([2, 7]), make(2)
+    yield make(4, 3), torch.tensor([[2], [-1]]), make(2, 1), True
+
+
+
 def _check_source(name: str, a, index, src) -> None:
     if src.dtype is not a.dtype:
         raise RuntimeError(f"{name}(): Expected self.dtype to be equal to src.dtype")

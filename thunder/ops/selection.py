@@ -114,3 +114,18 @@ for _symbol in (unique, unique_consecutive):
         yield make(4, 3, dtype=torch.int64, low=0, high=3)
         yield (make(4, 3, dtype=torch.int64, low=0, high=3),), {"return_inverse": True, "return_counts": True}
         yield (make(4, 2, dtype=torch.int64, low=0, high=2),), {"return_counts": True, "dim": 0}
+
+
+# ---------------------------------------------------------------------------------------------------------------- packed sequences
+
+
+@torch_prim(torch._pack_padded_sequence)
+def _pack_padded_sequence(a, lengths, batch_first):
+    """The elements that belong to sequences of these lengths, one time after the other, and how many sequences each time has."""
+    return like(a, (fresh_size(), *a.shape[2:])), like(lengths, (fresh_size(),), dtypes.int64)
+
+
+@torch_prim(torch._pad_packed_sequence)
+def _pad_packed_sequence(a, batch_sizes, batch_first, padding_value, total_length):
+    times, count = batch_sizes.shape[0] if total_length <= 0 else total_length, fresh_size()
+    return like(a, ((count, times) if batch_first else (times, count)) + a.shape[1:]), like(batch_sizes, (count,), dtypes.int64)

@@ -7,7 +7,7 @@ import math
 import torch
 
 from thunder.core.dtypes import dtype, to_dtype
-from thunder.core.proxies import METHODS, like
+from thunder.core.proxies import METHODS, like, same_shape
 from thunder.core.symbol import OpTags
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import sum_to
@@ -159,7 +159,7 @@ def _(make):
 
 @alias(torch.ravel, torch.Tensor.ravel)
 def ravel(a):
-    return flatten(a)
+    return flatten(LTORCH["contiguous"](a))
 
 
 def _unflat_shape(a, dim, sizes) -> tuple:
@@ -475,7 +475,7 @@ def expand_as(a, other):
 def broadcast_tensors(*tensors):
     tensors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
     shape = broadcast_shapes(*(x.shape for x in tensors))
-    return tuple(x if x.shape == shape else expand(x, shape) for x in tensors)
+    return tuple(x if same_shape(x.shape, shape) else expand(x, shape) for x in tensors)
 
 
 # --- derivatives: the way back
@@ -484,7 +484,7 @@ def broadcast_tensors(*tensors):
 def _reshaped_back(symbol):
     def rule(a, *args, **kwargs):
         g = yield symbol(a, *args, **kwargs)
-        return (g if g.shape == a.shape else reshape(g, a.shape),)
+        return (g if same_shape(g.shape, a.shape) else reshape(g, a.shape),)
 
     symbol.vjp(rule)
 

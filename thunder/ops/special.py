@@ -9,6 +9,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.elementwise import binary, unary
+from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import Promotion, broadcast_shapes, result_type, same_device, to_float
 from thunder.ops.reductions import canonical_dims, reduced_shape
 
@@ -43,6 +44,11 @@ def _(make):
 @alias(torch.Tensor.polygamma)
 def polygamma_method(a, n):
     return LTORCH["polygamma"](n, a)
+
+
+@alias(torch.Tensor.polygamma_)
+def polygamma_(a, n):
+    return overwrite(a, LTORCH["polygamma"](n, a), "polygamma")
 
 
 @LTORCH["polygamma"].samples

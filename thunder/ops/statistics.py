@@ -8,8 +8,8 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.define import LTORCH, composite, torch_prim
-from thunder.ops.dims import wrap_dim
-from thunder.ops.promotion import to_float
+from thunder.ops.dims import wrap_dim, wrap_dims
+from thunder.ops.promotion import result_type, to_float
 from thunder.ops.torch_types import named_results
 
 # ---------------------------------------------------------------------------------------------------------------- covariance
@@ -35,8 +35,8 @@ def _cov_meta(a, *, correction=1, fweights=None, aweights=None):
             raise RuntimeError(f"cov(): expected {name} to have {'integral' if integer else 'floating point'} dtype but got {name} with {w.dtype.torch_name} dtype")
         if w.numel_value != observations:
             raise RuntimeError(f"cov(): expected {name} to have the same numel as there are observations in the input but got {w.numel_value} != {observations}")
-    dtype = to_float(a.dtype)
-    return like(a, () if len(a.shape) < 2 else (variables, variables), dtype)
+    dtype = to_float(a.dtype if aweights is None else result_type(a, aweights))
+    return like(a, () if variables == 1 else (variables, variables), dtype)
 
 
 @torch_prim(torch.cov, torch.Tensor.cov)
@@ -113,7 +113,6 @@ def cumulative_trapezoid(y, x=None, *, dx=1, dim=-1):
 
 
 for _symbol in (trapezoid, cumulative_trapezoid):
-    _symbol.info["by_parts"] = True  # PyTorch composes these of the same operations
 
     @_symbol.samples
     def _(make):
@@ -127,7 +126,16 @@ for _symbol in (trapezoid, cumulative_trapezoid):
 def gradient(a, *, spacing=1, dim=None, edge_order=1):
     if edge_order not in (1, 2):
         raise RuntimeError(f"torch.gradient only supports edge_order=1 and edge_order=2, but received: {edge_order}")
-    dims = [wrap_dim(d, len(a.shape)) for d in (range(len(a.shape)) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,))]
+    dims = wrap_dims(tuple(range(len(a.shape))) if dim is None else dim, len(a.shape))
+    if isinstance(spacing, (tuple, list)):
+        if len(spacing) != len(dims):
+            raise RuntimeError(
+                "torch.gradient expected spacing to be unspecified, a scalar or it's spacing and dim arguments to have the same length, but got a spacing argument of "
+                f"length {len(spacing)} and a dim argument of length {len(dims)}."
+            )
+        for s in spacing:
+            if type(s) is TensorProxy and s.device is not a.device:
+                raise RuntimeError(f"torch.gradient expected each tensor to be on the same device, but got devices {a.device} and {s.device}!")
     if any(type(n := a.shape[d]) is int and n < edge_order + 1 for d in dims):
         raise RuntimeError("torch.gradient expected each dimension size to be at least edge_order+1")
     return tuple(like(a, dtype=to_float(a.dtype)) for _ in dims)
@@ -159,6 +167,8 @@ def _(make):
 def histogramdd(a, bins, range=None, weight=None, density=False):
     if type(bins) is int:
         bins = [bins] * a.shape[-1]
+    if len(bins) != a.shape[-1]:
+        raise RuntimeError("histogramdd: The size of bins must be equal to the innermost dimension of the input.")
     counts = [b.shape[0] - 1 if type(b) is TensorProxy else b for b in bins]
     return named_results("histogramdd", like(a, tuple(counts)), tuple(like(a, (n + 1,)) for n in counts))
 

@@ -65,7 +65,6 @@ def _view_copy(name: str, view, sample) -> Symbol:
 
     symbol = composite(*functions, name=f"{name}_copy")(decomposition)
     symbol.parameters, symbol.defaults = Symbol(name, view).parameters, Symbol(name, view).defaults
-    symbol.info["by_parts"] = True
     symbol.samples(lambda make: iter([sample(make)]))
     return symbol
 

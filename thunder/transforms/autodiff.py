@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from thunder.core.dtypes import COMPLEX
-from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in, same_shape
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.core.unbacked import with_sizes
@@ -155,9 +155,8 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     """What the result needs is forward, wherever the rule writes it."""
     needed = set(line.outputs)
     forward, backward = [], []
-    later = _reading(lines, gets) if any(OpTags.DONT_DCE in b.sym.tags for b in lines) else ()
     for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and b not in later:
+        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, lines, gets):
             needed.update(b.inputs)
             forward.append(b)
         else:
@@ -165,14 +164,15 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     return Derivative(forward[::-1], backward[::-1], gets, [(a, g) for a, g in puts if a.requires_grad])
 
 
-def _reading(lines: list[BoundSymbol], gets: list) -> set[BoundSymbol]:
-    """The lines that cotangents flow into."""
-    values, found = {g for _, g in gets}, set()
+def _reads(line: BoundSymbol, lines: list[BoundSymbol], gets: list) -> bool:
+    """Whether cotangents flow into a line."""
+    values = {g for _, g in gets}
     for b in lines:
         if not values.isdisjoint(b.inputs):
-            found.add(b)
             values.update(b.outputs)
-    return found
+            if b is line:
+                return True
+    return False
 
 
 # ---------------------------------------------------------------------------------------------------------------- choosing a rule
@@ -193,7 +193,8 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
 
 def _complex(line: BoundSymbol) -> bool:
     """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of data and what says that its rule holds."""
-    if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
+    holds = line.sym.info.get("complex_rule")
+    if OpTags.SHAPE_OP in line.sym.tags or holds is True or (holds is not None and holds(*line.args, **line.kwargs)):
         return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
 
@@ -207,6 +208,11 @@ def _by_parts(line: BoundSymbol) -> bool:
     """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated. Complex numbers take PyTorch's derivative."""
     wanted = line.sym.info.get("by_parts")
     return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
+
+
+def _fused(line: BoundSymbol, executors: Sequence) -> bool:
+    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and computed again is chosen among them."""
+    return line.sym.decomposition is not None and not _complex(line) and any(executor.can_fuse(line) for executor in executors)
 
 
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
@@ -225,7 +231,7 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         rule = again, True
     if rule is not None and (made := _differentiated(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None and not (_by_parts(line) and line.subsymbols):
+    elif line.sym.fn is not None and line.sym.executor is None and not ((_by_parts(line) or _fused(line, executors)) and line.subsymbols):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
@@ -405,7 +411,7 @@ def _other_term(line: BoundSymbol, gone: set) -> TensorProxy | None:
     if line.sym not in (LTORCH["add"], LTORCH["sub"]) or line.kwargs or len(line.inputs) != 2:
         return None
     term = line.inputs[0] if line.inputs[1] in gone else line.inputs[1]
-    return term if term.shape == line.output.shape and term.dtype is line.output.dtype else None  # type: ignore[attr-defined]
+    return term if same_shape(term.shape, line.output.shape) and term.dtype is line.output.dtype else None  # type: ignore[attr-defined]
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:

@@ -27,7 +27,11 @@ class Transform:
     """Base of the transforms given to `thunder.jit(transforms=...)`. Every hook is optional: one that is not overridden is not called.
 
     A transform changes traces by returning others, and parameters by writing to the compiled module's overrides; the wrapped module stays as it was.
+
+    exact: a program computes the same with it, bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
     """
+
+    exact = False
 
     def transform_module(self, model) -> None:
         """Once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`; `model.set_parameter(name, value)` replaces or adds a parameter.

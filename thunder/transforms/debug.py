@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
@@ -23,6 +24,7 @@ __all__ = ["DebugTransform"]
 class DebugTransform(Transform):
     """pre_callback(line, *args, **kwargs) and post_callback(line, output, *args, **kwargs) are called when a line runs; what they return is printed above it."""
 
+    exact: ClassVar[bool] = True
     pre_callback: Callable | None = None
     post_callback: Callable | None = None
 

@@ -10,7 +10,7 @@ each amount of memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from thunder.core.proxies import Proxy, TensorProxy, number_value
@@ -82,13 +82,13 @@ def _is_view(line: BoundSymbol, maybe: bool = False) -> bool:
     return OpTags.VIEW in line.sym.tags and (maybe or line.sym.name not in MAY_COPY) and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1
 
 
-def roots(lines: Sequence[BoundSymbol], maybe: bool = False) -> dict[Proxy, Proxy]:
-    """For views, the value whose memory they show; `maybe`: also for what is a view or a copy, which of the two the strides decide."""
+def roots(lines: Sequence[BoundSymbol], maybe: bool = False, copies: Container[str] = ()) -> dict[Proxy, Proxy]:
+    """For views, the value whose memory they show; `maybe`: also for what is a view or a copy, which of the two the strides decide, but for `copies`, which are known."""
     found: dict[Proxy, Proxy] = {}
     for line in lines:
         if _is_view(line, maybe):
             source = next(i for i in line.inputs if isinstance(i, TensorProxy))
-            found |= dict.fromkeys(line.outputs, found.get(source, source))
+            found |= dict.fromkeys([o for o in line.outputs if o.name not in copies], found.get(source, source))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from thunder.core.codegen import Printer
@@ -10,7 +10,7 @@ from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProx
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
-from thunder.ops.inplace import write_back
+from thunder.ops.inplace import also_written, write_back
 from thunder.transforms.autodiff import grad_transform_on_trace, sides
 from thunder.transforms.dce import dce
 from thunder.transforms.memory_budget import roots
@@ -49,7 +49,7 @@ def partition(joint: Trace) -> ForwardBackward:
     gradients, returned = joint.output["output"], joint.output["fw_flat_out"]
     cotangents = [b.output for b in starts]
     backward_lines = leading_to(backward_lines, gradients, has_effect)
-    overwritten = overwritten_before(forward_lines, backward_lines)
+    overwritten = overwritten_before(forward_lines, backward_lines, joint.tables.get("copies", ()))
     if overwritten is not None:
         backward_lines, gradients = [modified_in_place.bind(overwritten.name, output=None)], tuple(None for _ in gradients)
     made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
@@ -66,17 +66,22 @@ def partition(joint: Trace) -> ForwardBackward:
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
 
 
-def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
-    """An argument that the forward writes to and the backward would read as it was before."""
-    targets = {b.args[0] for b in forward if b.sym is write_back or "rearranges" in b.sym.info}
-    if not targets:
+def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], copies: Container[str] = ()) -> TensorProxy | None:
+    """An argument that the forward writes to and the backward would read as it was before. copies: names of what may be views and is none."""
+    rearranged: dict[Proxy, Proxy] = {}  # what an argument is under its new shape -> the argument
+    for b in forward:
+        if "rearranges" in b.sym.info:
+            rearranged[b.output] = rearranged.get(b.args[0], b.args[0])
+    targets = {rearranged.get(b.args[0], b.args[0]) for b in forward if b.sym in (write_back, also_written)}
+    if not targets and not rearranged:
         return None
-    shown = roots(forward, maybe=True)
+    reshaped = set(rearranged.values())
+    shown = roots(forward, maybe=True, copies=copies)
     for b in backward:
         unread = b.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
         for value in b.inputs:
             root = shown.get(value, value)
-            if root in targets and not any(b.args[i] is value for i in unread):
+            if (root in targets or value in reshaped) and not any(b.args[i] is value for i in unread):
                 return root
     return None
 

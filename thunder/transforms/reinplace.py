@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.ops.define import LTORCH, inplace_form
@@ -68,6 +68,7 @@ class _State:
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
                 self.copies[line.args[0]] = line.args[1], i
+                self.reads.setdefault(self.root(line.args[1]), []).append(i)
                 continue
             for value in line.inputs:
                 self.reads.setdefault(self.root(value), []).append(i)
@@ -82,7 +83,7 @@ class _State:
         return all(self._fits(i, line, line.outputs[o], target, read) for o, target in pairs.items() if o < len(line.outputs) or _raise(line))
 
     def _fits(self, i: int, line: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
-        if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or (result.shape, result.dtype) != (target.shape, target.dtype):
+        if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or result.dtype is not target.dtype or not same_shape(result.shape, target.shape):
             return False
         home, reads = self.home.get(target), self.reads.get(self.root(target), ())
         if read[self.root(target)] > 1 or target in self.views and home is None:

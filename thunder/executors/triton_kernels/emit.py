@@ -44,6 +44,9 @@ class _Term(NamedTuple):
     variables: frozenset
 
 
+PASS = 4096  # columns that a program sees at a time where a row does not fit
+
+
 def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool) -> Source:
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter."""
     return _Emitter(name, schedule, kernel, strides, interpreted).run()
@@ -159,19 +162,26 @@ class _Emitter:
     def _long_rows(self):
         """Rows that do not fit: a pass for each level of reductions, then one for what is stored."""
         k = self.kernel
-        columns = 4096
+        columns = PASS
         self.shape = [1, columns]
         self.masks["c"] = k.columns % columns != 0
         self._rows_line(self._program(0), self.outer)
         for level in self._levels():
             accumulators = [self._accumulator(v) for v in level]
+            online = {v: [(s, self._accumulator(s)) for s in self._exponentials(v)] for v in level}
             self._pass(columns)
             for v, accumulator in zip(level, accumulators, strict=True):
                 operand = self.value(v.operands[0], operand_place(v, Index.of(k.r), Index.of(k.c)), ())
-                self._accumulate(v, accumulator, operand, "c")
+                if online[v]:
+                    self._rescale(v, accumulator, operand, [total for _, total in online[v]])
+                else:
+                    self._accumulate(v, accumulator, operand, "c")
             self._close()
             for v, accumulator in zip(level, accumulators, strict=True):
-                self.memo["reduction", v] = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
+                best = self.memo["reduction", v] = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
+                for s, total in online[v]:
+                    scaled = self._emit(f"{total} * tl.where({accumulator} == {best.text}, 1.0, tl.exp({accumulator} - {best.text}))", frozenset("rc"))
+                    self.memo["reduction", s] = self._emit(self._combined(s, scaled.text, 1), frozenset("r"))
         stored = [v for v in k.stores if not self._is_row(v)]
         for v in k.stores:
             if self._is_row(v):
@@ -261,8 +271,26 @@ class _Emitter:
         here = set(self.kernel.reductions)
         level: dict[Value, int] = {}
         for v in in_order(self.kernel.reductions):
-            level[v] = max((level[x] for x in v.operands if isinstance(x, Value)), default=0) + (v in here)
-        return [[v for v in self.kernel.reductions if level[v] == n] for n in sorted({level[v] for v in here})]
+            below = max((level[x] for x in v.operands if isinstance(x, Value)), default=0)
+            maximum = _exponential_of(v) if v in here else None
+            online = maximum in here and v in self._exponentials(maximum)
+            level[v] = level[maximum] if online else below + (v in here)
+            if online:
+                here.discard(v)
+        return [[v for v in self.kernel.reductions if v in here and level[v] == n] for n in sorted({level[v] for v in here})]
+
+    def _exponentials(self, v: Value) -> list[Value]:
+        """Sums of exp(x - max(x)) over the same rows as a maximum `v` of x: they are found in its pass (Milakov and Gimelshein 2018, "Online normalizer calculation")."""
+        return [s for s in self.kernel.reductions if v.what[0] == "amax" and _exponential_of(s) is v and v.dtype.name == "float32"]
+
+    def _rescale(self, v: Value, accumulator: str, term: _Term, totals: list[str]) -> None:
+        """A step of a maximum, and of sums of exponentials relative to it."""
+        text = f"tl.where(c_inside, {term.text}, {self._neutral(v)})" if self.masks["c"] else term.text
+        self.inner.append(f"x = {text}")
+        self.inner.append(f"best = tl.maximum({accumulator}, x, propagate_nan=tl.PropagateNan.ALL)")
+        for total in totals:  # infinite ones are not subtracted from themselves
+            self.inner.append(f"{total} = {total} * tl.where({accumulator} == best, 1.0, tl.exp({accumulator} - best)) + tl.where(x == float('-inf'), 0.0, tl.exp(x - best))")
+        self.inner.append(f"{accumulator} = best")
 
     def _neutral(self, v: Value) -> str:
         how = v.what[0]
@@ -338,8 +366,9 @@ class _Emitter:
         if kind == "iota":
             start, step = v.what
             at = self.index(place[0])
-            whole = isinstance(start, int) and isinstance(step, int)
-            number = f"({at.text}).to(tl.{'int64' if whole else 'float64'}) * {step} + {start}"
+            if (start, step) == (0, 1) and v.dtype.category != FLOAT:
+                return self._emit(f"{_bracketed(at.text)}.to({_compute(v.dtype)})", at.variables)
+            number = f"{_bracketed(at.text)}.to(tl.{'int64' if isinstance(start, int) and isinstance(step, int) else 'float64'}) * {step} + {start}"
             return self._cast_text(number, v.dtype, at.variables)
         if kind == "gather":
             return self._gathered(v, place, conditions)
@@ -485,6 +514,21 @@ class _Emitter:
             target.append(f"v{self.count} = {text}")
             self._know(key, _Term(f"v{self.count}", variables))
         return self.memo[key]
+
+
+def _exponential_of(s: Value) -> Value | None:
+    """The maximum in sum(exp(x - max(x)))."""
+    if s.kind != "reduce" or s.what[0] != "sum":
+        return None
+    e = s.operands[0]
+    if e.kind != "map" or e.what != "exp" or e.operands[0].kind != "map" or e.operands[0].what != "sub":
+        return None
+    x, m = e.operands[0].operands
+    while isinstance(m, Value) and m.kind in ("broadcast", "reshape"):
+        m = m.operands[0]
+    if not isinstance(m, Value) or m.kind != "reduce" or m.what != ("amax", s.what[1]):
+        return None
+    return m if m.operands[0] is x else None
 
 
 def _along_memory(reduction: Value) -> bool:

@@ -72,7 +72,7 @@ class FusedRegion:
             self._variants[key] = variant.run
             return variant.run(*tensors)
         outputs, compiled = variant.launch(*tensors)
-        if not any(t.data_ptr() % ALIGNMENT for t in tensors):
+        if compiled and not any(t.data_ptr() % ALIGNMENT for t in tensors):
             self._variants[key] = variant.prepared(compiled)
         return outputs
 
@@ -115,7 +115,10 @@ class _Variant:
             self.allocations.append(f"out{i} = empty_strided({v.shape}, {tuple(s)}, dtype=dtype{i}, device=device)")
             self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
         # a tensor may be a negative of its memory's numbers, which kernels do not see
-        self.plain = [f"if {self.names[v]}.is_neg(): {self.names[v]} = {self.names[v]}.resolve_neg()" for v in program.inputs if v.dtype.category == FLOAT]
+        self.negative = " or ".join(f"{self.names[v]}.is_neg()" for v in program.inputs if v.dtype.category == FLOAT)
+        again = ", ".join(f"{name}.resolve_neg()" for name in self.inputs)
+        self.plain = [f"if {self.negative}: return again({again})"] if self.negative else []
+        self.context["again"] = region
         self.results = f"[{', '.join(self.names[v] for v in program.outputs)}]"
         for i, source in enumerate(self.sources):
             text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in source.helpers), source.text])
@@ -136,7 +139,7 @@ class _Variant:
     def launch(self) -> Callable:
         """Returns the kernels that Triton compiled as well."""
         launches = [f"compiled{i} = {text}" for i, text in enumerate(self._launches())]
-        lines = [*self.plain, "with on_device(device):", *(f"    {line}" for line in (*self.allocations, *launches))]
+        lines = [*(f"{line}, []" for line in self.plain), "with on_device(device):", *(f"    {line}" for line in (*self.allocations, *launches))]
         self.context["on_device"] = torch.cuda.device
         return self._function(lines, f"{self.results}, [{', '.join(f'compiled{i}' for i in range(len(self.sources)))}]")
 
@@ -149,7 +152,7 @@ class _Variant:
         lines = [f"a_{name} = {name}.data_ptr()" for name in self.inputs]
         pointers = " | ".join(f"a_{name}" for name in self.inputs)
         unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
-        unusual += [f"current_device() != {index}", *(f"{self.names[v]}.is_neg()" for v in self.region.schedule.program.inputs if v.dtype.category == FLOAT)]
+        unusual += [f"current_device() != {index}"] + ([self.negative] if self.negative else [])
         lines += [f"if {' or '.join(unusual)}: return general({', '.join(self.inputs)})", *self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in written]
         for i, (source, kernel) in enumerate(zip(self.sources, compiled, strict=True)):

@@ -1,0 +1,212 @@
+"""`numerics="eager"`: results and gradients are eager's bit for bit. `rng="fused"`: fusion executors are offered random operations, and otherwise are not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thunder
+import thunder.torch as ltorch
+from benchmarks.model_zoo import MODELS, named_tensors
+from tests.ops.test_autocast import arguments, flat, make, sampled
+from thunder.core.proxies import map_structure
+from thunder.core.symbol import OpTags
+from thunder.errors import OptionError
+from thunder.extend import FusionExecutor, OperatorExecutor, deregister_executor, register_executor, set_default_executors
+from thunder.ops import LTORCH
+
+
+def gradients(model: torch.nn.Module, run, args, kwargs) -> tuple[list[torch.Tensor], list]:
+    """The tensors of a result, and the gradients of their sum for every parameter."""
+    torch.manual_seed(0)
+    outputs = [t for _, t in named_tensors(run(*args, **kwargs))]
+    floating = [o for o in outputs if o.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(sum(o.float().square().sum() for o in floating), parameters, allow_unused=True) if floating else []
+    return [o.detach() for o in outputs], list(found)
+
+
+# sums of gradients that PyTorch adds up in another memory layout: the last bit of some
+IN_ANOTHER_LAYOUT = {"Qwen3", "Mamba"}
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in IN_ANOTHER_LAYOUT])
+def test_models_are_bit_identical_to_eager(name):
+    model, args, kwargs = MODELS[name]()
+    model.train()
+    want = gradients(model, model, args, kwargs)
+    got = gradients(model, thunder.jit(model, numerics="eager"), args, kwargs)
+    for kind, a, b in zip(("result", "gradient"), got, want, strict=True):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert (x is None) == (y is None) and (x is None or torch.equal(x.nan_to_num(), y.nan_to_num())), f"{kind}: {(x - y).abs().max()}"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single functions
+@pytest.mark.parametrize("name", sampled())
+def test_operations_are_bit_identical_to_eager(name):
+    """The first sample of each operation, and its gradients."""
+    function = LTORCH[name].torch_functions[0]
+    torch.manual_seed(0)
+    args, kwargs = arguments(next(iter(LTORCH[name].sampler(make))))
+    inputs: list[torch.Tensor] = []
+
+    def differentiable(x):
+        if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
+            return x
+        inputs.append(x.clone().requires_grad_())
+        return inputs[-1]
+
+    plain = args, kwargs
+    args, kwargs = map_structure(differentiable, args), map_structure(differentiable, kwargs)
+
+    def outcome(call) -> list:
+        outputs = [o for o in flat(call(*args, **kwargs)) if isinstance(o, torch.Tensor)]
+        starts = [o for o in outputs if o.requires_grad]
+        torch.manual_seed(1)
+        seeds = [torch.randn_like(o) for o in starts]
+        found = torch.autograd.grad(starts, inputs, seeds, allow_unused=True, materialize_grads=True) if starts and inputs else ()
+        return [o.detach() for o in outputs] + list(found)
+
+    try:
+        want = outcome(function)
+    except (RuntimeError, NotImplementedError):  # PyTorch does not differentiate it with respect to all of them
+        args, kwargs = plain
+        inputs.clear()
+        want = outcome(function)
+    got = outcome(thunder.jit(lambda *args, **kwargs: function(*args, **kwargs), numerics="eager"))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the options
+
+
+@pytest.fixture
+def inexact():
+    """A default executor whose gelu is off."""
+    before = thunder.get_default_executors()
+    executor = OperatorExecutor("numerics_inexact")
+    gelu = executor.register_operator("off_gelu", like=ltorch.gelu, fn=lambda a, **_: F.gelu(a) + 0.01)
+    executor.register_implementation(ltorch.gelu, gelu)
+    register_executor(executor)
+    set_default_executors((executor, *before))
+    yield executor
+    set_default_executors(before)
+    deregister_executor(executor)
+
+
+def test_what_is_not_exact_is_left_out(inexact):
+    x = torch.randn(5)
+    assert not torch.equal(thunder.jit(lambda x: F.gelu(x))(x), F.gelu(x))
+    assert torch.equal(thunder.jit(lambda x: F.gelu(x), numerics="eager")(x), F.gelu(x))
+
+
+@pytest.mark.parametrize("given", ["numerics_inexact", None])
+def test_what_is_not_exact_and_asked_for_is_refused(inexact, given):
+    with pytest.raises(OptionError, match="numerics_inexact.*exact=True"):
+        thunder.jit(lambda x: x, executors=[given or inexact], numerics="eager")
+    with pytest.raises(OptionError, match="AutocastTransform.*exact = True"):
+        thunder.jit(lambda x: x, transforms=[thunder.autocast()], numerics="eager")
+    with pytest.raises(OptionError, match="AutocastTransform.*exact = True"):
+        thunder.add_transform(thunder.jit(lambda x: x, numerics="eager"), transform=thunder.autocast())
+
+
+def test_what_says_it_is_exact_is_used():
+    executor = OperatorExecutor("numerics_exact", exact=True)
+    calls = []
+    gelu = executor.register_operator("own_gelu", like=ltorch.gelu, fn=lambda a, **_: calls.append(1) or F.gelu(a))
+    executor.register_implementation(ltorch.gelu, gelu)
+    x = torch.randn(5)
+    assert torch.equal(thunder.jit(lambda x: F.gelu(x), executors=[executor], numerics="eager")(x), F.gelu(x)) and calls
+
+
+@pytest.mark.parametrize("options, words", [({"numerics": "exact"}, "numerics='exact'.*'close', 'eager'"), ({"rng": "philox"}, "rng='philox'.*'torch', 'fused'"),
+                                            ({"rng": "fused", "numerics": "eager"}, "rng='fused' and numerics='eager'")])  # fmt: skip
+def test_other_values_name_the_valid_ones(options, words):
+    with pytest.raises(OptionError, match=words):
+        thunder.jit(lambda x: x, **options)
+
+
+# ---------------------------------------------------------------------------------------------------------------- random operations and fusion
+
+
+class Toy(FusionExecutor):
+    """Runs regions of uniform numbers and elementwise operations with a generator of its own."""
+
+    def __init__(self):
+        super().__init__("toy_random_fuser")
+        self.generator = torch.Generator().manual_seed(0)
+        for operation in (ltorch.mul, ltorch.add, ltorch.rand_like):
+            self.register_supported(operation)
+
+    def fuse(self, region, counter):
+        def run(*inputs):
+            values = dict(zip([p.name for p in region.inputs], inputs, strict=True))
+            for line in region.lines:
+                given = [values[a.name] if hasattr(a, "name") else a for a in line.args]
+                random = OpTags.RANDOM_OP in line.sym.tags
+                values[line.output.name] = torch.rand(given[0].shape, generator=self.generator) if random else line.sym.fn(*given)
+            return [values[o.name] for o in region.outputs]
+
+        return self.register_temporary_operation(f"toy{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+
+def noisy(x):
+    return torch.rand_like(x) * x + x
+
+
+def fused_names(compiled) -> list[str]:
+    region = next((line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion), None)
+    return [] if region is None else [line.sym.name for line in region.subsymbols]
+
+
+def test_random_operations_are_offered_only_when_asked():
+    x = torch.ones(4)
+    compiled = thunder.jit(noisy, executors=[Toy()])
+    torch.manual_seed(0)
+    want = noisy(x)
+    torch.manual_seed(0)
+    assert torch.equal(compiled(x), want)
+    assert fused_names(compiled) == ["mul", "add"]
+
+    offered, state = thunder.jit(noisy, executors=[Toy()], rng="fused"), torch.get_rng_state()
+    y = offered(x)
+    assert fused_names(offered) == ["rand_like", "mul", "add"]
+    assert torch.equal(torch.get_rng_state(), state) and torch.equal(y, torch.rand(4, generator=torch.Generator().manual_seed(0)) + 1)
+
+
+def test_a_generator_of_the_users_is_never_offered():
+    generator = torch.Generator().manual_seed(3)
+
+    def program(x):
+        return torch.rand_like(x, generator=generator) * x + x
+
+    compiled = thunder.jit(program, executors=[Toy()], rng="fused")
+    got = compiled(torch.ones(4))
+    assert torch.equal(got, torch.rand(4, generator=torch.Generator().manual_seed(3)) + 1) and "rand_like" not in fused_names(compiled)
+
+
+def test_what_is_drawn_again_is_not_offered():
+    """A checkpoint draws its numbers again in the backward: they have to be the same."""
+    from torch.utils.checkpoint import checkpoint
+
+    def program(x):
+        return checkpoint(lambda x: (torch.rand_like(x) * x * x).sin(), x, use_reentrant=False)
+
+    x = torch.linspace(0.5, 1.5, 6, requires_grad=True)
+    outcomes = []
+    for call in (program, thunder.jit(program, executors=[Toy()], rng="fused")):
+        torch.manual_seed(0)
+        y = call(x)
+        outcomes.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
+    for a, b in zip(*outcomes, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_second_derivative_of_fused_numbers_is_refused():
+    x = torch.linspace(0.5, 1.5, 6, requires_grad=True)
+    y = thunder.jit(noisy, executors=[Toy()], rng="fused")(x * 1)
+    with pytest.raises(RuntimeError, match='rng="fused"'):
+        torch.autograd.grad(y.square().sum(), x, create_graph=True)
