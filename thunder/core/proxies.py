@@ -406,8 +406,8 @@ def _result_kind(name: str, operands: tuple) -> type:
 
 
 def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
-    """As `_arithmetic`, of numbers without a value. Numbers that have one are fixed by it."""
-    operands = tuple(x.concrete() if isinstance(x, NumberProxy) and not x.unbacked else x for x in operands)
+    """As `_arithmetic`, of numbers without a value. Integers that have one are fixed by it."""
+    operands = tuple(x.concrete() if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
     kind, expressions = _result_kind(name, operands), tuple(map(_expression, operands))
     if name in ("add", "sub", "mul") and kind is int:
         a, b = expressions
