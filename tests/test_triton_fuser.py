@@ -380,3 +380,24 @@ def test_a_prepared_launch_passes_addresses_to_compiled_kernels(monkeypatch):
     (out,) = run(x, y)
     assert calls == [(1, 1, 1, 7, "function", "metadata", None, None, None, x.data_ptr(), y.data_ptr(), out.data_ptr())]
     assert run(torch.empty(65)[1:], y) == "general" and len(calls) == 1, "kernels compiled for aligned tensors are not given others"
+
+
+def test_what_is_cheap_is_computed_in_the_region_that_reads_it():
+    def program(x, w):
+        wide = x.float() * 0.5
+        return torch.sigmoid(torch.tanh(wide).to(x.dtype) @ w) * wide
+
+    x, w = tensor(6, 6, dtype=torch.bfloat16, grad=False), tensor(6, 6, dtype=torch.bfloat16, grad=False, seed=1)
+    compiled = thunder.jit(program, executors=[TritonFuser("copies")])
+    exact = program(x.double(), w.double())
+    check_close(compiled(x, w), program(x, w), exact, torch.finfo(torch.bfloat16).eps)
+    lines = [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]
+    assert [[str(p.dtype.shortname) for p in line.outputs] for line in lines] == [["bf16"], ["f32"]], "the float32 value is written nowhere"
+
+
+def test_regions_that_read_the_same_are_one():
+    compiled = thunder.jit(lambda x: (torch.tanh(x) * 2, torch.sigmoid(x) + 1), executors=[TritonFuser("shared")])
+    x = tensor(5, 7, grad=False)
+    for got, want in zip(compiled(x), (torch.tanh(x) * 2, torch.sigmoid(x) + 1), strict=True):
+        torch.testing.assert_close(got, want)
+    assert [f.kernels for f in fusions(compiled)] == [1]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
-__all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to"]
+__all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to", "with_own_copies"]
 
 
 class Region:
@@ -165,6 +166,67 @@ def schedule(lines: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], outp
 
 class _Value(tuple):
     """A value of a region, by its number: what is left of a proxy when names do not count."""
+
+
+def with_own_copies(regions: Sequence[Region], output: Sequence[Proxy], takes: Callable[[BoundSymbol], bool], cheap: Callable[[BoundSymbol], bool]) -> list[Region]:
+    """Regions that compute again what is cheap, where they would read it from another region: writing and reading it costs more than reading what it is made of.
+
+    regions: in an order in which they can run. takes: lines that are run as regions. cheap: those of them that cost nothing beside what they read. A value is copied where what
+    it is made of, and the region does not read anyway, has no more bytes than the value.
+    """
+    taken = [all(map(takes, r.lines)) for r in regions]
+    home = {o: (n, line) for n, r in enumerate(regions) for line in r.lines for o in line.outputs}
+    lines_of: list[list[BoundSymbol]] = []
+    for n, region in enumerate(regions):
+        inputs, copies = set(region.inputs), {}
+        front: list[BoundSymbol] = []
+        for value in region.inputs if taken[n] else ():
+            if value not in home or not taken[home[value][0]] or (chain := _chain(value, home, regions[home[value][0]].lines, cheap)) is None:
+                continue
+            made, sources = chain
+            if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):
+                continue
+            inputs |= sources
+            front += [line for line in made if line.outputs[0] not in copies]
+            copies |= {o: _copy(o, line) for line in made for o in line.outputs if o not in copies}
+        lines_of.append([line.swap(copies) for line in (*front, *region.lines)] if copies else list(region.lines))
+    read = {v for lines in lines_of for v in Region(lines, set()).inputs} | set(output)
+    result = []
+    for n, (region, lines) in enumerate(zip(regions, lines_of, strict=True)):
+        needed = {o for o in region.outputs if o in read}
+        kept = leading_to(lines, needed) if taken[n] else lines
+        if kept:
+            result.append(Region(kept, needed))
+    return result
+
+
+def _chain(value: Proxy, home: dict, home_lines: Sequence[BoundSymbol], cheap: Callable[[BoundSymbol], bool]) -> tuple[list[BoundSymbol], set[Proxy]] | None:
+    """The lines of a value's own region that lead to it, and what they read from outside of it; None where one of them is not cheap."""
+    region = home[value][0]
+    found: dict[BoundSymbol, None] = {}
+    sources: set[Proxy] = set()
+    waiting = [value]
+    while waiting:
+        v = waiting.pop()
+        if v not in home or home[v][0] != region:
+            sources.add(v)
+            continue
+        line = home[v][1]
+        if line not in found:
+            if not cheap(line):
+                return None
+            found[line] = None
+            waiting += line.inputs
+    return [line for line in home_lines if line in found], sources
+
+
+def _bytes(value: Proxy) -> int:
+    return math.prod(value.shape) * value.dtype.bytes if isinstance(value, TensorProxy) else 0
+
+
+def _copy(value: Proxy, line: BoundSymbol) -> Proxy:
+    assert isinstance(value, TensorProxy) and line.context is not None, "cheap lines compute tensors"
+    return value.replace(name=line.context.names.make())
 
 
 def region_key(region: Region):

@@ -42,6 +42,9 @@ class TritonFuser(FusionExecutor):
         devices = {p.device.name for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)}
         return len(devices) == 1 and (next(iter(devices)).startswith("cuda") or interpreting())
 
+    def is_cheap(self, line: BoundSymbol) -> bool:
+        return not _reduces(line)
+
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one operation is PyTorch's already."""
         computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
@@ -66,6 +69,10 @@ def _in_primitives(line: BoundSymbol) -> bool:
         return False
     lines, aliases = parts(line)
     return bool(lines or aliases) and all(fusible(sub) and _in_primitives(sub) for sub in lines)
+
+
+def _reduces(line: BoundSymbol) -> bool:
+    return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, parts(line)[0]))
 
 
 @functools.cache

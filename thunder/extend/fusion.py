@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in
-from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule
+from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -56,6 +56,10 @@ class FusionExecutor(Executor):
             return True
         return line.sym.decomposition is not None and bool(line.subsymbols) and all(map(self.can_fuse, line.subsymbols))
 
+    def is_cheap(self, line: BoundSymbol) -> bool:
+        """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does not read it from another one."""
+        return False
+
     def should_fuse(self, region: Region) -> bool:
         """Whether a region is worth it. A single operation is not."""
         return len(region.lines) > 1
@@ -70,7 +74,8 @@ class FusionExecutor(Executor):
         groups = convex_regions(lines, self.can_fuse)
         made: list[BoundSymbol] = []
         counter = 0
-        for region in schedule(lines, groups, trace.output_proxies):
+        regions = schedule(lines, groups, trace.output_proxies)
+        for region in with_own_copies(regions, trace.output_proxies, self.can_fuse, self.is_cheap):
             fused, core, views = None, region, ()
             if all(map(self.can_fuse, region.lines)):
                 core, views = without_views(region)

@@ -88,10 +88,7 @@ def _(make):
 
 def _native_batch_norm_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
     normalization._batch_norm_meta(a, running_mean, running_var, weight, bias, training)
-    parameters = (weight, bias, running_mean, running_var)
-    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is float32 for t in parameters)
-    kept = like(a, (a.shape[1],) if training else (0,), compute_dtype(a.dtype) if mixed else a.dtype)
-    return like(a), kept, like(kept)
+    return normalization._batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 native_batch_norm = torch_prim(torch.native_batch_norm, name="native_batch_norm")(_native_batch_norm_meta)

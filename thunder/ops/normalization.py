@@ -550,7 +550,8 @@ def _(a, num_groups, weight=None, bias=None, eps=1e-5):
 
 def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
     shape = (a.shape[1],) if training else (0,)
-    kind = compute_dtype(a.dtype)
+    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is dtypes.float32 for t in (weight, bias, running_mean, running_var))
+    kind = compute_dtype(a.dtype) if mixed else a.dtype
     return like(a), like(a, shape, kind), like(a, shape, kind)
 
 
