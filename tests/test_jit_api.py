@@ -251,7 +251,7 @@ def test_counters_and_times():
 
 
 def test_the_last_traces_are_those_of_the_last_call():
-    compiled = thunder.jit(scaled)
+    compiled = thunder.jit(scaled, cache="constant values")
     compiled(ONES, 2), compiled(ONES, 3)
     second = thunder.last_traces(compiled)[-1]
     compiled(ONES, 2)
@@ -322,7 +322,7 @@ def test_interpreter_log(capsys):
 
 
 def test_recompile_warning_comes_once_and_says_why():
-    compiled = thunder.jit(scaled)
+    compiled = thunder.jit(scaled, cache="constant values")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in range(RECOMPILE_WARNING_LIMIT + 4):
@@ -343,7 +343,7 @@ def test_recompile_warning_comes_once_and_says_why():
 
 @pytest.mark.filterwarnings("ignore::thunder.errors.RecompileWarning")
 def test_least_recently_used_entries_go():
-    compiled = thunder.jit(scaled)
+    compiled = thunder.jit(scaled, cache="constant values")
     for n in range(MAX_ENTRIES):
         compiled(ONES, n)
         compiled(ONES, 0)  # kept in use

@@ -11,14 +11,17 @@ import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
-    "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
+    "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
-    "functorch_implementations", "children_of",
+    "functorch_implementations", "children_of", "fake_mode_of_sizes",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
 any_autocast = torch._C._is_any_autocast_enabled
+# without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
+current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -217,3 +220,11 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
         return "a FakeTensorMode"
     return None
 
+
+
+def fake_mode_of_sizes():
+    """A FakeTensorMode in which sizes that data decides are symbols. Without it such operations are refused."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True))

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
@@ -183,6 +184,8 @@ class Compiled:
                 stats.cache_hits += 1
                 return self._run(entry, inputs, args, kwargs)
             reasons.append(inputs)
+        if isinstance(self.fn, torch.nn.Module) and any(map(_is_lazy, self.fn.modules())):
+            return self.fn(*args, **kwargs)  # the first call of a lazy module, which gives it its parameters, is eager's
         self._drop_outlived()
         stats.times["lookup"] = (start, clock())
         stats.cache_misses += 1
@@ -220,12 +223,29 @@ class Compiled:
             return entry, entry.prologue_fn(self.fn, args, kwargs)
 
     def _compile(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
+        changing = self._changing()
+        integers = any(changing.values())
+        try:
+            return self._compile_with(changing, modes, args, kwargs, last=not integers)
+        except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
+            if not integers:
+                raise
+        return self._compile_with({path: None for path, values in changing.items() if values is None}, modes, args, kwargs)
+
+    def _changing(self) -> dict[str, set[int] | None]:
+        """Paths whose numbers stay symbolic: those that earlier readings saw written, and int arguments that are none of the values they were."""
+        found: dict[str, set[int] | None] = {}
+        for entry in self.stats.interpreter_cache:
+            for path, value in entry.captured.integers.items():
+                found.setdefault(path, set()).add(value)
+        return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
+
+    def _compile_with(self, changing: dict, modes: tuple, args: tuple, kwargs: dict, last: bool = True) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
-        counters = frozenset().union(*(entry.captured.effects for entry in stats.interpreter_cache))
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self!r}", file=sys.stderr)
-        captured = self._capture(args, kwargs, counters)
+        captured = self._capture(args, kwargs, changing, last)
         if options.debug.show_interpreter_progress:
             print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
@@ -255,13 +275,15 @@ class Compiled:
                 run = _without_grad(run)
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
-    def _capture(self, args: tuple, kwargs: dict, counters: frozenset) -> Captured:
-        """A program that fails while it is captured has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
+    def _capture(self, args: tuple, kwargs: dict, changing: dict, last: bool) -> Captured:
+        """A program that fails while it is captured, the `last` time, has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
         try:
-            return capture(self.fn, args, kwargs, self.options, counters, self.overrides)
+            return capture(self.fn, args, kwargs, self.options, changing, self.overrides)
         except (ThunderError, SharpEdgeWarning):
             raise
         except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
+            if not last:
+                raise
             failure = error
         self.fn(*args, **kwargs)
         location, theirs = user_line(failure)
@@ -293,8 +315,7 @@ class Compiled:
         if stats.cache_misses == RECOMPILE_WARNING_LIMIT + 1:
             why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
             warn_user(
-                f"{self!r} was compiled {stats.cache_misses} times. The last time because: {why}. "
-                'cache="symbolic values" keeps numbers and sizes symbolic.',
+                f'{self!r} was compiled {stats.cache_misses} times. The last time because: {why}. cache="symbolic values" keeps numbers and sizes symbolic.',
                 RecompileWarning,
             )
 
@@ -330,6 +351,10 @@ class Compiled:
         if _by_name(self) is self:
             return self.__qualname__  # a decorated function is found again under its name
         return jit_with, (self.fn, self.options)
+
+
+def _is_lazy(module: torch.nn.Module) -> bool:
+    return isinstance(module, LazyModuleMixin) and hasattr(module, "_initialize_hook")
 
 
 def _by_name(fn: Any) -> Any:
@@ -373,6 +398,7 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     printer = Printer(print_depth=1)
     expression = printer.value(map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output))
     numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(computation.args) if isinstance(a, NumberProxy))
+    numbers += "".join(f"  {o.name} = outputs[{i}]\n" for i, o in enumerate(outputs) if isinstance(o, UnbackedNumber))
     imports = "\n".join(sorted(printer.imports))
     return compile_source(f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
 
@@ -411,10 +437,10 @@ def jit(
     """Compiles a function or an `nn.Module`. Nothing happens until the first call, which reads the program and builds what later calls run.
 
     executors: executors or their names, in the order they are asked; None means the default ones. sharp_edges: "allow", "warn" or "error".
-    cache: "constant values", "symbolic values", "same input" or "no caching". disable_torch_autograd: results never require grad. transforms: applied in
-    order. numerics: "close", or "eager" for results and gradients that are eager's bit for bit: only executors and transforms that say they are `exact` are used.
-    rng: "torch", or "fused": fusion executors may draw random numbers of their own. debug_options: see `thunder.DebugOptions`. record_history: keep the full
-    interpreter log. interpretation, langctx: accepted as in 2024.
+    cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are constants but for int arguments that change from
+    call to call. disable_torch_autograd: results never require grad. transforms: applied in order. numerics: "close", or "eager" for results and gradients that are
+    eager's bit for bit: only executors and transforms that say they are `exact` are used. rng: "torch", or "fused": fusion executors may draw random numbers of their
+    own. debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
     memory_budget (a compile option): the share of the bytes saved for the backward that may be saved; the rest is computed again in the least time.
     compile_options: free-form options that executors and passes may ask for; `thunder.last_compile_options` says which were used.
 
@@ -444,6 +470,7 @@ def jit(
     options = JitOptions(
         executors=chosen,
         cache=resolve_cache_option(cache),
+        integers_may_change=cache is None,
         sharp_edges=resolve_sharp_edges(sharp_edges),
         disable_torch_autograd=disable_torch_autograd,
         transforms=given_transforms,

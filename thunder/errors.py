@@ -12,7 +12,7 @@ import warnings
 from typing import Any
 
 __all__ = [
-    "ThunderError", "CaptureError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
+    "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
     "RecompileWarning", "warn_user", "user_line", "add_location",
 ]  # fmt: skip
 
@@ -41,6 +41,10 @@ class CaptureError(ThunderError):
         if remedy:
             text.append(f"  {remedy}")
         super().__init__("\n".join(text))
+
+
+class DataDependentError(CaptureError):
+    """The program goes on in a way that depends on a number which only the run tells: a size that data decides, or a tensor's value."""
 
 
 class MissingImplementationError(ThunderError, NotImplementedError):

@@ -10,13 +10,15 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder.core.proxies import TensorProxy, type_string
-from thunder.errors import ThunderError
+from thunder.core.symbol import Symbol
+from thunder.core.trace import Trace
+from thunder.errors import ThunderError, warn_user
 from thunder.frontend.calls import NOT_OPERATIONS
 from thunder.inspection import last_entry
 from thunder.ops import inplace_of, lookup
 from thunder.transforms.memory_budget import nbytes, roots
 
-__all__ = ["examine", "torch_calls", "saved_for_backward", "SavedValue", "SavedValues"]
+__all__ = ["examine", "torch_calls", "get_fusions", "get_fusion_symbols", "saved_for_backward", "SavedValue", "SavedValues"]
 
 
 class _Calls(TorchFunctionMode):
@@ -37,6 +39,22 @@ def torch_calls(fn: Callable, *args, **kwargs) -> Counter:
     with torch.no_grad(), _Calls() as calls:
         fn(*args, **kwargs)
     return Counter({f: n for f, n in calls.counts.items() if getattr(f, "__name__", "") != "__get__" or lookup(f) is not None})
+
+
+def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[tuple[str, Callable]]:
+    """(name, function) of each region that a fusion executor runs in a trace. A function of the Triton fuser has its kernels' text as `source`.
+
+    Warns for a trace without fusions, as one is that was not transformed for execution.
+    """
+    found = [(symbol.name, symbol.fn) for symbol in get_fusion_symbols(trace)]
+    if not found and warn_if_fusions_unavailable:
+        warn_user("this trace has no fusions: is it the last of thunder.last_traces(...), of a program compiled with a fusion executor?", UserWarning)
+    return found  # type: ignore[return-value]
+
+
+def get_fusion_symbols(trace: Trace) -> list[Symbol]:
+    """The operations of a trace that fusion executors made."""
+    return [line.sym for line in trace.bound_symbols if line.sym.is_fusion]
 
 
 def examine(fn: Callable, *args, **kwargs) -> None:

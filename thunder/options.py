@@ -18,7 +18,7 @@ __all__ = [
 class CACHE_OPTIONS(enum.Enum):
     """What a compiled function may assume about its next inputs."""
 
-    CONSTANT_VALUES = "constant values"  # numbers, strings and sizes are what they were, or the function is compiled again
+    CONSTANT_VALUES = "constant values"  # numbers, strings and sizes are what they were, or the function is compiled again (see JitOptions.integers_may_change)
     SYMBOLIC_VALUES = "symbolic values"  # numbers and tensor sizes may change, as long as what was decided by them stays decided
     SAME_INPUT = "same input"  # the first program is run for every input, nothing is checked
     NO_CACHING = "no caching"  # compiled anew at every call
@@ -165,10 +165,14 @@ class DebugOptions:
 
 @dataclass
 class JitOptions:
-    """Everything `thunder.jit` was told, resolved. `compile_options` are free-form: who reads one says why through `get`."""
+    """Everything `thunder.jit` was told, resolved. `compile_options` are free-form: who reads one says why through `get`.
+
+    integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a cache). So it is where `cache` was not said.
+    """
 
     executors: tuple = ()
     cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
+    integers_may_change: bool = False
     sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.ALLOW
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
@@ -190,5 +194,3 @@ class JitOptions:
         for executor in reversed(self.executors):
             merged.update(executor.replacements)
         return merged
-
-

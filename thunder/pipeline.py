@@ -20,6 +20,7 @@ from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.offer_random import offer_random
+from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
@@ -66,6 +67,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         joint = joint_trace(trace, executors)
         budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
+        joint = open_reductions(joint, fusers)
         chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
         cut.append(partition(recompute(joint, chosen)))
         return cut[0].forward

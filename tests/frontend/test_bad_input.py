@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import random
 import time
 import traceback
@@ -71,19 +72,19 @@ def bool_of_a_tensor(x):
     return x * 2 if bool(x.any()) else x  # here
 
 
-@refused(".item()")
+@refused("whether v0 > 0 is known only when the program runs (v0 is a value of t0)")
 def item(x):
     return x * 2 if x[0, 0].item() > 0 else x  # here
 
 
-@refused("Python int")
+@refused("the value of int(v0)")
 def int_of_a_tensor(x):
-    return x[: int(x.sum())]  # here
+    return sum(range(int(x.sum())))  # here
 
 
-@refused("Python float")
+@refused("the value of v0")
 def float_of_a_tensor(x):
-    return x * float(x.max())  # here
+    return x * math.sqrt(float(x.max()))  # here
 
 
 @refused("index")
@@ -93,7 +94,7 @@ def tensor_as_a_range(x):
 
 @refused(".tolist()")
 def tolist(x):
-    return sum(x.tolist()[0])  # here
+    return len(x.nonzero().tolist())  # here
 
 
 @refused(".numpy()")
@@ -101,19 +102,19 @@ def to_numpy(x):
     return x.numpy()  # here
 
 
-@refused("known only when the program runs")
+@refused("whether u0 == 0 is known only when the program runs (u0 is dimension 0 of a result of getitem)")
 def boolean_mask(x):
-    return x[x > 2]  # here
+    return x if x[x > 2].numel() == 0 else -x  # here
 
 
-@refused("depends on data")
+@refused("the value of u0")
 def nonzero(x):
-    return x.nonzero()  # here
+    return [row for row in x.nonzero()]  # here
 
 
-@refused("depends on data")
+@refused("whether u0 == 1")
 def unique(x):
-    return torch.unique(x)  # here
+    return torch.unique(x).squeeze()  # here
 
 
 @refused("whether a tensor contains")

@@ -170,3 +170,8 @@ def saved_bytes(run, leaves: list[torch.Tensor]) -> int:
         outputs = run(*leaves)
     del outputs
     return sum(storage.nbytes() for storage in kept.values())
+
+
+def fits(shape: tuple, real: torch.Size) -> bool:
+    """Whether a proxy's shape is that of a tensor, but for sizes that data decides."""
+    return len(shape) == len(real) and not any((m == n) is False for m, n in zip(shape, real))

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
-from tests.ops.harness import Opened, tensors_in
+from tests.ops.harness import Opened, fits, tensors_in
 from tests.ops.tracing import carried_out, differentiated, traced
 from thunder.core.proxies import map_structure
 from thunder.core.symbol import OpTags
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, MissingImplementationError
 from thunder.ops import inplace_of, lookup, opaque
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -30,16 +30,17 @@ WRAPPED = [info for info in op_db if lookup(info.op) is None and inspect.isfunct
 
 # what cannot be captured, and why
 REFUSED = {
-    "masked_select": "the result's shape depends on data", "unique": "the result's shape depends on data", "nonzero": "the result's shape depends on data",
-    "unique_consecutive": "the result's shape depends on data", "argwhere": "the result's shape depends on data",
-    "nn.functional.one_hot": "without num_classes the result's shape depends on data",
-    "narrow": "a start in a tensor", "tensor_split": "places in a tensor", "repeat_interleave": "repeats in a tensor",
+    "tensor_split": "the number of parts in a tensor",
     "nn.functional.batch_norm": "updates running statistics of its caller", "nn.functional.instance_norm": "updates running statistics of its caller",
     "squeeze": "changes a shape in place", "unsqueeze": "changes a shape in place", "transpose": "changes a shape in place", "t": "changes a shape in place",
     "as_strided": "changes a shape in place", "swapaxes": "changes a shape in place", "swapdims": "changes a shape in place",
 }  # fmt: skip
+# decompositions that decide by sizes or numbers which only the run tells, for some arguments
+BY_DATA = {"narrow", "tensor_split", "nn.functional.one_hot"}
 # their values are whatever was in memory
 UNDEFINED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
+# PyTorch's own results are not the same from call to call: the driver gelsy begins with pivots that happen to be in memory
+VARYING = {"linalg.lstsq"}
 # refused by PyTorch when the program runs, not when it is captured: the first are about data, the others are arguments that only PyTorch checks.
 # The list may only become shorter.
 LATE = {"gather", "scatter", "scatter_add", "take"} | {
@@ -51,7 +52,6 @@ LATE = {"gather", "scatter", "scatter_add", "take"} | {
 } | {"narrow", "index_add", "linalg.cross"}  # fmt: skip
 # samples that are refused though PyTorch takes them
 GAPS = {
-    "constant_pad_nd": "a complex value for the border",
     "nn.functional.batch_norm": "an input of one dimension", "nn.functional.batch_norm_without_cudnn": "an input of one dimension",
 }  # fmt: skip
 
@@ -96,11 +96,12 @@ def refusal(function, args, kwargs) -> Exception | None:
 def check(info, trace, inputs, want) -> None:
     want = tensors_in(want)
     for proxy, tensor in zip(trace.output, want, strict=True):
-        assert (tuple(proxy.shape), to_torch_dtype(proxy.dtype), proxy.device.type) == (tuple(tensor.shape), tensor.dtype, tensor.device.type)
+        assert fits(proxy.shape, tensor.shape) and (to_torch_dtype(proxy.dtype), proxy.device.type) == (tensor.dtype, tensor.device.type)
     torch.default_generator.manual_seed(42)
     got = carried_out(trace, inputs)
     if info.name not in UNDEFINED:
-        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True, check_stride=False)
+        exact = {} if info.name in VARYING else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(got, want, **exact, equal_nan=True, check_stride=False)
 
 
 @pytest.mark.parametrize("info", entries(KNOWN))
@@ -146,7 +147,11 @@ def test_decompositions_equal_the_operation(info):
         symbols = [line.sym for line in trace.bound_symbols]
         if any(OpTags.RANDOM_OP in s.tags for s in symbols) or all(s.decomposition is None for s in symbols):
             continue
-        got = carried_out(trace, inputs, [Opened("opened")])
+        try:
+            got = carried_out(trace, inputs, [Opened("opened")])
+        except MissingImplementationError as error:
+            assert "sizes that data decides" in str(error) and info.name in BY_DATA
+            continue
         if info.name not in UNDEFINED:
             torch.testing.assert_close(got, tensors_in(want), equal_nan=True, check_stride=False)
         opened += 1
@@ -175,11 +180,16 @@ def test_gradients_equal_autograds(info):
         if any(o is x for o in want for x in inputs) or any(o is a for o in trace.output for a in trace.args):
             continue  # an output that is an argument is the frontend's matter
         cotangents = [torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(1)) for o in outputs]
-        expected = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        try:
+            expected = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        except RuntimeError as error:
+            assert "is ill-defined" in str(error) or "not differentiable" in str(error), error  # for these cotangents: phases of eigenvectors
+            continue
         torch.default_generator.manual_seed(42)
         got, gradients = differentiated(trace, inputs, cotangents)
         if info.name not in UNDEFINED:
-            torch.testing.assert_close(got, list({id(o): o for o in want}.values()), rtol=0, atol=0, equal_nan=True, check_stride=False)
+            exact = {} if info.name in VARYING else {"rtol": 0, "atol": 0}
+            torch.testing.assert_close(got, list({id(o): o for o in want}.values()), **exact, equal_nan=True, check_stride=False)
         found = [g for x, g in zip(inputs, gradients, strict=True) if x.requires_grad]
         for x, g, e in zip(leaves, found, expected, strict=True):
             assert (g is None) == (e is None) or info.name in NONE_OR_ZEROS, spoken(args, kwargs)

@@ -5,7 +5,7 @@ import torch
 
 import thunder
 from benchmarks.training import CountCalls
-from tests.ops.harness import SAMPLED, as_program, by_decomposition, gradient_cases, proxies_of, samples_of, saved_bytes, tensors_in, torch_function
+from tests.ops.harness import SAMPLED, as_program, by_decomposition, fits, gradient_cases, proxies_of, samples_of, saved_bytes, tensors_in, torch_function
 from thunder.core.symbol import OpTags
 from thunder.errors import ThunderError
 from thunder.ops import LTORCH
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}:UserWarning")
     for text in (
         ".*padding='same' with even kernel lengths", "reduction. 'mean' divides the total loss", "index_reduce\\(\\) is in beta", "Casting complex values to real",
-        "ComplexHalf support is experimental", "To copy construct from a tensor", ".*size_average and reduce args",
+        "ComplexHalf support is experimental", "To copy construct from a tensor", ".*size_average and reduce args", "(at|torch)\\S+ is deprecated",
     )
 ]
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
@@ -65,7 +65,7 @@ def test_forward_and_types_equal_pytorchs(name):
         with torch.no_grad():
             got = tensors_in(run(compiled, tensors))
         for g, w, p in zip(got, want, proxies_of(compiled), strict=True):
-            assert (tuple(p.shape), to_torch_dtype(p.dtype), p.device.type) == (tuple(w.shape), w.dtype, w.device.type), tensors
+            assert fits(p.shape, w.shape) and (to_torch_dtype(p.dtype), p.device.type) == (w.dtype, w.device.type), tensors
             if name not in UNDEFINED:
                 torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
         tried += 1
@@ -122,13 +122,18 @@ def test_gradient_equals_autograds(name):
             torch.testing.assert_close(case.differentiated(outputs, cotangents), case.differentiated(eager, cotangents), rtol=1e-10, atol=1e-10, equal_nan=True)
 
 
+def connected(program):
+    """The results that require grad: gradcheck's fast mode stumbles over others among them."""
+    return lambda *given: tuple(o for o in tensors_in(program(*given)) if o.requires_grad)
+
+
 @pytest.mark.parametrize("name", [n for n in DIFFERENTIATED if LTORCH[n].grad_rule is not None and OpTags.RANDOM_OP not in LTORCH[n].tags])
 def test_rules_agree_with_difference_quotients(name):
     """One sample each, where PyTorch's own derivative does: not at a jump, or where a subgradient is chosen."""
     for case in gradient_cases(name, (torch.float64,)):
         double = case.which == "all" and all(x.dtype is torch.float64 for x in case.wanted)
-        if double and torch.autograd.gradcheck(case.program, case.leaves, fast_mode=True, raise_exception=False, check_undefined_grad=False):
-            assert torch.autograd.gradcheck(thunder.jit(case.program), case.leaves, fast_mode=True, check_undefined_grad=False)
+        if double and torch.autograd.gradcheck(connected(case.program), case.leaves, fast_mode=True, raise_exception=False, check_undefined_grad=False):
+            assert torch.autograd.gradcheck(connected(thunder.jit(case.program)), case.leaves, fast_mode=True, check_undefined_grad=False)
             break
 
 

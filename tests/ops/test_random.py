@@ -80,3 +80,70 @@ def test_probability_out_of_range(p):
     with pytest.raises(ValueError) as got:
         thunder.jit(lambda x: F.dropout(x, p))(X)
     assert str(got.value) == str(want.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------- generators that the program sets
+
+
+def _seeded(x, generator):
+    torch.manual_seed(7)
+    return x + torch.rand(3)
+
+
+def _forked(x, generator):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        inside = torch.rand(3)
+    return x + inside, torch.rand(3)
+
+
+def _own_generator(x, generator):
+    generator.manual_seed(11)
+    return x + torch.rand(3, generator=generator)
+
+
+def _state_restored(x, generator):
+    state = torch.get_rng_state()
+    first = torch.rand(3)
+    torch.set_rng_state(state)
+    return x + first, torch.rand(3), state
+
+
+def _own_state_restored(x, generator):
+    state = generator.get_state()
+    first = torch.rand(3, generator=generator)
+    generator.set_state(state)
+    return x + first, torch.rand(3, generator=generator)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("program", [_seeded, _forked, _own_generator, _state_restored, _own_state_restored])
+def test_generators_are_set_in_every_call(program, requires_grad):
+    generator = torch.Generator()
+    x = torch.ones(3, requires_grad=requires_grad)
+
+    def calls(run):
+        torch.manual_seed(1)
+        generator.manual_seed(2)
+        found = []
+        for _ in range(3):
+            result = run(x, generator)
+            found += [*(result if isinstance(result, tuple) else (result,)), torch.get_rng_state(), generator.get_state(), torch.rand(1)]
+        return found
+
+    for got, want in zip(calls(thunder.jit(program)), calls(program), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_seed_is_set_where_dynamo_was_imported():
+    import torch._dynamo  # which puts another function in the place of torch.manual_seed
+
+    compiled = thunder.jit(_seeded)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.zeros(3), None), _seeded(torch.zeros(3), None))
+
+
+def test_seeds_that_differ_from_call_to_call_are_refused():
+    for program in (lambda: torch.seed(), lambda: torch.initial_seed(), lambda: torch.default_generator.seed()):
+        with pytest.raises(thunder.errors.CaptureError, match="differs from call to call"):
+            thunder.jit(program)()

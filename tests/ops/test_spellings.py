@@ -147,11 +147,8 @@ def test_calls_give_what_eager_gives(name):
 
 
 REFUSED = {
-    "mask": (lambda x, m: m[m > 3], "boolean mask"),
-    "masked_select": (lambda x, m: torch.masked_select(m, m > 3), "depends on data"),
-    "nonzero": (lambda x, m: m.nonzero(), "depends on data"),
-    "repeats_in_a_tensor": (lambda x, m: torch.repeat_interleave(m, m[:, 0].long(), dim=0), "depends on data"),
-    "slice_bound": (lambda x, m: m[: m[0, 0].long()], "depends on data"),
+    "squeeze_of_a_mask": (lambda x, m: m[m > 3].squeeze(), "whether u0 == 1"),
+    "unbind_of_a_mask": (lambda x, m: m[m > 3].unbind(), "the value of u0"),
     "unsqueeze_": (lambda x, m: (m * 2).unsqueeze_(0), "shape of a tensor in place"),
     "embedding_max_norm": (lambda x, m: F.embedding(x.long().flatten(), m, max_norm=1.0), "changes its weight"),
 }

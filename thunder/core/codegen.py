@@ -223,8 +223,12 @@ def compile_source(source: str, name: str, context: dict[str, Any]) -> Callable:
     """
     filename = f"<thunder {name} {next(_serial)}>"
     space = dict(context)
-    exec(compile(source, filename, "exec"), space)
-    function = space[name]
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)  # first: a decorator may ask for the text, as Triton's does
+    try:
+        exec(compile(source, filename, "exec"), space)
+        function = space[name]
+    except BaseException:
+        del linecache.cache[filename]
+        raise
     weakref.finalize(function, linecache.cache.pop, filename, None)
     return function

@@ -15,6 +15,7 @@ from typing import Any
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
+from thunder.errors import DataDependentError
 
 __all__ = [
     "Proxy",
@@ -22,9 +23,12 @@ __all__ = [
     "NumberProxy",
     "IntegerProxy",
     "FloatProxy",
+    "UnbackedNumber",
+    "Condition",
     "AnyProxy",
     "CollectionProxy",
     "METHODS",
+    "RELATIONS",
     "leaves",
     "like",
     "concrete",
@@ -32,6 +36,9 @@ __all__ = [
     "type_string",
     "proxies_in",
     "numbers_in",
+    "extreme",
+    "converted",
+    "same_shape",
     "map_structure",
 ]
 
@@ -216,22 +223,88 @@ def like(t: TensorProxy, shape: tuple | None = None, dtype: dtype | None = None,
     return out
 
 
-class NumberProxy:
-    """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, not a value that a line makes.
+class UnbackedNumber(Proxy):
+    """A number that a line makes of data: the size of a result, or a tensor's value. The program has it in its hands as a `NumberProxy` of this name.
 
-    value: what it was at capture (the hint). expression: what it is, in terms of the numbers the prologue passes in. guards: the sink
-    `guards(expression_a, relation, expression_b_or_None, outcome)` that is told whenever the value decides something.
+    origin: where it comes from, in words. facts: what is known of such numbers in this program.
     """
 
-    __slots__ = ("name", "value", "expression", "guards", "__weakref__")
+    __slots__ = ("python_type", "origin", "facts")
+    requires_grad = None  # among outputs: that is a question for tensors
+
+    def __init__(self, name: str, python_type: type, origin: str, facts: symbolic.Facts):
+        self.name, self.python_type, self.origin, self.facts = name, python_type, origin, facts
+
+    def number(self) -> NumberProxy:
+        """What the program has in its hands."""
+        return number_of(symbolic.symbol(self.name), self.python_type, (self,))
+
+    def replace(self) -> UnbackedNumber:
+        return UnbackedNumber(self.name, self.python_type, self.origin, self.facts)
+
+
+def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:
+    from thunder.core.symbol import user_location
+
+    origins = ", ".join(f"{u.name} is {u.origin}" for u in unbacked)
+    return DataDependentError(
+        f"{what} is known only when the program runs ({origins})",
+        location=user_location(),
+        remedy="use operations that go without it (torch.where, masks, torch.nonzero_static); say what holds with torch._check(...); or compute it outside and pass it in",
+    )
+
+
+class Condition:
+    """A relation of numbers that only the run tells. `torch._check` takes it; a program can not branch on it."""
+
+    __slots__ = ("a", "relation", "b", "unbacked")
+
+    def __init__(self, a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]):
+        self.a, self.relation, self.b, self.unbacked = a, relation, b, unbacked
+
+    def __bool__(self) -> bool:
+        raise _undecided(f"whether {self}", self.unbacked)
+
+    def __str__(self) -> str:
+        return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
+
+    def assume(self) -> None:
+        """The program goes on only where it holds."""
+        if float not in (_type_of(self.a), _type_of(self.b)):
+            self.unbacked[0].facts.assume(_expression(self.a), self.relation, _expression(self.b))
+
+    def __sym_not__(self) -> Condition:
+        return Condition(self.a, {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[self.relation], self.b, self.unbacked)
+
+
+class NumberProxy:
+    """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, or that lines make of data.
+
+    value: what it was at capture (the hint). expression: what it is, in terms of the numbers the prologue passes in. guards: the sink
+    `guards(expression_a, relation, expression_b_or_None, outcome)` that is told whenever the value decides something. unbacked: the numbers in the expression that lines make of
+    data; then there is no value and no guard, and what it decides is an error unless arithmetic tells.
+    """
+
+    __slots__ = ("name", "value", "expression", "guards", "unbacked", "__weakref__")
     python_type: type = int
 
-    def __init__(self, name: str, value, expression: symbolic.Expression | None = None, guards: Callable | None = None):
-        self.name, self.value, self.guards = name, value, guards
+    def __init__(
+        self, name: str, value, expression: symbolic.Expression | None = None, guards: Callable | None = None, unbacked: tuple[UnbackedNumber, ...] = ()
+    ):  # fmt: skip
+        self.name, self.value, self.guards, self.unbacked = name, value, guards, unbacked
         self.expression = symbolic.symbol(name) if expression is None else expression
 
+    def renamed(self, table: dict[Proxy, Any]) -> NumberProxy:
+        """The same made of other numbers of data: `table` maps those that others take the place of."""
+        if not any(u in table for u in self.unbacked):
+            return self
+        unbacked = tuple(table.get(u, u) for u in self.unbacked)
+        return number_of(self.expression.renamed({old.name: new.name for old, new in zip(self.unbacked, unbacked)}), self.python_type, unbacked)
+
     def concrete(self):
-        """The value, which is from now on guarded: the program holds for this value only."""
+        """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError where only the run tells it."""
+        if self.unbacked:
+            raise _undecided(f"the value of {self.expression}", self.unbacked)
         if not self.expression.is_constant and self.guards is not None:
             self.guards(self.expression, "==", symbolic.constant(self.value), True)
         return self.value
@@ -240,7 +313,7 @@ class NumberProxy:
         return bool(_compare(self, 0, "!="))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.expression}, {self.value!r} at capture>"
+        return f"<{type(self).__name__} {self.expression}>" if self.unbacked else f"<{type(self).__name__} {self.expression}, {self.value!r} at capture>"
 
     def __hash__(self) -> int:
         return hash(self.concrete())
@@ -291,6 +364,8 @@ def _hint(x):
 def _arithmetic(name: str, a, b=None):
     """name(a, b) as a NumberProxy, or as a plain number where the result does not depend on an input."""
     operands = (a,) if b is None else (a, b)
+    if unbacked := _unbacked(operands):
+        return _unbacked_arithmetic(name, operands, unbacked)
     function = symbolic.APPLICATIONS[name][0]
     value = function(*map(_hint, operands))
     expressions = tuple(map(_expression, operands))
@@ -305,7 +380,57 @@ def _arithmetic(name: str, a, b=None):
     return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), value, expression, guards)
 
 
-_RELATIONS: dict[str, Callable] = {
+def _unbacked(operands: tuple) -> tuple[UnbackedNumber, ...]:
+    """The numbers of data that operands are made of."""
+    found = [x.unbacked for x in operands if isinstance(x, NumberProxy) and x.unbacked]
+    return found[0] if len(found) == 1 else tuple(dict.fromkeys(u for each in found for u in each))
+
+
+def _type_of(x) -> type:
+    return x.python_type if isinstance(x, NumberProxy) else type(x)
+
+
+def _result_kind(name: str, operands: tuple) -> type:
+    """int or float: what Python makes of these operands."""
+    if name in ("int", "round", "trunc", "ceil", "floor"):
+        return int
+    if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
+        return float
+    if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):  # of an int, a float where the exponent is negative
+        if not isinstance(operands[1], int):
+            raise _undecided(f"the sign of the exponent in {operands[0]} ** {operands[1]}", _unbacked(operands))
+        return float
+    return int
+
+
+def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
+    """As `_arithmetic`, of numbers without a value. Numbers that have one are fixed by it."""
+    operands = tuple(x.concrete() if isinstance(x, NumberProxy) and not x.unbacked else x for x in operands)
+    kind, expressions = _result_kind(name, operands), tuple(map(_expression, operands))
+    if name in ("add", "sub", "mul") and kind is int:
+        a, b = expressions
+        expression = a + b if name == "add" else a - b if name == "sub" else a * b
+    else:
+        expression = symbolic.apply(name, *expressions)
+    if expression.is_constant:
+        return expression.constant
+    return number_of(expression, kind, unbacked)
+
+
+def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[UnbackedNumber, ...]) -> NumberProxy:
+    """A number that is made of numbers of data."""
+    return (FloatProxy if kind is float else IntegerProxy)(str(expression), None, expression, None, unbacked)
+
+
+def extreme(name: str, a, b):
+    """max(a, b) or min(a, b) of numbers one of which only the run tells, without branching."""
+    more = a >= b
+    if isinstance(more, Condition):
+        return _arithmetic(name, a, b)
+    return a if more is (name == "max") else b
+
+
+RELATIONS: dict[str, Callable] = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
     "<": lambda a, b: a < b,
@@ -315,8 +440,14 @@ _RELATIONS: dict[str, Callable] = {
 }
 
 
-def _compare(a, b, relation: str) -> bool:
-    outcome = _RELATIONS[relation](_hint(a), _hint(b))
+def _compare(a, b, relation: str) -> bool | Condition:
+    unbacked = _unbacked((a, b))
+    if unbacked:
+        found = None
+        if _type_of(a) is not float and _type_of(b) is not float:
+            found = unbacked[0].facts.decide(_expression(a), relation, _expression(b))
+        return Condition(a, relation, b, unbacked) if found is None else found
+    outcome = RELATIONS[relation](_hint(a), _hint(b))
     ea, eb = _expression(a), _expression(b)
     if type(_hint(a)) is type(_hint(b)) is int:
         difference = ea - eb
@@ -351,7 +482,7 @@ def _relation(relation: str) -> Callable:
 for _name in "add sub mul truediv floordiv mod pow".split():
     setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
     setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
-for _stem, _symbol in zip("eq ne lt le gt ge".split(), _RELATIONS, strict=True):
+for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
     setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
 NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
 NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
@@ -365,9 +496,24 @@ def concrete(x):
     return x.concrete() if isinstance(x, NumberProxy) else x
 
 
+def converted(x, kind: type):
+    """int(x) or float(x), where x may be a number that only the run tells."""
+    if not isinstance(x, NumberProxy):
+        return kind(x)
+    return x if x.python_type is kind else _arithmetic(kind.__name__, x) if x.unbacked else kind(x.concrete())
+
+
 def number_value(x):
-    """The value seen at capture, without making it a guard: for messages and estimates only."""
-    return x.value if isinstance(x, NumberProxy) else x
+    """The value seen at capture, without making it a guard: for messages and estimates only. A number that only the run tells counts as some."""
+    return x if not isinstance(x, NumberProxy) else x.python_type(_ESTIMATE) if x.unbacked else x.value
+
+
+_ESTIMATE = 64
+
+
+def same_shape(a: tuple, b: tuple) -> bool:
+    """Whether two shapes are certainly equal, whatever sizes data decides."""
+    return len(a) == len(b) and all(m is n or (m == n) is True for m, n in zip(a, b))
 
 
 def type_string(x) -> str:
@@ -375,7 +521,9 @@ def type_string(x) -> str:
     if isinstance(x, TensorProxy):
         return f"{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
     if isinstance(x, NumberProxy):
-        return f"{x.python_type.__name__} {x.value!r}"
+        return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {x.value!r}"
+    if isinstance(x, UnbackedNumber):
+        return x.python_type.__name__
     if isinstance(x, CollectionProxy):
         return "Collection"
     if isinstance(x, AnyProxy) or x is None:
@@ -400,7 +548,7 @@ def numbers_in(value, found: list) -> list:
 
 
 def proxies_in(value, found: list) -> list:
-    """Appends the proxies in a structure of tuples, lists, dicts and slices to `found`, in order, repetitions kept."""
+    """Appends the proxies in a structure of tuples, lists, dicts and slices, and those that its numbers are made of, to `found`, in order, repetitions kept."""
     t = type(value)
     if t is TensorProxy:
         found.append(value)
@@ -414,6 +562,8 @@ def proxies_in(value, found: list) -> list:
             proxies_in(x, found)
     elif t is slice:
         proxies_in((value.start, value.stop, value.step), found)
+    elif t is IntegerProxy or t is FloatProxy:
+        found.extend(value.unbacked)
     elif isinstance(value, (tuple, list)):
         for x in value:
             proxies_in(x, found)

@@ -6,6 +6,7 @@ convex regions only.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 
@@ -51,13 +52,15 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
     Lines with an effect are never joined and never moved across. Every line is in exactly one group; lines not taken are groups of one.
     Groups are in an order in which they can run. One pass, nearly linear in the edges: each group has a level, more than that of every group it reads from, so that
     no path leads from one group to another of the same level. A line joins the groups of its producers of the highest level, which become one, when all of
-    them are taken.
+    them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as well. In the end, groups that read the same values join where
+    they have one level, or rise to it: what they share is read once.
     """
     group_of: list[int] = []
     groups: list[list[int]] = []
     merged_into: list[int] = []
     level: list[int] = []
     taken: list[bool] = []
+    read: list[bool] = []  # by lines of other groups
     producer: dict[Proxy, int] = {}
     barrier = 0  # lowest level that a line after the last effect may have
 
@@ -72,26 +75,53 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         before = {current(group_of[producer[v]]) for v in line.inputs if v in producer}
         highest = max((level[g] for g in before), default=0)
         nearest = [g for g in before if level[g] == highest]
+        joined = {g for g in before if taken[g] and not read[g] and level[g] >= barrier} if accepts else set()
         if accepts and nearest and highest >= barrier and all(taken[g] for g in nearest):
             group = max(nearest, key=lambda g: len(groups[g]))
-            for other in nearest:
-                if other != group:
-                    groups[group] += groups[other]
-                    groups[other], merged_into[other] = [], group
-            groups[group].append(i)
+            joined = joined.union(nearest) - {group}
         else:
             group = len(groups)
-            groups.append([i])
+            groups.append([])
             merged_into.append(group)
             level.append(max(highest + 1, barrier))
             taken.append(accepts)
+            read.append(False)
+        for other in sorted(joined):
+            groups[group] += groups[other]
+            read[group] |= read[other]
+            groups[other], merged_into[other] = [], group
+        groups[group].append(i)
+        for other in before.difference(joined):
+            if other != group:
+                read[other] = True
         if has_effect:
             level[group] = max(level, default=0) + 1
             barrier = level[group] + 1
         group_of.append(group)
         for o in line.outputs:
             producer[o] = i
+    _join_readers(lines, groups, level, [t and not r for t, r in zip(taken, read, strict=True)], taken)
     return _in_order(lines, [sorted(g) for g in groups if g], producer)
+
+
+def _join_readers(lines: Sequence[BoundSymbol], groups: list[list[int]], level: list[int], last: list[bool], taken: list[bool]) -> None:
+    """Joins groups that are taken and read a value from outside that another one reads, at its level; from a lower one where it is the `last` to hold its results."""
+    effects = [i for i, line in enumerate(lines) if OpTags.DONT_DCE in line.sym.tags]
+    reader: dict[tuple[int, Proxy], int] = {}  # by stretch between effects, and value: the latest group, of the highest level so far
+    into = list(range(len(groups)))
+    for g in sorted((g for g, group in enumerate(groups) if group and taken[g]), key=level.__getitem__):
+        stretch = bisect.bisect(effects, min(groups[g]))
+        made = {o for i in groups[g] for o in lines[i].outputs}
+        inputs = dict.fromkeys((stretch, v) for i in groups[g] for v in lines[i].inputs if v not in made and isinstance(v, TensorProxy))
+        for key in inputs:
+            other = reader.get(key, g)
+            while into[other] != other:
+                into[other] = other = into[into[other]]
+            if other != g and (level[other] == level[g] or last[other]):
+                groups[g] += groups[other]
+                last[g] &= last[other]
+                groups[other], into[other] = [], g
+        reader |= dict.fromkeys(inputs, g)
 
 
 def _in_order(lines: Sequence[BoundSymbol], groups: list[list[int]], producer: dict[Proxy, int]) -> list[list[int]]:

@@ -15,7 +15,8 @@ from contextvars import ContextVar
 from typing import Any
 
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
-from thunder.errors import MissingImplementationError
+from thunder.core.symbolic import Facts
+from thunder.errors import DataDependentError, MissingImplementationError
 
 __all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "user_location", "detached", "adopt"]
 
@@ -38,13 +39,14 @@ class OpTags(enum.Enum):
 
 
 class Names:
-    """The names taken in a program, shared by all traces made from it."""
+    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data decides, by name."""
 
-    __slots__ = ("taken", "counters")
+    __slots__ = ("taken", "counters", "facts")
 
     def __init__(self):
         self.taken: set[str] = set()
         self.counters: dict[str, int] = {}
+        self.facts = Facts()
 
     def make(self, prefix: str = "t") -> str:
         """A new name, the prefix and a number."""
@@ -93,13 +95,15 @@ class Context:
 class Recorder:
     """The list of lines being written: the only mutable thing while a function is traced.
 
+    sizes: those that the meta rule of the line being written leaves to the run (`thunder.core.unbacked`); None while there was none.
+
     context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place operations
     have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast (`thunder.ops.autocast`); is_leaf says what is one.
     location: called for each line, gives where in the user's code it came from, in a form that costs little; where: the same as
     (filename, line, function, source line), for errors.
     """
 
-    __slots__ = ("bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where")
+    __slots__ = ("bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes")
 
     def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None, where: Callable[[], tuple | None] | None = None):
         self.bound_symbols: list[BoundSymbol] = []
@@ -108,6 +112,7 @@ class Recorder:
         self.casts: dict = {}
         self.is_leaf: Callable[[Proxy], bool] | None = None
         self.location, self.where = location, where
+        self.sizes: list | None = None
 
     def latest(self, x):
         """What a proxy stands for after the in-place operations recorded so far."""
@@ -213,8 +218,14 @@ class Symbol:
                 with detached(recorder.context.afterwards) as inner:
                     out = self.decomposition(*args, **kwargs)  # type: ignore[misc]
                 subsymbols = inner.bound_symbols
+                if inner.sizes is not None:
+                    raise DataDependentError(f"the shape of what {self.name} gives", location=user_location())
                 if not subsymbols and any(not o.name for o in proxies_in(out, [])):
                     self._become_prim()
+        except DataDependentError as error:
+            from thunder.core.unbacked import typed_by_examples
+
+            return typed_by_examples(self, recorder, args, kwargs, error)
         except Exception as error:
             if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
                 raise
@@ -232,7 +243,7 @@ class Symbol:
         if not subsymbols and outputs and outputs[0].name and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
             return out
         context = recorder.context
-        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs)
+        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and "typed_by_running" not in self.info
         apart = self.info.get("not_differentiable", ()) if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
@@ -251,6 +262,10 @@ class Symbol:
         recorder.bound_symbols.append(line)
         if recorder.memory is not None and OpTags.VIEW in self.tags:
             recorder.memory.add(line)
+        if recorder.sizes:
+            from thunder.core.unbacked import read_sizes
+
+            read_sizes(recorder, line)
         return out
 
     def connects(self, args, kwargs, inputs) -> bool:
@@ -321,7 +336,7 @@ class Symbol:
 
     def _spelling(self, keyword: str) -> str:
         """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim."""
-        if keyword in self.parameters:
+        if keyword in self.parameters or not self.parameters:  # an opaque operation is called as the user calls it
             return keyword
         order = list(self.parameters)
         position = _KEYWORDS.get(keyword)
@@ -365,7 +380,7 @@ class BoundSymbol:
 
     @property
     def subsymbols(self) -> tuple[BoundSymbol, ...]:
-        """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim."""
+        """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim, and where it depends on sizes that data decides."""
         if self._subsymbols is None:
             self._subsymbols = self._decompose() if self.sym.decomposition is not None else ()
         return self._subsymbols
@@ -373,7 +388,10 @@ class BoundSymbol:
     def _decompose(self) -> tuple[BoundSymbol, ...]:
         with detached(self.context) as inner:
             inner.location = lambda: self.location
-            result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
+            try:
+                result = self.sym.decomposition(*self.args, **self.kwargs)  # type: ignore[misc]
+            except DataDependentError:  # another one for other sizes
+                return ()
         lines, self.aliases = adopt(inner.bound_symbols, result, self.output)
         return tuple(lines)
 
@@ -397,7 +415,7 @@ class BoundSymbol:
             return self
 
         def swapped(x):
-            return table.get(x, x) if isinstance(x, Proxy) else x
+            return table.get(x, x) if isinstance(x, Proxy) else x.renamed(table) if isinstance(x, NumberProxy) else x
 
         new = self.replace(args=map_structure(swapped, self.args), kwargs=map_structure(swapped, self.kwargs), output=map_structure(swapped, self.output))
         if self._subsymbols:

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable
 
-__all__ = ["Expression", "symbol", "constant", "apply", "APPLICATIONS"]
+__all__ = ["Expression", "Facts", "symbol", "constant", "apply", "APPLICATIONS"]
 
 APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how it is written)
     "add": (operator.add, "({} + {})"),  # of floats: kept in the order written, since float addition does not associate
@@ -94,6 +94,14 @@ class Expression:
             total = total + c
         return total
 
+    def renamed(self, names: dict[str, str]) -> Expression:
+        """The same of other input symbols."""
+
+        def atom(a):
+            return names.get(a, a) if isinstance(a, str) else (a[0], *(x.renamed(names) for x in a[1:]))
+
+        return Expression({tuple(sorted(map(atom, mono), key=repr)): c for mono, c in self.terms.items()})
+
     def divide_exactly(self, other: Expression) -> Expression | None:
         """The quotient when it is plain to see: division of every term by one common monomial, else None."""
         if len(other.terms) != 1:
@@ -151,3 +159,75 @@ def apply(name: str, *args: Expression) -> Expression:
     if name == "mod" and args[0].divide_exactly(args[1]) is not None:
         return constant(0)
     return Expression({((name, *args),): 1})
+
+
+class Facts:
+    """What is known of the numbers that only the run tells, in one program.
+
+    least: the least value of each number that has one, by name; sizes have 0. The other facts are what the program itself has checked (`torch._check`): polynomials that
+    are at least 0, and those that are not 0.
+    """
+
+    __slots__ = ("least", "at_least_0", "not_0")
+
+    def __init__(self):
+        self.least: dict[str, int] = {}
+        self.at_least_0: list[Expression] = []
+        self.not_0: set[Expression] = set()
+
+    def decide(self, a: Expression, relation: str, b: Expression) -> bool | None:
+        """Whether a relation of integers holds; None where it depends on the data."""
+        if relation in ("<", "<="):
+            a, b, relation = b, a, ">" if relation == "<" else ">="
+        difference, opposite = a - b, b - a
+        if relation == ">":
+            return True if self._reaches(difference, 1) else False if self._reaches(opposite, 0) else None
+        if relation == ">=":
+            return True if self._reaches(difference, 0) else False if self._reaches(opposite, 1) else None
+        if self._reaches(difference, 0) and self._reaches(opposite, 0):
+            return relation == "=="
+        apart = self._reaches(difference, 1) or self._reaches(opposite, 1) or difference in self.not_0 or opposite in self.not_0
+        return relation == "!=" if apart else None
+
+    def assume(self, a: Expression, relation: str, b: Expression) -> None:
+        """The program goes on only where this relation of integers holds."""
+        if relation == "!=":
+            self.not_0.add(a - b)
+        if relation in (">", ">=", "=="):
+            self._assume_at_least_0(a - b - constant(int(relation == ">")))
+        if relation in ("<", "<=", "=="):
+            self._assume_at_least_0(b - a - constant(int(relation == "<")))
+
+    def _assume_at_least_0(self, e: Expression) -> None:
+        names = [m[0] for m, c in e.terms.items() if len(m) == 1 and isinstance(m[0], str) and c == 1]
+        if len(names) == 1 and len(e.terms) <= 2 and (len(e.terms) == 1 or () in e.terms):
+            self.least[names[0]] = max(-e.constant, self.least.get(names[0], -e.constant))
+        else:
+            self.at_least_0.append(e)
+
+    def _reaches(self, e: Expression, n: int) -> bool:
+        """Whether `e` is at least `n`: by itself, or because it is so much more than something that is at least 0."""
+        return self._lower(e) >= n or any(self._lower(e - fact) >= n for fact in self.at_least_0)
+
+    def _lower(self, e: Expression) -> float:
+        total: float = 0
+        for mono, c in e.terms.items():
+            if mono == ():
+                total += c
+                continue
+            bounds = [self._lower_of_atom(a) for a in mono]
+            if c < 0 or min(bounds) < 0 and len(mono) > 1:
+                return -math.inf
+            total += c * math.prod(bounds)
+        return total
+
+    def _lower_of_atom(self, atom) -> float:
+        if isinstance(atom, str):
+            return self.least.get(atom, -math.inf)
+        name, *operands = atom
+        bounds = [self._lower(x) for x in operands]
+        if name in ("max", "min"):
+            return max(bounds) if name == "max" else min(bounds)
+        if name == "abs" or name == "mod" and bounds[1] >= 1 or name == "floordiv" and bounds[0] >= 0 and bounds[1] >= 1:
+            return 0
+        return -math.inf

@@ -107,12 +107,14 @@ class _Program:
 
     __slots__ = ("forward", "backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random")
 
-    def __init__(self, forward: Callable, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool], inputs: Sequence, random: Sequence | None):
+    def __init__(
+        self, forward: Callable, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence, random: Sequence | None
+    ):  # fmt: skip
         self.forward, self.backward, self.make_without, self.make_again = forward, backward, make_without, make_again
         self.made: dict[tuple, Callable] = {}
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
-        self.not_differentiable = [i for i, r in enumerate(requires_grad) if not r]
+        self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
         self.inputs, self.random = inputs, random
         self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, numbers_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
@@ -100,12 +102,16 @@ class FusionExecutor(Executor):
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
     """The region without results that are views of its inputs or of other results, and the lines that make these afterwards.
 
-    What shares memory with what has to be seen from the lines of a program: a region hides it.
+    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that alone is left of what it shows, all of it, stays.
     """
     producer = {o: line for line in region.lines for o in line.outputs}
+    roots = {o: _root(o, producer) for o in region.outputs}
+    shown = Counter(roots.values())
     afterwards: dict[BoundSymbol, None] = {}
     needed: set[Proxy] = set()
-    waiting = list(region.outputs)
+    waiting = []
+    for o, root in roots.items():
+        needed.add(o) if root in producer and shown[root] == 1 and _size(o) == _size(root) else waiting.append(o)
     while waiting:
         value = waiting.pop()
         line = producer.get(value)
@@ -119,6 +125,17 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
     if not afterwards:
         return region, ()
     return Region(leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
+
+
+def _root(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> Proxy:
+    """What a value is a view of, or the value itself."""
+    while (line := producer.get(value)) is not None and may_view(line) and isinstance(line.args[0], Proxy):
+        value = line.args[0]
+    return value
+
+
+def _size(value: Proxy) -> int | None:
+    return math.prod(value.shape) if isinstance(value, TensorProxy) else None
 
 
 def fusible(line: BoundSymbol) -> bool:

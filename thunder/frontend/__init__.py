@@ -43,6 +43,7 @@ class Captured:
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         self.epilogue_traces = [trace] if trace is not None else []
+        self.integers = c.integers()
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
         writer = PrologueWriter(c)
@@ -153,22 +154,22 @@ class _History:
         return filename, line, function, source or ""
 
 
-def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset(), overrides: tuple[dict, ...] = ()) -> Captured:
-    """Reads one call of a program. counters: paths that earlier readings saw written, whose numbers stay symbolic. overrides: what stands
-    in the place of a module's parameters and buffers, by name.
+def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()) -> Captured:
+    """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that an int argument had: numbers there stay symbolic, unless
+    they are one of these values. overrides: what stands in the place of a module's parameters and buffers, by name.
 
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that way cannot be captured it is read again and told
     yes: libraries have a way without values that are known only when the program runs for that case.
 
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
     """
-    c = Capture(fn, args, kwargs, options, counters, overrides)
+    c = Capture(fn, args, kwargs, options, changing or {}, overrides)
     try:
         return _read(c)
     except CaptureError:
         if not c.asked_whether_compiling:
             raise
-    c = Capture(fn, args, kwargs, options, counters, overrides)
+    c = Capture(fn, args, kwargs, options, changing or {}, overrides)
     c.compiling = True
     return _read(c)
 

@@ -15,8 +15,9 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import METHODS, AnyProxy, NumberProxy, TensorProxy, map_structure
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, converted, extreme, map_structure
 from thunder.core.symbol import Symbol
+from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
 from thunder.frontend import autograd_function, containers, opaque_values, torch_func
@@ -34,7 +35,7 @@ from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 from thunder.ops import inplace_of, lookup, random
-from thunder.ops.methods import call_torch
+from thunder.ops.methods import as_number, call_torch
 from thunder.ops.opaque_values import CONSTRUCTORS
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
@@ -402,9 +403,8 @@ def _call_function(c, f, args, kwargs):
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
-        wrapped = getattr(f, "__wrapped__", None)
-        if wrapped is not None and lookup(wrapped) is not None:  # torch._dynamo puts a wrapper in the place of torch.manual_seed
-            return record(c, wrapped, args, kwargs)
+        if module == "torch._compile" and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone: torch.manual_seed once torch._dynamo is imported
+            return call(c, f.__wrapped__, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)
@@ -438,11 +438,12 @@ def _call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if type(s) is contextvars.ContextVar and f.__name__ == "get":
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
+        return record(c, f, args, kwargs)
+    if type(s) is torch.Generator:
+        return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
-    if type(s) is torch.Generator and (id(s) in c.sources or s is torch.default_generator):
-        c.synchronize()
-        return random.call_generator(s, f.__name__, _materialized(c, args), _materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
@@ -539,8 +540,12 @@ def _construct(c, cls, args, kwargs):
     if cls in ITERATING:
         args = [_callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
         return call_native(c, cls, args, kwargs)
-    if cls in (int, float, bool) and args and isinstance(args[0], NumberProxy):
-        return _convert_number(cls, args[0])
+    if cls in (int, float, bool) and len(args) == 1:
+        if isinstance(args[0], NumberProxy):
+            return bool(args[0]) if cls is bool else converted(args[0], cls)
+        if type(args[0]) is TensorProxy and cls is not bool:
+            c.synchronize()
+            return as_number(args[0], cls)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else list(c.iterate(a)) for a in args], kwargs)
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
@@ -553,12 +558,6 @@ def _construct(c, cls, args, kwargs):
     if not (interpreted_new or interpreted_init or custom_meta):
         return call_native(c, cls, args, kwargs)
     return construction.construct(c, cls, args, kwargs)
-
-
-def _convert_number(cls, n: NumberProxy):
-    if cls is bool or n.python_type is cls:
-        return bool(n) if cls is bool else n
-    return cls(n.concrete())
 
 
 # ---------------------------------------------------------------------------------------------------------------- handlers
@@ -726,6 +725,14 @@ def _constant(value):
     return lambda c, f, args, kwargs: value
 
 
+def _extreme(c, f, args, kwargs):
+    """min and max of numbers some of which only the run tells."""
+    numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
+    if kwargs or not any(isinstance(n, NumberProxy) and n.unbacked for n in numbers) or not all(isinstance(n, (int, float, NumberProxy)) for n in numbers):
+        return _call_builtin(c, f, args, kwargs)
+    return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -741,9 +748,22 @@ def _fill(name):
     return handler
 
 
+def _check_is_size(c, f, args, kwargs):
+    """torch._check_is_size: of a number that only the run tells; others are checked by PyTorch's own function."""
+    (n, *rest), most = args, kwargs.get("max")
+    if not (isinstance(n, NumberProxy) and n.unbacked):
+        return c.enter(f, args, kwargs)
+    for condition in (n >= 0, True if most is None else n <= most):
+        _checks(c, torch._check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
+
+
 def _checks(c, f, args, kwargs):
-    """torch._assert and torch._check: a condition on tensors cannot be asked."""
+    """torch._assert and torch._check: a condition on tensors cannot be asked, one on numbers that only the run tells is checked when the program runs."""
     condition, *rest = args
+    if type(condition) is Condition:
+        message = rest[0] if rest else kwargs.get("message")
+        assume(condition, str(message if isinstance(message, str) else f"Expected {condition}" if message is None else c.call(message, [], {})))
+        return None
     if type(condition) is TensorProxy:
         c.sharp("an assertion on a tensor's value is not checked in the compiled program")
         return None
@@ -784,7 +804,7 @@ def _install() -> None:
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
-        torch._assert: _checks,
+        torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
         **dict.fromkeys(CONSTRUCTORS, record),
         torch._C._log_api_usage_once: _constant(None),
         **torch_func.HANDLERS,

@@ -19,7 +19,7 @@ import numpy
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy, TensorProxy
+from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
@@ -30,7 +30,7 @@ from thunder.frontend.sources import Source
 from thunder.frontend.strides import layout
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast, inplace
-from thunder.ops.memory import Memory
+from thunder.ops.memory import Memory, are_disjoint, part_shown
 from thunder.ops.opaque_values import is_unusual
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
@@ -51,11 +51,11 @@ class Capture(Host):
     named_type = TensorProxy
     uncatchable = (*Host.uncatchable, CaptureError)
 
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, counters: frozenset = frozenset(), overrides: tuple[dict, ...] = ()):
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
-        self.counters = counters  # paths that earlier readings saw written, in words: the numbers there stay symbolic
+        self.changing = changing or {}  # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other values
         self.parameters = parameter_names(fn)
         self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
         self.replaced = replaced_tensors(fn, overrides)
@@ -221,10 +221,17 @@ class Capture(Host):
     def _primitive(self, value, t: type, source: Source):
         if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:
             return self.number(value, source)
-        if self.counters and (t is int or t is float) and source.describe(self.parameters) in self.counters:
+        if self.changing and (t is int or t is float) and (path := source.describe(self.parameters)) in self.changing and value not in (self.changing[path] or ()):
             return self.number(value, source)
         self.guards.setdefault((source, "value", None), value)
         return value
+
+    def integers(self) -> dict[str, int]:
+        """The int arguments that the program holds for one value of, by their paths."""
+        if not self.options.integers_may_change:
+            return {}
+        found = {s: v for (s, kind, _), v in self.guards.items() if kind == "value" and type(v) is int and s.root.key in ("args", "kwargs")}
+        return {source.describe(self.parameters): value for source, value in found.items()}
 
     def number(self, value, source: Source) -> NumberProxy:
         """A number that stays symbolic."""
@@ -288,8 +295,9 @@ class Capture(Host):
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
-        for base in self.mutated:
-            self._share(base, proxy, value)
+        for base in list(self.mutated):
+            if base in self.mutated:
+                self._share(base, proxy, value)
         return proxy
 
     def is_leaf(self, p: TensorProxy) -> bool:
@@ -310,24 +318,47 @@ class Capture(Host):
             self.refuse("an argument that requires grad, and is the result of another operation, is written to", "write to a clone of it")
         if base not in self.mutated:
             self.mutated[base] = None
-            for other, (tensor, _) in self.real.items():
-                self._share(base, other, tensor)
+            for other, (tensor, _) in list(self.real.items()):
+                if base in self.mutated:
+                    self._share(base, other, tensor)
 
     def _share(self, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
-        """Two tensors from outside, one of which is written to: the same memory in the same layout is one value here, another overlap is refused."""
-        real = self.real[base][0]
+        """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view of it here. A partial overlap is refused."""
+        real, source = self.real[base]
+        memory = self.recorder.memory
         with torch._C.DisableTorchFunction():
-            apart = other is base or real.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
-        if apart:
-            return
+            if other is base or real.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel() or other in memory.view_of:
+                return
+            mine, others = (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
+            disjoint = mine is None and others is None and are_disjoint(real, tensor)
+            connected = real.requires_grad or tensor.requires_grad  # each has a history of its own
         if tensor is real:
-            self.guard(self.real[other][1], "same", self.real[base][1])
-            self.recorder.memory.same(other, base)
+            self.guard(self.real[other][1], "same", source)
+            memory.same(other, base)
             return
-        self.refuse(
-            f"{base.name} is written to, and {other.name} shares memory with it",
-            "pass a clone of one of the two, or pass one tensor and make the other from it inside the function",
-        )
+        if not disjoint and (connected or mine is None and others is None):
+            self.refuse(
+                f"{base.name} is written to, and {other.name} shares memory with it",
+                "pass a clone of one of the two, or pass one tensor and make the other from it inside the function",
+            )
+        map_structure(concrete, (base.shape, other.shape))
+        if others is None and mine is not None:
+            self._shares(source, self.real[other][1])
+            value = memory.current.get(base)
+            del self.mutated[base]
+            memory.same(base, other, mine)
+            self.written_to(other, True)
+            if value is not None:  # written to before the other one was read
+                memory.write(base, value)
+            return
+        self._shares(self.real[other][1], source)
+        if others is not None:
+            memory.same(other, base, others)
+
+    def _shares(self, source: Source, other: Source) -> None:
+        """Two tensors lie in memory as they do now."""
+        if (other, "shares", source) not in self.guards:
+            self.guard(source, "shares", other, other)
 
     def write_back(self) -> None:
         """The last lines of the program: what came from outside gets what was written to it."""
@@ -335,14 +366,18 @@ class Capture(Host):
         if not memory.active:
             return
         with recording(self.recorder):
-            for base in self.mutated:
-                value = memory.latest(base)
+            for base in list(self.mutated):
+                value, target = memory.latest(base), base
                 if value is base:
                     continue
                 if value.requires_grad and not base.requires_grad:
                     self.refuse(f"{base.name}, which does not require grad, is overwritten with what does", "write to it under torch.no_grad(), or detach the value")
-                inplace.write_back.record(self.recorder, (base, value), {}, None)
-                memory.written_back(base)
+                for symbol, arguments in memory.rearranged.get(base, ()):
+                    form = inplace.rearranging(symbol)
+                    target = form.record(self.recorder, (target, *arguments), {}, form.meta(target, *arguments))
+                if base in memory.filled:
+                    inplace.write_back.record(self.recorder, (target, value), {}, None)
+                memory.written_back(base, target)
             memory.settle()
 
     def lift(self, value):
@@ -420,7 +455,7 @@ class Capture(Host):
         if t is super:
             return self._super_attribute(o, n)
         if isinstance(o, NumberProxy):
-            return {"real": o, "imag": 0}[n] if n in ("real", "imag") else getattr(o.concrete(), n)
+            return {"real": o, "imag": 0}[n] if n in ("real", "imag") else getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
         return self._instance_attribute(o, t, n)
 
     def _overlaid(self, o, n):

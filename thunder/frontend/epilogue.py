@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.frontend import containers
@@ -88,6 +88,8 @@ class EpilogueWriter:
         t = type(value)
         if isinstance(value, (Proxy, NumberProxy)):
             return self._proxy(value)
+        if t is Condition:
+            bool(value)  # raises: there is no value for it
         if t in _LITERAL and t not in (float, complex, torch.dtype, torch.device):
             return repr(value)
         if id(value) in self.built:

@@ -365,6 +365,16 @@ class PrologueWriter:
         v = self.variable(source)
         self.miss("check_offset", f"{v}.storage_offset() != {want}", f"was_is({path + '.storage_offset()'!r}, '{want}', {v}.storage_offset())")
 
+    def _answers(question: str):  # noqa: N805  makes a method
+        def guard(self, source: Source, path: str, want) -> None:
+            asked = f"{self.variable(source)}.{question}()"
+            self.miss(f"check_{question}", f"{asked} != {want}", f"was_is({f'{path}.{question}()'!r}, '{want}', {asked})")
+
+        return guard
+
+    _guard_is_conj, _guard_is_neg, _guard_is_pinned, _guard_is_shared = map(_answers, ("is_conj", "is_neg", "is_pinned", "is_shared"))
+    _guard_data_ptr = _answers("data_ptr")
+
     def _guard_array(self, source: Source, path: str, want) -> None:
         self.objects["same_array"] = same_array
         self.miss("check_array", f"not same_array({self.variable(source)}, {self.pin(want)})", f"{f'the numpy array {path} changed'!r}")
@@ -402,6 +412,12 @@ class PrologueWriter:
             self.miss("check_same", f"{v} is not {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' were one object'!r}")
         elif kind == "isnot":
             self.miss("check_distinct", f"{v} is {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' became one object'!r}")
+        elif kind == "shares":
+            self.objects["share"] = share
+            real, other = (self.capture.tensor_guards[s][0] for s in (source, want))
+            offset = real.storage_offset() - other.storage_offset()
+            condition = f"not share({v}, {self.variable(want)}, {tuple(real.stride())}, {tuple(other.stride())}, {offset})"
+            self.miss("check_shared", condition, f"{path + ' and ' + self.describe(want) + ' shared memory in another way'!r}")
         elif kind == "len":
             length = f"len({v})" if (base := self.base_type(source)) is None else f"{self.pin(base.__len__, 'length')}({v})"
             self.miss("check_len", f"{length} != {want}", f"was_is({f'len({path})'!r}, '{want}', {length})")
@@ -476,7 +492,7 @@ class PrologueWriter:
         capture = self.capture
         if not capture.mutated:
             return
-        same = {s for s, kind, _ in capture.guards if kind == "same"}
+        same = {s for s, kind, _ in capture.guards if kind in ("same", "shares")}
         groups: dict[tuple, list] = {(w, m): [] for w in (True, False) for m in (True, False)}
         for proxy, (_, source) in capture.real.items():
             if source not in same and source in capture.tensor_guards:
@@ -505,6 +521,14 @@ class PrologueWriter:
             if len(variables) > 1:
                 self.objects.setdefault("id", id)
                 self.miss("check_distinct", f"len({{{', '.join(f'id({v})' for v in variables)}}}) != {len(variables)}", f"{f'two {what} became one object'!r}")
+
+
+def share(a: torch.Tensor, b: torch.Tensor, strides_a: tuple, strides_b: tuple, offset: int) -> bool:
+    """Whether two tensors of known shapes show the same memory, `a` so many elements behind `b`."""
+    return (
+        a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.storage_offset() - b.storage_offset() == offset
+        and a.stride() == strides_a and b.stride() == strides_b
+    )  # fmt: skip
 
 
 class Apart:

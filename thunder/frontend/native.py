@@ -54,7 +54,7 @@ _NATIVE = {
 }  # fmt: skip
 _INTERPRETED = (
     "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils._contextlib", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
-    "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions",
+    "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a program asks about a tensor's memory: strides, contiguity, offset.
+"""What a program asks about a tensor's memory: strides, contiguity, offset, whether it shows conjugates, whether it is pinned.
 
 Proxies carry no strides, since nearly no program asks. The answer for a program's input is the input's, and becomes a guard. For a value that the program
 computes, the lines that lead to it are run on fake tensors, with the same PyTorch functions that run later. A view that was written to is asked as the view that it is in
@@ -17,18 +17,61 @@ from thunder.ops.layout import run_line
 
 __all__ = ["LAYOUT_QUESTIONS", "answer", "layout"]
 
-LAYOUT_QUESTIONS = {torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage_offset, torch.Tensor.dim_order}
+_OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared}  # the same for all views of a memory
+_OF_BITS = {torch.Tensor.is_conj, torch.is_conj, torch.Tensor.is_neg, torch.is_neg}
+LAYOUT_QUESTIONS = {
+    torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage_offset, torch.Tensor.dim_order, torch.Tensor.is_set_to, torch.Tensor.data_ptr,
+    *_OF_BITS, *_OF_MEMORY,
+}  # fmt: skip
 
 
 def answer(c, function, args, kwargs):
     """`function` is one of LAYOUT_QUESTIONS; its first argument is a tensor of the program's."""
-    value = layout(c, args[0], function is torch.Tensor.storage_offset) if isinstance(args[0], TensorProxy) else args[0]
+    value = args[0]
+    if isinstance(value, TensorProxy):
+        if function in _OF_MEMORY:
+            return _of_memory(c, function, value)
+        if function is torch.Tensor.data_ptr:
+            return _address(c, c.recorder.latest(value))
+        if function is torch.Tensor.is_set_to:
+            return _same_view(c, value, args[1])
+        value = layout(c, value, function is torch.Tensor.storage_offset, function in _OF_BITS)
     with torch._C.DisableTorchFunction():
         return function(value, *args[1:], **kwargs)
 
 
-def layout(c, wanted: TensorProxy, with_offset: bool = False) -> torch.Tensor:
-    """A fake tensor with the strides, and the offset where it matters, that `wanted` has in the program. Views of one memory have stand-ins with one storage."""
+def _of_memory(c, function, value: TensorProxy) -> bool:
+    """What comes from outside answers itself, and is asked again by the prologue; what the program makes is neither pinned nor shared, but by the operation that says so."""
+    base = c.recorder.memory.base(value)
+    if base not in c.real:
+        return function is torch.Tensor.is_pinned and any(base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols)
+    real, source = c.real[base]
+    with torch._C.DisableTorchFunction():
+        found = function(real)
+    c.guard(source, function.__name__, found)
+    return found
+
+
+def _address(c, value: TensorProxy) -> int:
+    """An input's own, which the prologue compares: a tensor somewhere else is another program."""
+    if value not in c.real:
+        c.refuse(".data_ptr() asks for the address of what the program computes, which is known only when it runs", "ask for an input's, or outside of the compiled function")
+    real, source = c.real[value]
+    c.guard(source, "data_ptr", real.data_ptr())
+    return real.data_ptr()
+
+
+def _same_view(c, a: TensorProxy, b) -> bool:
+    if not isinstance(b, TensorProxy) or c.recorder.memory.holder(a) is not c.recorder.memory.holder(b):
+        c.refuse("whether two tensors are one view of one memory is asked", "ask it outside of the compiled function and pass the answer in")
+    return True
+
+
+def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = False) -> torch.Tensor:
+    """A fake tensor with the strides, and the offset or the bits where those matter, that `wanted` has in the program.
+
+    Views of one memory have stand-ins with one storage.
+    """
     memory = c.recorder.memory
     wanted = memory.holder(wanted)
     c.fake_mode = c.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
@@ -42,19 +85,22 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False) -> torch.Tensor:
             if isinstance(line, BoundSymbol):
                 run_line(line, c.layouts)
             else:
-                _input(c, line, with_offset)
-        for view in reversed(views):
-            if view not in c.layouts:
-                line, shown = memory.view_of[view]
-                run_line(line.swap({p: value if shown is base else shown for p in line.inputs if memory.holder(p) is shown}), c.layouts)
-    return c.layouts[wanted if views else value]
+                _input(c, line, with_offset, with_bits)
+        found = {base: c.layouts[value]}
+        for view in reversed(views):  # a value of the trace has the name of the first view that it was
+            line, shown = memory.view_of[view]
+            run_line(line.swap({p: shown for p in line.inputs if memory.holder(p) is shown}), found)
+    return found[wanted]
 
 
-def _input(c, proxy: TensorProxy, with_offset: bool) -> None:
+def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     real, source = c.real[proxy]
     c.guard(source, "stride", tuple(real.stride()))
     if with_offset:
         c.guard(source, "offset", real.storage_offset())
+    if with_bits:
+        c.guard(source, "is_conj", real.is_conj())
+        c.guard(source, "is_neg", real.is_neg())
     if proxy not in c.layouts:
         c.layouts[proxy] = c.fake_mode.from_tensor(real)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from thunder.core.dtypes import bfloat16, bool8, float16, float32
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.define import LTORCH
 
@@ -26,10 +26,12 @@ def op(name: str) -> Symbol:
 
 def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
     """A gradient summed back to the shape its operand had before broadcasting."""
-    if g.shape == shape:
+    if same_shape(g.shape, shape):
         return g
     if not shape:
         return op("sum")(g)
+    if any(isinstance(n, NumberProxy) and n.unbacked and (n == g.shape[i - len(shape)]) is not True for i, n in enumerate(shape)):
+        return sum_to_size(g, shape)  # whether it was stretched, only the run tells
     lead = len(g.shape) - len(shape)
     dims = (*range(lead), *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])))
     out = op("sum")(g, dims, True) if dims else g
@@ -57,6 +59,7 @@ def _like_first(g, *args, **kwargs):
     return like(g)
 
 
+sum_to_size = Symbol("sum_to_size", lambda g, shape: like(g, tuple(shape)), id="sum_to_size", is_prim=True, fn=torch.Tensor.sum_to_size)
 tanh_backward = kernel("tanh_backward", "default", _like_first)
 sigmoid_backward = kernel("sigmoid_backward", "default", _like_first)
 gelu_backward = kernel("gelu_backward", "default", _like_first)
@@ -92,6 +95,7 @@ native_layer_norm_backward = kernel(
 )  # fmt: skip
 native_dropout = kernel("native_dropout", "default", lambda a, p, train: (like(a), like(a, dtype=bool8)), tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
 native_dropout_backward = kernel("native_dropout_backward", "default", _like_first)
+pdist_backward = kernel("_pdist_backward", "default", lambda g, a, p, y: like(a))
 logit_backward = kernel("logit_backward", "default", _like_first)
 hardshrink_backward = kernel("hardshrink_backward", "default", _like_first)
 softshrink_backward = kernel("softshrink_backward", "default", _like_first)

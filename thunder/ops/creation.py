@@ -11,7 +11,8 @@ from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import NumberProxy, TensorProxy, like, map_structure, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
-from thunder.errors import CaptureError
+from thunder.core.unbacked import as_size, fresh_size
+from thunder.errors import DataDependentError
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
@@ -49,6 +50,7 @@ def _shape_of(args: tuple) -> tuple:
     for n in shape:
         if not isinstance(n, (int, NumberProxy)):
             raise TypeError(f"sizes must be ints, not {type(n).__name__}")
+        as_size(n, "Trying to create tensor with negative dimension")
     return tuple(shape)
 
 
@@ -173,7 +175,8 @@ for _name, _symbol in {"new_zeros": zeros, "new_ones": ones, "new_empty": empty,
 def _count(start, end, step):
     """How many elements a range has; of symbolic ends as well."""
     if isinstance(step, (int, NumberProxy)) and not isinstance(step, bool) and all(isinstance(x, (int,)) or getattr(x, "python_type", None) is int for x in (start, end, step)):
-        return (end - start + step - 1) // step if number_value(step) > 0 else (start - end - step - 1) // (0 - step)
+        upwards = step > 0 if getattr(step, "unbacked", ()) else number_value(step) > 0
+        return (end - start + step - 1) // step if upwards else (start - end - step - 1) // (0 - step)
     return math.ceil((end - start) / step)
 
 
@@ -186,6 +189,8 @@ def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             given[n] = kwargs.pop(n)
     start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
     inexact = any((x.python_type if isinstance(x, NumberProxy) else type(x)) is float for x in (start, end, step))
+    if any(isinstance(x, NumberProxy) and x.unbacked for x in (start, end, step)):  # refused when it runs
+        return (start, end, step), _options(kwargs, default_dtype() if inexact else dtypes.int64)
     if number_value(step) == 0:
         raise RuntimeError("step must be nonzero")
     if (number_value(end) - number_value(start)) * (1 if number_value(step) > 0 else -1) < 0:
@@ -298,7 +303,7 @@ def _data_shape(data) -> tuple:
 
 def _tensor_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     data = args[0] if args else kwargs.pop("data")
-    data = map_structure(lambda x: x.concrete() if isinstance(x, NumberProxy) else x, data)
+    data = map_structure(lambda x: x.concrete() if isinstance(x, NumberProxy) and not x.unbacked else x, data)
     leaves = _leaf_types(data, [])
     kind = default_dtype()
     if leaves and all(is_number(x) for x in leaves):
@@ -426,13 +431,15 @@ for _symbol in (tril_indices, triu_indices):
 
 
 def _one_hot_meta(a, num_classes=-1):
-    if num_classes == -1:
-        raise CaptureError("one_hot without num_classes needs the largest value of its argument", location=user_location(), remedy="pass num_classes")
+    if type(num_classes) is int and num_classes == -1:  # one more than the largest value
+        return like(a, (*a.shape, fresh_size()), dtypes.int64)
     return like(a, (*a.shape, num_classes), dtypes.int64)
 
 
 @composite(torch.nn.functional.one_hot, meta=_one_hot_meta)
 def one_hot(a, num_classes=-1):
+    if type(num_classes) is int and num_classes == -1:
+        raise DataDependentError("the largest value of one_hot's argument", location=user_location(), remedy="pass num_classes")
     classes = iota(num_classes, start=0, step=1, device=a.device, dtype=dtypes.int64)
     return convert(LTORCH["eq"](LTORCH["unsqueeze"](a, -1), classes), dtypes.int64)
 
@@ -440,6 +447,32 @@ def one_hot(a, num_classes=-1):
 @one_hot.samples
 def _(make):
     yield make(5, dtype=torch.int64, low=0, high=3), 4
+
+
+@composite(torch.linalg.vander, name="linalg_vander")
+def vander(x, *, N=None):
+    """Powers of numbers, from 0 up, as rows: (..., n) to (..., n, N)."""
+    N = (x.shape[-1] if x.shape else 1) if N is None else N
+    if x.dtype.category < 1 or N <= 1:
+        raise RuntimeError(f"linalg.vander supports floating point, complex, and integer tensors and N > 1, but got {x.dtype} and {N}")
+    shape = (*(x.shape or (1,)), N)
+    powers = LTORCH["cumprod"](LTORCH["expand"](LTORCH["unsqueeze"](x, -1), (*shape[:-1], shape[-1] - 1)), -1)
+    return LTORCH["cat"]([LTORCH["ones"]((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)
+
+
+vander.info["by_parts"] = True  # PyTorch composes it of the same operations
+
+
+@vander.samples
+def _(make):
+    yield (make(4),)
+    yield (make(2, 3),), {"N": 5}
+
+
+@vander.error_samples
+def _(make):
+    yield (make(4),), {"N": 1}
+    yield (make(4, dtype=torch.bool),), {}
 
 
 def _complex_meta(real, imag):

@@ -21,6 +21,7 @@ from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
+from thunder.ops.torch_types import named_results, scalar_type
 
 __all__ = ["unary", "binary", "broadcast_to"]
 
@@ -211,6 +212,22 @@ for _name, _options in UNARY.items():
 for _name in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "ndtr", "ndtri"):
     _function, _vjp = getattr(torch.special, _name), SPECIAL_VJP.get(_name)
     unary(f"special_{_name}", _function, promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached="bessel" in _name, vjp=_vjp)
+
+
+def _positive(a):
+    if a.dtype is dtypes.bool8:
+        raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
+    return a
+
+
+def _no_complex_in_place(a):
+    if a.dtype.category == 3:
+        raise RuntimeError("In-place abs is not supported for complex tensors.")
+
+
+LTORCH["positive"].typed_by(_positive)
+LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
+LTORCH["abs"].info["check_in_place"] = LTORCH["absolute"].info["check_in_place"] = _no_complex_in_place
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
 METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not"))
 alias(torch.Tensor.__neg__)(LTORCH["neg"])
@@ -274,9 +291,9 @@ def frexp_prim(a):
     return like(a), like(a, dtype=dtypes.int32)
 
 
-@composite(torch.frexp, torch.Tensor.frexp, meta=lambda a: (like(a), like(a, dtype=dtypes.int32)))
+@composite(torch.frexp, torch.Tensor.frexp, meta=lambda a: named_results("frexp", like(a), like(a, dtype=dtypes.int32)))
 def frexp(a):
-    return frexp_prim(a)
+    return named_results("frexp", *frexp_prim(a))
 
 
 @frexp.samples
@@ -401,9 +418,7 @@ def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) 
     def rule(a, b, **kwargs):
         y = symbol(a, b, **kwargs)
         g = yield y
-        return tuple(
-            sum_to(f(g, y, a, b, **kwargs), x.shape) if f is not None and type(x) is TensorProxy and x.requires_grad else None for f, x in ((left, a), (right, b))
-        )
+        return tuple(sum_to(f(g, y, a, b, **kwargs), x.shape) if f is not None and type(x) is TensorProxy and x.requires_grad else None for f, x in ((left, a), (right, b)))
 
     return rule
 
@@ -493,6 +508,15 @@ BINARY: dict[str, dict] = {
 for _name, _options in BINARY.items():
     _extra = [f for f in (getattr(torch.special, _name, None),) if f is not None]
     binary(_name, *_pair(_name), *_extra, **_options)
+
+
+def _double_in_place(a, b):
+    wanted = dtypes.complex128 if any(type(x) is complex or type(x) is TensorProxy and x.dtype.category == 3 for x in (a, b)) else dtypes.float64
+    if a.dtype is not wanted:
+        raise RuntimeError(f"the base given to float_power_ has dtype {scalar_type(a.dtype)} but the operation's result requires dtype {scalar_type(wanted)}")
+
+
+LTORCH["float_power"].info["check_in_place"] = _double_in_place
 for _name, _old in {"eq": None, "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}.items():
     binary(_name, *_pair(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
     if _old is not None:

@@ -10,7 +10,8 @@ import torch
 
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, user_location
-from thunder.errors import CaptureError
+from thunder.core.unbacked import fresh_size
+from thunder.errors import DataDependentError
 from thunder.ops import define
 from thunder.ops import shape_prims as prims
 from thunder.ops.backward import getitem_backward, index_backward, select_backward, slice_backward, sum_to
@@ -65,8 +66,6 @@ def bound(x, n, default):
         return default
     if x is n or (type(x) is int and x >= _BIG):
         return n
-    if isinstance(x, TensorProxy):
-        raise CaptureError("a slice bound is a tensor, so that the result's shape depends on data", location=user_location(), remedy="slice with Python ints")
     if type(x) is not int and not isinstance(x, NumberProxy):
         x = operator.index(x)
     if x < 0:
@@ -107,7 +106,7 @@ def _used(k) -> int:
 
 
 def place(a: TensorProxy, key) -> Place:
-    """What `a[key]` selects. Raises IndexError, TypeError or ValueError as PyTorch does, CaptureError where the result's shape depends on data."""
+    """What `a[key]` selects. Raises IndexError, TypeError or ValueError as PyTorch does. A size that is as many as a mask has true elements is None."""
     keys = key_tuple(key)
     shape = a.shape
     used = sum(map(_used, keys))
@@ -166,6 +165,9 @@ def _int_entry(k, n, dim: int):
 def _advanced_entry(k, shape: tuple, dim: int, entries: list, out: list, advanced: list) -> int:
     if isinstance(k, TensorProxy):
         if k.dtype.category == 0 or k.dtype.name == "uint8":
+            for i, n in enumerate(k.shape):
+                if (n != shape[dim + i]) is True:
+                    raise IndexError(f"The shape of the mask {list(k.shape)} at index {i} does not match the shape of the indexed tensor {list(shape)} at index {dim + i}")
             entries.append(("mask", k))
             advanced.append((len(out), None))
             return dim + len(k.shape)
@@ -189,10 +191,10 @@ def _advanced_entry(k, shape: tuple, dim: int, entries: list, out: list, advance
 
 
 def _with_indices(out: list, advanced: list[tuple[int, tuple]]) -> list:
-    if any(s is None for _, s in advanced):
-        return [None, *out]  # as long as a mask has true elements: known to nobody before the program runs
     try:
-        common = broadcast_shapes(*(s for _, s in advanced))
+        common = broadcast_shapes((), *(s for _, s in advanced if s is not None))
+        if any(s is None for _, s in advanced) and (not common or (common[-1] == 1) is not False):
+            common = (*common[:-1], None)
     except RuntimeError:
         raise IndexError(f"shape mismatch: indexing tensors could not be broadcast together with shapes {', '.join(str(list(s)) for _, s in advanced)}") from None
     first = advanced[0][0]
@@ -221,17 +223,26 @@ def index(a, indices):
 def _getitem_meta(a, key):
     if type(key) is int and type(a.shape[0] if a.shape else None) is int and -a.shape[0] <= key < a.shape[0]:
         return like(a, a.shape[1:])
-    shape = place(a, key).shape
-    if shape and shape[0] is None:
-        raise CaptureError(
-            "indexing with a boolean mask: how many elements it selects is known only when the program runs",
-            location=user_location(),
-            remedy="use torch.where or masked_fill, which keep the shape, or select outside of the compiled function",
-        )
-    return like(a, shape)
+    return like(a, tuple([fresh_size() if n is None else n for n in place(a, key).shape]))
 
 
-@composite(torch.Tensor.__getitem__, meta=_getitem_meta, tags=(OpTags.SHAPE_OP, OpTags.VIEW))
+def _with_numbers(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Tensors as bounds of slices are numbers, as PyTorch reads them."""
+    a, key, *rest = args
+    if type(key) is slice:
+        key = _with_plain_bounds(key)
+    elif type(key) is tuple and any(type(k) is slice for k in key):
+        key = tuple([_with_plain_bounds(k) if type(k) is slice else k for k in key])
+    return (a, key, *rest), kwargs
+
+
+def _with_plain_bounds(k: slice) -> slice:
+    if not any(isinstance(x, TensorProxy) for x in (k.start, k.stop, k.step)):
+        return k
+    return slice(*(METHODS["item"](x) if isinstance(x, TensorProxy) else x for x in (k.start, k.stop, k.step)))
+
+
+@composite(torch.Tensor.__getitem__, meta=_getitem_meta, tags=(OpTags.SHAPE_OP, OpTags.VIEW), canonicalize=_with_numbers)
 def getitem(a, key):
     found = place(a, key)
     starts, stops, steps, gone = [], [], [], []
@@ -241,13 +252,13 @@ def getitem(a, key):
         elif entry[0] == "int":
             gone.append(len(starts))
             starts.append(entry[1]), stops.append(entry[1] + 1), steps.append(1)
-        elif entry[0] == "index":
-            n = a.shape[len(starts)]
-            starts.append(0), stops.append(n), steps.append(1)
+        elif entry[0] in ("index", "mask"):
+            for n in a.shape[len(starts) : len(starts) + (len(entry[1].shape) if entry[0] == "mask" else 1)]:
+                starts.append(0), stops.append(n), steps.append(1)
     out = a
     if any(type(lo) is not int or lo or hi is not n or k != 1 for lo, hi, n, k in zip(starts, stops, a.shape, steps, strict=True)):
         out = prims.slice_prim(out, tuple(starts), tuple(stops), tuple(steps))
-    indices = [e for e in found.entries if e[0] != "int"]
+    indices = [e for entry in found.entries if entry[0] != "int" for e in (_columns(entry[1]) if entry[0] == "mask" else (entry,))]
     if gone:
         out = prims.squeeze(out, tuple(gone))
     new = [i for i, e in enumerate(indices) if e[0] in ("new", "bool")]
@@ -265,6 +276,14 @@ def getitem(a, key):
                 tensors.pop()
             out = index(out, tuple(tensors))
     return prims.reshape(a, a.shape) if out is a else out
+
+
+def _columns(mask: TensorProxy) -> list[tuple]:
+    """A mask as the places where it is true, dimension by dimension."""
+    if not mask.shape:
+        raise DataDependentError("whether a mask without dimensions is true", location=user_location())
+    places = LTORCH["nonzero"](LTORCH["ne"](mask, 0) if mask.dtype.category else mask)
+    return [("index", LTORCH["select"](places, 1, i), places.shape[:1]) for i in range(len(mask.shape))]
 
 
 def _index_tensor(entry: tuple, a: TensorProxy):
@@ -332,7 +351,7 @@ def copy_with_setitem(a, key, value):
 def _setitem_meta(a, key, value):
     shape = place(a, key).shape
     if isinstance(value, TensorProxy):
-        if not (shape and shape[0] is None):
+        if not any(n is None for n in shape):
             have = value.shape
             while len(have) > len(shape) and have[0] == 1:
                 have = have[1:]  # PyTorch drops leading dimensions of size 1 here
@@ -343,7 +362,7 @@ def _setitem_meta(a, key, value):
     return like(a)
 
 
-@composite(name="setitem", meta=_setitem_meta, fn=_copy_with_setitem)
+@composite(name="setitem", meta=_setitem_meta, fn=_copy_with_setitem, canonicalize=_with_numbers)
 def setitem(a, key, value):
     return copy_with_setitem(a, key, convert(value, a.dtype) if isinstance(value, TensorProxy) else value)
 

@@ -10,12 +10,14 @@ import torch
 
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.unbacked import assume
 from thunder.errors import CaptureError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
 from thunder.ops.memory import Memory
 from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.torch_types import scalar_type
 
 __all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown"]
 
@@ -25,11 +27,58 @@ _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
     target = args[0]
-    if OpTags.SHAPE_OP in symbol.tags:
-        _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
+    if symbol.name in _UNDONE:
+        return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
+    if (check := symbol.info.get("check_in_place")) is not None:
+        check(*args, **kwargs)
     written = overwrite(target, symbol(*args, **kwargs), symbol.name)
     _check_overlap(inplace_form(symbol), target, args, kwargs)
     return written
+
+
+_UNDONE: dict[str, Callable] = {  # operations that change a tensor's shape in place -> (symbol, arguments) of what undoes it
+    "t": lambda a: (LTORCH["t"], ()),
+    "transpose": lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1)),
+    "squeeze": lambda a, dim=None: (LTORCH["view"], (a.shape,)),
+    "unsqueeze": lambda a, dim: (LTORCH["squeeze"], (dim,)),
+    "as_strided": lambda a, *args: None,
+    "detach": lambda a: None,
+}
+
+
+def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
+    """`a.t_()` and its like: the tensor stands for the view."""
+    target, *rest = args
+    recorder = current_recorder()
+    assert recorder is not None, "in-place operations are recorded"
+    memory, now = recorder.memory, recorder.latest(target)
+    made = any(o is memory.holder(target) for line in recorder.bound_symbols for o in line.outputs) if memory is not None else True
+    if symbol.name == "detach":
+        if not now.requires_grad:
+            return target
+        if not made or memory.holder(target) in memory.view_of:
+            _refuse("detach_ is called on an argument, or on a view")
+    elif memory is None or kwargs or symbol.name == "as_strided" and not made:
+        _refuse(f"{symbol.name}_ changes the shape of a tensor in place")
+    memory.rearrange(target, symbol, tuple(rest), _UNDONE[symbol.name](now, *rest))
+    return memory.holder(target)
+
+
+@functools.cache
+def rearranging(symbol: Symbol) -> Symbol:
+    """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new shape."""
+    def meta(a, *args):
+        return like(symbol.meta(a, *args))  # type: ignore[misc]
+
+    tags = (OpTags.DONT_DCE, OpTags.IN_PLACE)
+    made = Symbol(f"{symbol.name}_", meta, id=f"rearranging.{symbol.name}", module="Tensor", is_prim=True, tags=tags, fn=inplace_form(symbol))
+    made.info["rearranges"] = True
+    return made
+
+
+@alias(torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
+def swapaxes_(a, *args, **kwargs):
+    return write(LTORCH["transpose"], (a, *args, *kwargs.values()), {})
 
 
 def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
@@ -43,15 +92,25 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if memory is None:
         memory = recorder.memory = Memory(recorder.bound_symbols, _own(recorder))
     current = memory.latest(target)
-    if value.shape != current.shape:
-        raise RuntimeError(f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
+    _check_shapes(current.shape, value.shape)
     if value.dtype is not current.dtype:
         if value.dtype.category > current.dtype.category:
-            raise RuntimeError(f"result type {_spoken(value)} can't be cast to the desired output type {_spoken(current)}")
+            raise RuntimeError(f"result type {scalar_type(value.dtype)} can't be cast to the desired output type {scalar_type(current.dtype)}")
         value = LTORCH["to"](value, dtype=current.dtype)
     if value is not current:
         memory.write(target, value)
     return memory.holder(target)
+
+
+def _check_shapes(have: tuple, given: tuple) -> None:
+    """What is written has the shape of what is written to; where only the run tells, the program checks it."""
+    refusal = f"output with shape {list(have)} doesn't match the broadcast shape {list(given)}"
+    conditions = [m == n for m, n in zip(have, given)]
+    if len(have) != len(given) or any(equal is False for equal in conditions):
+        raise RuntimeError(refusal)
+    for equal in conditions:
+        if equal is not True:
+            assume(equal, refusal)
 
 
 def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, kwargs: dict) -> None:
@@ -120,10 +179,6 @@ def _own(recorder: Recorder):
 write_back = Symbol("copy_", lambda target, value: None, module="ltorch", id="write_back", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.Tensor.copy_)
 
 
-def _spoken(t: TensorProxy) -> str:
-    return {"float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "bool8": "Bool"}.get(t.dtype.name, t.dtype.name)
-
-
 def _refuse(reason: str):
     raise CaptureError(reason, location=user_location(), remedy=_REMEDY)
 
@@ -160,7 +215,18 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
             _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")
         overwrite(target, value, name)
         _check_overlap(function, target, args, kwargs | {"out": out})
-    return out
+    if name in _RETURNS_NONE:
+        return None
+    return _as_returned(type(result), out)
+
+
+_RETURNS_NONE = {"split_copy", "split_with_sizes_copy", "unbind_copy"}  # with out=
+
+
+def _as_returned(kind: type, out):
+    """`out` as PyTorch gives it back: in a named tuple where the function's results are one."""
+    named = getattr(torch.return_types, f"{kind.__name__}_out", None) if kind.__module__ == "torch.return_types" else None
+    return out if named is None else named(out)
 
 
 _NO_FUNCTION = {"set_", "resize_", "resize_as_", "requires_grad_", "rename_", "swap_tensors", "_resize_output_", "share_memory_", "__set__", "__setitem__", "__delitem__"}
@@ -266,13 +332,29 @@ def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> Tenso
     return written
 
 
+@torch_prim(torch.fill)
+def fill(a, value):
+    """A tensor like `a`, filled with a number or a tensor of no dimensions. The values of `a` are not read; its gradient is zero, as PyTorch's is."""
+    if type(value) is TensorProxy and value.shape:
+        raise RuntimeError(f"fill only supports 0-dimension value tensor but got tensor with {len(value.shape)} dimensions.")
+    return like(a)
+
+
+@fill.vjp
+def _(a, value):
+    g = yield fill(a, value)
+    return LTORCH["zeros_like"](g), LTORCH["to"](LTORCH["sum"](g), dtype=value.dtype) if type(value) is TensorProxy else None
+
+
+@fill.samples
+def _(make):
+    yield make(3, 4), 2
+    yield make(3, 4), make()
+
+
+register_inplace(fill, "fill")
+
+
 @alias(torch.Tensor.zero_, torch.zero_)
 def zero_(a: TensorProxy) -> TensorProxy:
-    return overwrite(a, LTORCH["zeros_like"](a), "zero")
-
-
-@alias(torch.Tensor.fill_, torch.fill_)
-def fill_(a: TensorProxy, value) -> TensorProxy:
-    if type(value) is TensorProxy:
-        return copy_(a, value)
-    return overwrite(a, LTORCH["full_like"](a, value), "fill")
+    return write(fill, (a, 0), {})

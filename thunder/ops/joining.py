@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from thunder.core import dtypes
-from thunder.core.proxies import TensorProxy, concrete, like
-from thunder.core.symbol import user_location
-from thunder.errors import CaptureError
+from thunder.core.proxies import METHODS, TensorProxy, concrete, like
+from thunder.core.unbacked import as_size, fresh_size
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
 from thunder.ops.data import convert
@@ -162,7 +161,7 @@ def _split_sizes(a, size_or_sections, dim: int) -> list:
     n = a.shape[dim]
     if isinstance(size_or_sections, Sequence):
         total = sum(size_or_sections)
-        if total is not n and total != n:
+        if total is not n and (total != n) is True:
             raise RuntimeError(f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {dim}), but got split_sizes={list(size_or_sections)}")
         if any(type(k) is int and k < 0 for k in size_or_sections):
             raise RuntimeError(f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={list(size_or_sections)}")
@@ -185,7 +184,15 @@ def _split_meta(a, split_size_or_sections, dim=0):
     return _parts(a, d, _split_sizes(a, split_size_or_sections, d))
 
 
-@composite(torch.split, torch.functional.split, torch.split_with_sizes, torch.unsafe_split, torch.unsafe_split_with_sizes, meta=_split_meta, tags=VIEW)
+def _split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    for n in args[1] if len(args) > 1 and isinstance(args[1], Sequence) else ():
+        as_size(n, "split_with_sizes expects split_sizes have only non-negative entries")
+    return args, kwargs
+
+
+@composite(
+    torch.split, torch.functional.split, torch.split_with_sizes, torch.unsafe_split, torch.unsafe_split_with_sizes, meta=_split_meta, canonicalize=_split_arguments, tags=VIEW
+)
 def split(a, split_size_or_sections, dim=0):
     d = wrap_dim(dim, len(a.shape))
     return _sliced_parts(a, d, _split_sizes(a, split_size_or_sections, d))
@@ -270,7 +277,7 @@ def _tensor_split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if name in kwargs:
             return (args[0], kwargs[name], *args[2:]), {}
     if len(args) > 1 and isinstance(args[1], TensorProxy):
-        raise CaptureError("the places to split at are in a tensor", location=user_location(), remedy="pass them as a list of ints")
+        args = (args[0], METHODS["tolist"](args[1]), *args[2:])
     return args, kwargs
 
 
@@ -388,8 +395,6 @@ def _(make):
 def _narrowed(a, dim, start, length) -> tuple:
     if not a.shape:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
-    if isinstance(start, TensorProxy):
-        raise CaptureError("narrow starts where a tensor says", location=user_location(), remedy="pass start as an int, or use index_select")
     d = wrap_dim(dim, len(a.shape))
     n = a.shape[d]
     start = start + n if start < 0 else start
@@ -403,7 +408,15 @@ def _narrow_meta(a, dim, start, length):
     return like(a, (*a.shape[:d], length, *a.shape[d + 1 :]))
 
 
-@composite(torch.narrow, torch.Tensor.narrow, meta=_narrow_meta, tags=VIEW)
+def _narrow_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    if len(args) > 2 and isinstance(args[2], TensorProxy):
+        if args[2].shape or args[2].dtype.category != 1:
+            raise RuntimeError("start must be an 0-dim integral Tensor.")
+        args = (*args[:2], METHODS["item"](args[2]), *args[3:])
+    return args, kwargs
+
+
+@composite(torch.narrow, torch.Tensor.narrow, meta=_narrow_meta, canonicalize=_narrow_arguments, tags=VIEW)
 def narrow(a, dim, start, length):
     d, first = _narrowed(a, dim, start, length)
     return slice_dim(a, d, first, first + length)
@@ -426,8 +439,6 @@ def _(make):
 def _interleaved(a, repeats, dim, output_size):
     shape, d = ((a.numel_value,), 0) if dim is None else (a.shape, wrap_dim(dim, len(a.shape)))
     if isinstance(repeats, TensorProxy):
-        if output_size is None:
-            raise CaptureError("repeat_interleave's repeats are in a tensor, so that the result's shape depends on data", location=user_location(), remedy="pass output_size=")
         return shape, d, output_size
     if repeats < 0:
         raise RuntimeError("repeats can not be negative")
@@ -436,17 +447,21 @@ def _interleaved(a, repeats, dim, output_size):
 
 @prim(lambda repeats, output_size: torch.repeat_interleave(repeats, output_size=output_size))
 def repeated_places(repeats, output_size):
-    """0, 1, 2 ... each as often as `repeats` says, `output_size` numbers in all."""
-    return like(repeats, (output_size,))
+    """0, 1, 2 ... each as often as `repeats` says, `output_size` numbers in all, which None leaves to the data."""
+    return like(repeats, (fresh_size() if output_size is None else output_size,))
 
 
-def _repeat_interleave_meta(a, repeats, dim=None, *, output_size=None):
+def _repeat_interleave_meta(a, repeats=None, dim=None, *, output_size=None):
+    if repeats is None:
+        return repeated_places.meta(a, output_size)  # type: ignore[misc]
     shape, d, n = _interleaved(a, repeats, dim, output_size)
-    return like(a, (*shape[:d], n, *shape[d + 1 :]))
+    return like(a, (*shape[:d], fresh_size() if n is None else n, *shape[d + 1 :]))
 
 
 @composite(torch.repeat_interleave, torch.Tensor.repeat_interleave, meta=_repeat_interleave_meta, tags=MOVES)
-def repeat_interleave(a, repeats, dim=None, *, output_size=None):
+def repeat_interleave(a, repeats=None, dim=None, *, output_size=None):
+    if repeats is None:
+        return repeated_places(a, output_size)
     shape, d, n = _interleaved(a, repeats, dim, output_size)
     a = prims.reshape(a, shape) if shape != a.shape else a
     if isinstance(repeats, TensorProxy):

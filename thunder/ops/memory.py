@@ -38,6 +38,8 @@ class Memory:
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.stale: set[Proxy] = set()  # views to make again before they are read
         self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
+        self.filled: set[Proxy] = set()  # what has other elements now, directly or through a view
+        self.rearranged: dict[Proxy, list[tuple[Symbol, tuple]]] = {}  # what changed its shape in place, and how
         self.formed: dict[Proxy, TensorProxy] = {}  # what has another shape now, by an operation in place -> a value of that shape
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
@@ -114,6 +116,7 @@ class Memory:
         self._check(target)
         self._decide(self.base(target))
         self._lose_shared(target)
+        self.filled.add(self.base(target))
         self._hold(target, _with_history(self.latest(target), value))
         while target in self.view_of:
             line, shown = self.view_of[target]
@@ -215,11 +218,52 @@ class Memory:
         x = self.holder(x)
         self.active = True
         self.current[x], self.owner[value], self.formed[x] = value, x, value
+        self.stale.discard(x)
+
+    def rearrange(self, x: TensorProxy, symbol: Symbol, args: tuple, back: tuple[Symbol, tuple] | None) -> None:
+        """`x` shows its memory as `symbol(x, *args)` from now on; `back` undoes that. Raises CaptureError for what came from outside and can not be undone.
+
+        A view becomes the view of a view. What is no view stays what other tensors show, in its new shape: they show what undoes the change.
+        """
+        x = self.holder(x)
+        self._check(x)
+        self._decide(self.base(x))
+        if x in self.view_of and self.view_of[x][0].context is None:
+            raise CaptureError(f"{symbol.name}_ is called on an argument that shares memory with another one", location=user_location(), remedy=_REMEDY)
+        context = current_recorder().context
+        before, below = self.latest(x), self.views.pop(x, [])
+        self._deriving = True  # what is recorded next is no view of the program's
+        try:
+            value = symbol(before, *args)
+        finally:
+            self._deriving = False
+        inner = like(before)
+        if x in self.view_of:
+            line, shown = self.view_of.pop(x)
+            self.views[shown] = [v for v in self.views[shown] if v is not x]
+            self._show(inner, line.swap({x: inner}), shown)
+            self._show(x, symbol.bind(inner, *args, output=x, context=context), inner)
+        elif below:
+            if back is None:
+                raise CaptureError(f"{symbol.name}_ is called on a tensor that other tensors show", location=user_location(), remedy="use the form that makes a new tensor")
+            self._show(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
+        if inner in self.view_of:
+            self.stale.add(inner)
+        if symbol.name in MAY_COPY and x in self.view_of:
+            self.undecided.setdefault(self.base(x), []).append(x)
+        elif x not in self.view_of:
+            self.rearranged.setdefault(x, []).append((symbol, args))
+        for view in below:  # they show what `x` was
+            line, _ = self.view_of[view]
+            self._show(view, line.swap({p: inner for p in line.inputs if self.holder(p) is x}), inner)
+        self.reform(x, value)
 
     # --- the end
-    def written_back(self, base: TensorProxy) -> None:
-        """What came from outside has its last value in its own memory now: from here on it stands for itself."""
+    def written_back(self, base: TensorProxy, value: TensorProxy) -> None:
+        """What came from outside has its last value in its own memory now: from here on it stands for itself, or for `value`, which is the same tensor in its new shape."""
         self.current.pop(base, None)
+        if value is not base:
+            self.current[base], self.owner[value] = value, base
         self._outdate(base, None)
 
     def settle(self) -> None:
@@ -274,10 +318,30 @@ part_of = Symbol("part_of", lambda a, size, stride, offset: like(a, tuple(size))
 def part_shown(part: torch.Tensor, whole: torch.Tensor) -> tuple | None:
     """(size, stride, offset) of a tensor in another one with the same storage; None where that is not contiguous, or does not hold it."""
     offset = part.storage_offset() - whole.storage_offset()
-    extent = 1 + sum((n - 1) * s for n, s in zip(part.shape, part.stride(), strict=True)) if part.numel() else 0
-    return (tuple(part.shape), tuple(part.stride()), offset) if whole.is_contiguous() and 0 <= offset and offset + extent <= whole.numel() else None
+    inside = whole.is_contiguous() and 0 <= offset and offset + _extent(part) <= whole.numel()
+    return (tuple(part.shape), tuple(part.stride()), offset) if inside else None
 
 
+def _extent(x: torch.Tensor) -> int:
+    """How many places in memory a tensor reaches over, counted in its elements."""
+    return 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+
+
+def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors with one storage have no element in common; for those that interleave, where they are small enough to look."""
+    first = min(a.storage_offset() * a.itemsize, b.storage_offset() * b.itemsize)
+    a0, b0 = (x.storage_offset() * x.itemsize - first for x in (a, b))
+    a1, b1 = a0 + _extent(a) * a.itemsize, b0 + _extent(b) * b.itemsize
+    if a1 <= b0 or b1 <= a0:
+        return True
+    if max(a1, b1) > _COMPARED_BYTES or a.dtype is not b.dtype:
+        return False
+    seen = torch.zeros(max(a1, b1) // a.itemsize, dtype=torch.bool)
+    seen.as_strided(a.shape, a.stride(), a0 // a.itemsize).fill_(True)
+    return not seen.as_strided(b.shape, b.stride(), b0 // b.itemsize).any()
+
+
+_COMPARED_BYTES = 1 << 26
 MAY_COPY = {"reshape", "contiguous", "flatten", "as_strided"}  # operations tagged as views that copy where the strides ask for it, or whose place is said in memory
 _REMEDY = "write to a clone: x = x.clone()"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from thunder.core.proxies import METHODS, TensorProxy, map_structure, numbers_in
-from thunder.core.symbol import OpTags, current_recorder, user_location
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, converted, map_structure, numbers_in
+from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
+from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
 from thunder.ops.define import LTORCH, alias, inplace_of, lookup
@@ -16,7 +18,7 @@ from thunder.ops.explain import as_torch
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
-__all__ = ["call_torch"]
+__all__ = ["call_torch", "as_number"]
 
 
 def call_torch(function, args: tuple, kwargs: dict):
@@ -131,7 +133,7 @@ def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
     return values[a]
 
 
-_READ = {"__bool__": bool, "__int__": int, "__float__": float, "__index__": operator.index, "item": torch.Tensor.item, "tolist": torch.Tensor.tolist}
+_READ = {"__bool__": bool, "__int__": int, "__float__": float, "__index__": operator.index}
 
 
 def _needs_value(name: str, what: str, remedy: str):
@@ -156,15 +158,73 @@ for _name, _what, _remedy in [
     ("__complex__", "a tensor's value is needed as a Python complex", _VALUE),
     ("__index__", "a tensor's value is needed as an index", _VALUE),
     ("__contains__", "whether a tensor contains a value is needed", _BRANCH),
-    ("item", ".item() asks for a tensor's value", _VALUE),
-    ("tolist", ".tolist() asks for a tensor's values", _VALUE),
     ("numpy", ".numpy() asks for a tensor's values", _VALUE),
-    ("data_ptr", ".data_ptr() asks for an address", _VALUE),
 ]:
     _refuse = _needs_value(_name, _what, _remedy)
     METHODS[_name] = _refuse
-METHODS.update(_PLAIN_METHODS)
-for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy", "data_ptr"]:
+
+
+_KINDS = {1: int, 2: float}  # category of a dtype -> what its values are in Python
+_MOST_NUMBERS = 1024  # of one tensor
+
+
+def _read_numbers(symbol: Symbol, a: TensorProxy, shape: tuple):
+    """A line that reads the values of a tensor as Python numbers, in lists of this shape."""
+    recorder = current_recorder()
+    if recorder is None or a.dtype.category not in _KINDS:
+        raise CaptureError(f".{symbol.name}() asks for a tensor's value, which is known only when the program runs", location=user_location(), remedy=_BRANCH)
+    a, numbers = recorder.latest(a), []
+
+    def read(rest: tuple):
+        if rest:
+            return [read(rest[1:]) for _ in range(rest[0])]
+        made, number = made_number(recorder, _KINDS[a.dtype.category], f"a value of {a.name}")
+        numbers.append(number)
+        return made
+
+    symbol.record(recorder, (a,), {}, made := read(shape))
+    given = iter(numbers)
+    return map_structure(lambda _: next(given), made)
+
+
+def _read(name: str) -> Symbol:
+    symbol = Symbol(name, module="ltorch", is_prim=True, fn=getattr(torch.Tensor, name))
+    symbol.torch_functions = (symbol.fn,)
+    return symbol
+
+
+_item, _tolist = _read("item"), _read("tolist")
+
+
+def item(a: TensorProxy):
+    """`a.item()`: a number that only the run tells, or the number itself where it depends on no input."""
+    value = _fixed_value(a)
+    if value is not None:
+        with torch._C.DisableTorchFunction():
+            return value.item()
+    if (a.numel_value != 1) is True:
+        raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
+    return _read_numbers(_item, a, ())
+
+
+def tolist(a: TensorProxy):
+    """`a.tolist()`: the same in lists."""
+    value = _fixed_value(a)
+    if value is not None:
+        with torch._C.DisableTorchFunction():
+            return value.tolist()
+    if any(isinstance(n, NumberProxy) and n.unbacked for n in a.shape) or math.prod(map(concrete, a.shape)) > _MOST_NUMBERS:
+        raise CaptureError(".tolist() asks for the values of a tensor that is large, or as large as data decides", location=user_location(), remedy=_VALUE)
+    return _read_numbers(_tolist, a, tuple(map(concrete, a.shape)))
+
+
+def as_number(a: TensorProxy, kind: type):
+    """`int(a)`, `float(a)`."""
+    return converted(item(LTORCH["to"](a, dtype=torch.int64) if a.dtype.category == 0 else a), kind)
+
+
+METHODS.update(_PLAIN_METHODS | {"item": item, "tolist": tolist})
+for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy"]:
     for _space in (torch.Tensor, torch):
         if hasattr(_space, _name):
             alias(getattr(_space, _name))(METHODS[_name])

@@ -9,13 +9,11 @@ import torch.nn.functional as F
 
 from thunder.core import dtypes
 from thunder.core.proxies import like
-from thunder.core.symbol import Symbol, user_location
-from thunder.errors import CaptureError
+from thunder.core.symbol import Symbol
 from thunder.ops import backward, inplace
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import numel, wrap_dim
-from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
@@ -277,7 +275,7 @@ batch_norm_update.info |= {"not_differentiable": (1, 2), "statistics": (1, 2), "
 @alias(F.batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """In training mode the running statistics are written to."""
-    if not training or running_mean is None:
+    if not training or running_mean is None or not _has_elements(a):  # of no elements there are no statistics, and PyTorch writes none
         return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
     if momentum == 0.0:
         return batch_norm(a, None, None, weight, bias, True, momentum, eps)
@@ -292,20 +290,14 @@ def _batch_norm_builtin(a, weight, bias, running_mean, running_var, training, mo
     return _batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _instance_norm_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    if len(args) > 1 and args[1] is not None and (len(args) < 6 or args[5]):
-        raise CaptureError("instance_norm updates its running statistics", location=user_location(), remedy="use track_running_stats=False or eval mode")
-    return args, kwargs
-
-
 def _instance_norm_meta(a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
-    if use_input_stats and len(a.shape) < 3:
+    if use_input_stats and all(type(n) is int and n == 1 for n in a.shape[2:]):
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {list(a.shape)}")
     _check_channels("instance_norm", a, running_mean, running_var, weight, bias)
     return like(a)
 
 
-@composite(F.instance_norm, meta=_instance_norm_meta, canonicalize=_instance_norm_arguments)
+@composite(F.instance_norm, meta=_instance_norm_meta)
 def instance_norm(a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
     if not use_input_stats:
         return batch_norm(a, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -318,6 +310,46 @@ def _(make):
     yield (make(2, 3, 4),)
     yield make(2, 3, 4, 4), None, None, make(3), make(3)
     yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), None, None, False
+
+
+@instance_norm.error_samples
+def _(make):
+    yield (make(2, 3, 1),)
+
+
+def _instance_norm_updated(a, running_mean, running_var, weight, bias, momentum, eps):
+    running_mean, running_var = running_mean.clone(), running_var.clone()
+    return F.instance_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
+
+
+@torch_prim(fn=_instance_norm_updated, name="instance_norm_update")
+def instance_norm_update(a, running_mean, running_var, weight, bias, momentum, eps):
+    """Instance norm by each image's statistics: the result, and what running mean and variance become."""
+    _instance_norm_meta(a, running_mean, running_var, weight, bias)
+    return like(a), like(running_mean), like(running_var)
+
+
+def instance_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
+    return F.instance_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
+
+
+instance_norm_update.info |= {"not_differentiable": (1, 2), "inplace": (instance_norm_, {1: 1, 2: 2})}
+
+
+@alias(F.instance_norm)
+def _instance_norm(a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+    """By the statistics of the images the running ones are written to."""
+    if not use_input_stats or running_mean is None:
+        return instance_norm(a, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    out, mean, var = instance_norm_update(a, running_mean, running_var, weight, bias, momentum, eps)
+    inplace.overwrite(running_mean, mean, "running_mean")
+    inplace.overwrite(running_var, var, "running_var")
+    return out
+
+
+@alias(torch.instance_norm)
+def _instance_norm_builtin(a, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled=True):
+    return _instance_norm(a, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
@@ -338,7 +370,6 @@ def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
 
 
 # images go through avg_pool3d, which the CPU's list names
-casts_inside(local_response_norm)
 
 
 @local_response_norm.samples
@@ -409,6 +440,34 @@ def cdist(x1, x2, p=2.0, compute_mode="use_mm_for_euclid_dist_if_necessary"):
 def _(make):
     yield make(4, 3), make(5, 3)
     yield make(2, 4, 3), make(2, 5, 3), 1.0
+
+
+@torch_prim(torch.pdist, autocast="cuda:float32")
+def pdist(a, p=2.0):
+    """The distances of all pairs of rows."""
+    if len(a.shape) != 2 or a.dtype.category != 2 or p < 0:
+        raise RuntimeError(f"pdist only supports 2D tensors of a floating type and p >= 0, got: {len(a.shape)}D, {a.dtype}, {p}")
+    n = a.shape[0]
+    return like(a, (n * (n - 1) // 2,))
+
+
+@pdist.vjp
+def _(a, p=2.0):
+    y = pdist(a, p)
+    g = yield y
+    return (backward.pdist_backward(g, a, p, y),)
+
+
+@pdist.samples
+def _(make):
+    yield (make(4, 3),)
+    yield make(5, 3), 1.0
+
+
+@pdist.error_samples
+def _(make):
+    yield (make(4),)
+    yield make(4, 3), -1.0
 
 
 # --- derivatives: PyTorch's kernels
@@ -490,8 +549,8 @@ native_batch_norm_backward = backward.kernel(
 
 @batch_norm.vjp
 def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """PyTorch's own kernel, which it takes on the CPU; cuDNN's are left to PyTorch."""
-    if a.device.type != "cpu" or weight is None and bias is not None or (training and running_mean is not None):
+    """PyTorch's own kernel, which it takes on the CPU; cuDNN's are left to PyTorch. For no elements it takes none, and the kernel divides by their number."""
+    if a.device.type != "cpu" or not _has_elements(a) or weight is None and bias is not None or (training and running_mean is not None):
         return NotImplemented
     y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
     g = yield y

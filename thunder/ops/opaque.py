@@ -11,13 +11,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
+from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
-from thunder.ops.define import alias, torch_path
+from thunder.ops.define import alias, lookup, torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of", "casts_inside"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
 
 _SYMBOLS: dict = {}
 
@@ -52,32 +53,34 @@ def _make_under_autocast(function, kinds: tuple) -> Symbol:
     return Symbol(name, meta, id=("opaque", name, id(function), kinds), is_prim=True, tags=tuple(plain.tags), fn=run)
 
 
-def casts_inside(symbol: Symbol) -> None:
-    """For an operation that PyTorch composes of others, some of which autocast casts: under autocast its function is taken as it is."""
-    function = symbol.torch_functions[0]
+def casts_inside(*functions) -> None:
+    """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are."""
+    for function in functions:
+        usual = lookup(function)
+        assert usual is not None, f"{function} is no operation"
 
-    def call(*args, **kwargs):
-        recorder = current_recorder()
-        return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else symbol)(*args, **kwargs)
+        def call(*args, function=function, usual=usual, **kwargs):
+            recorder = current_recorder()
+            return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else usual)(*args, **kwargs)
 
-    call.__name__ = symbol.name
-    alias(*symbol.torch_functions)(call)
+        call.__name__, call.__wrapped__ = getattr(function, "__name__", "call"), usual  # type: ignore[attr-defined]
+        alias(function)(call)
 
 
 def _make(function) -> Symbol:
     path = torch_path(function)
     name = path[1] if path else _identifier(function)
 
-    def meta(*args, **kwargs):
-        return _typed_by_running(function, name, args, kwargs)
-
+    meta = typed_by_running(function, name)
     custom = _custom_path(function)
     if custom is not None:
         module, name = custom
         overload = getattr(function, "_overloadname", "default")
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
         return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
-    return Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made.info["typed_by_running"] = True  # which results require grad is known as well
+    return made
 
 
 def _custom_path(function) -> tuple[str, str] | None:
@@ -115,17 +118,42 @@ def _identifier(function) -> str:
     return name if name.isidentifier() else "torch_function"
 
 
+def typed_by_running(function, name: str):
+    """A meta rule that runs the function on fake tensors."""
+
+    def meta(*args, **kwargs):
+        return _typed_by_running(function, name, args, kwargs)
+
+    return meta
+
+
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
         return typed_by_example(function, name, args, kwargs)
-    mode = FakeTensorMode()
+    try:
+        return _typed_under(FakeTensorMode(), function, name, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        mode = compat.fake_mode_of_sizes()
+    try:  # sizes that data decides come out as symbols
+        return _typed_under(mode, function, name, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+        raise CaptureError(
+            f"the shape or value of {name}'s result depends on data",
+            location=user_location(),
+            remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
+        ) from error
+
+
+def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
+    recorder = current_recorder()
+    grad = recorder is not None and recorder.context.grad_enabled
     known: dict[int, TensorProxy] = {}
     given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
         if isinstance(x, TensorProxy):
             shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
-            out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
+            out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), requires_grad=grad and x.requires_grad)
             known[id(out)] = x
             given.append(out)
             return out
@@ -135,28 +163,22 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
             return mode.from_tensor(x)
         return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    try:
-        with torch._C.DisableTorchFunction(), mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
-            out = function(*fake_args, **fake_kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise CaptureError(
-            f"the shape or value of {name}'s result depends on data",
-            location=user_location(),
-            remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
-        ) from error
+    with torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
+        out = function(*fake_args, **fake_kwargs)
 
     with torch._C.DisableTorchFunction():
         if any(isinstance(x, torch.Tensor) and is_unusual(x) for x in leaves(out)):
             return typed_by_example(function, name, args, kwargs)
-    memory = getattr(current_recorder(), "memory", None)
+    memory = getattr(recorder, "memory", None)
 
     def typed(x):
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) in known:
             return known[id(x)]
-        made = TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+        shape = tuple([fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape])
+        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=x.requires_grad)
         if memory is not None:
             storage = x.untyped_storage()._cdata
             for argument in given:
@@ -214,10 +236,14 @@ def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
     return flat, tuple(i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2)
 
 
-def _as_structure(gradients, args):
-    """The gradients of the arguments that require grad, in the places of these."""
+def _as_structure(gradients, args, kwargs):
+    """The gradients of the arguments that require grad, in the places of these; last those of keyword arguments, as a dict."""
     gradients = iter(gradients)
-    return map_structure(lambda x: next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None, args)
+
+    def taken(x):
+        return next(gradients) if isinstance(x, TensorProxy) and x.requires_grad and x.dtype.category >= 2 else None
+
+    return (*map_structure(taken, args), map_structure(taken, kwargs))
 
 
 def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
@@ -266,8 +292,8 @@ def _make_derivative(symbol: Symbol):
         cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
         backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
-        backward.info["differentiated_once"] = once
-        return _as_structure(backward(graph, cotangents), args)
+        backward.info["differentiated_once"], backward.info["takes_none"] = once, True
+        return _as_structure(backward(graph, cotangents), args, kwargs)
 
     return rule
 
@@ -315,7 +341,7 @@ def _functional_derivative(symbol: Symbol):
         _, wanted = _wanted(args, kwargs)
         out = symbol(*args, **kwargs)
         g = yield out
-        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args)
+        return _as_structure(backward(wanted, args, kwargs, _of_tensors(out, g)), args, kwargs)
 
     return rule
 

@@ -27,7 +27,7 @@ CONSTRUCTORS = (torch.nested.nested_tensor, torch.nested.as_nested_tensor)
 
 def is_unusual(x: torch.Tensor) -> bool:
     """Whether a tensor is none that shape, dtype and device describe."""
-    if x.layout is not torch.strided or x.is_nested:
+    if x.layout is not torch.strided or x.is_nested or x.is_quantized:
         return True
     kind = type(x)
     if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch._subclasses.FakeTensor) or kind.__torch_function__ is torch._C._disabled_torch_function_impl:
@@ -60,6 +60,8 @@ def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -
     given = proxies_in(kwargs, proxies_in(args, []))
     if name.endswith("_") and not name.endswith("__"):
         _refuse(f"{name} writes to a sparse or nested tensor, or to one of a subclass with its own rules", "use the form that returns a new tensor")
+    recorder = current_recorder()
+    differentiable = recorder is not None and recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
     known: dict[int, Proxy] = {}
 
     def stand_in(x):
@@ -86,13 +88,12 @@ def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -
                 return known[id(x)]
             if is_unusual(x):
                 return AnyProxy("", x)
-            return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device))
+            grad = differentiable and (x.is_floating_point() or x.is_complex())
+            return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=grad)
 
         result = map_structure(typed, out)
-        recorder = current_recorder()
         if recorder is not None and recorder.memory is not None:
             _fix_shared(recorder.memory, zip(leaves(out), leaves(result), strict=True), leaves(examples), known)
-    differentiable = recorder is not None and recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
     if differentiable and any(isinstance(p, AnyProxy) for p in leaves(result)):
         _refuse(f"{name} gives a sparse or nested tensor that requires grad", "detach what it is made of, or compute it outside")
     return result

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.proxies import like
-from thunder.ops import backward
+from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
 from thunder.ops.define import alias, composite
 from thunder.ops.joining import cat
@@ -92,6 +92,8 @@ def _(make):
 
 @alias(torch.constant_pad_nd)
 def constant_pad_nd(a, pad_, value=0):
+    if isinstance(value, complex):  # which torch.nn.functional.pad does not take
+        return opaque.symbol_for(torch.constant_pad_nd)(a, pad_, value)
     return pad(a, pad_, "constant", value)
 
 

@@ -7,6 +7,7 @@ from thunder.core.devices import Device, cpu
 from thunder.core.dtypes import COMPLEX, FLOAT, dtype
 from thunder.core.proxies import NumberProxy, TensorProxy, like
 from thunder.core.symbol import current_recorder
+from thunder.errors import DataDependentError
 
 __all__ = ["default_dtype", "result_type", "broadcast_shapes", "number_dtype", "to_float", "same_device", "Promotion", "is_number"]
 
@@ -88,20 +89,28 @@ class Promotion:
 def broadcast_shapes(*shapes: tuple) -> tuple:
     """The shape that tensors of these shapes broadcast to. Raises RuntimeError as PyTorch does where they do not."""
     first = shapes[0]
-    if all(s == first for s in shapes[1:]):
-        return first
+    try:
+        if all(s == first for s in shapes[1:]):
+            return first
+    except DataDependentError:
+        pass
     rank = max(map(len, shapes))
     out: list = [1] * rank
     for s in shapes:
         offset = rank - len(s)
         for i, n in enumerate(s):
             m = out[offset + i]
-            if m is n or n == 1:
+            if m is n or (one := n == 1) is True:
                 continue
-            if m == 1:
+            if (other_one := m == 1) is True:
                 out[offset + i] = n
-            elif m != n:
-                raise RuntimeError(f"The size of tensor a ({m}) must match the size of tensor b ({n}) at non-singleton dimension {offset + i}")
+            elif one is False is other_one:
+                if (m != n) is True:
+                    raise RuntimeError(f"The size of tensor a ({m}) must match the size of tensor b ({n}) at non-singleton dimension {offset + i}")
+            elif one is False:  # m is 1, or equal to n: PyTorch refuses anything else
+                out[offset + i] = n
+            elif other_one is not False and (m == n) is not True:
+                bool(one)  # raises: only the run tells which of the two is stretched
     return tuple(out)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +14,8 @@ from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import backward
-from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of, default_device
-from thunder.ops.define import LTORCH, alias, prim, torch_prim
+from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of, _torch_kwargs, default_device
+from thunder.ops.define import LTORCH, alias, composite, lookup, prim, torch_prim
 from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import broadcast_shapes, default_dtype
 from thunder.ops.torch_types import to_torch_device
@@ -125,6 +127,68 @@ for _name in ("uniform_", "normal_", "exponential_", "geometric_", "cauchy_", "l
     _fill(_name)
 
 
+@alias(F.gumbel_softmax)
+def gumbel_softmax(logits, tau=1, hard=False, eps=1e-10, dim=-1):
+    """A sample from the relaxed categorical distribution, or, hard, the vertex it is nearest to with the relaxed one's derivative."""
+    kind = {"dtype": logits.dtype, "device": logits.device}
+    noise = -LTORCH["log"](LTORCH["exponential_fill"](LTORCH["empty"](*logits.shape, **kind)))
+    soft = LTORCH["softmax"]((logits + noise) / tau, dim)
+    if not hard:
+        return soft
+    _, index = lookup(torch.max)(soft, dim, True)
+    return LTORCH["scatter"](LTORCH["zeros"](*logits.shape, **kind), dim, index, 1.0) - LTORCH["detach"](soft) + soft
+
+
+@torch_prim(fn=lambda shape, minval=0.0, maxval=1.0, *, device, dtype: torch.empty(shape, **_torch_kwargs(device, dtype)).uniform_(minval, maxval), tags=_TAGS)
+def uniform(shape, minval=0.0, maxval=1.0, *, device, dtype):
+    """Numbers from [minval, maxval), drawn as PyTorch's generator does."""
+    return _made(shape, device, dtype)
+
+
+@composite()
+def uniform_like(a, minval=0.0, maxval=1.0, *, device=None, dtype=None):
+    """`uniform` of a tensor's shape, and of its device and dtype where none is said."""
+    return uniform(a.shape, minval, maxval, device=device or a.device, dtype=dtype or a.dtype)
+
+
+def _philox(shape: tuple, seed: int, offset: int, device) -> torch.Tensor:
+    """One 32-bit number for each place: Philox 4x32 of ten rounds (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3), counter (offset, 0, place, 0)."""
+    low = 0xFFFFFFFF
+    place = torch.arange(math.prod(shape), dtype=torch.int64, device=device)
+    c = [torch.full_like(place, offset & low), torch.full_like(place, offset >> 32 & low), place & low, place >> 32]
+    keys = [seed & low, seed >> 32 & low]
+
+    def product(x, factor: int):
+        """The high and the low half, by halves that do not overflow."""
+        a, b = x * (factor & 0xFFFF), x * (factor >> 16)
+        whole = (a >> 16) + b
+        return (whole >> 16) & low, ((whole & 0xFFFF) << 16 | (a & 0xFFFF)) & low
+
+    for _ in range(10):
+        (high0, low0), (high1, low1) = product(c[0], 0xD2511F53), product(c[2], 0xCD9E8D57)
+        c = [high1 ^ c[1] ^ keys[0], low1, high0 ^ c[3] ^ keys[1], low0]
+        keys = [keys[0] + 0x9E3779B9 & low, keys[1] + 0xBB67AE85 & low]
+    return c[0].reshape(shape)
+
+
+def _run_uniform_philox(shape, minval=0.0, maxval=1.0, *, device, dtype, seed, offset):
+    kwargs = _torch_kwargs(device, dtype)
+    draws = _philox(tuple(shape), int(seed), int(offset), kwargs["device"]) >> 8  # as many bits as float32 holds
+    return (draws.to(torch.float64) * 2.0**-24 * (maxval - minval) + minval).to(kwargs["dtype"])
+
+
+@torch_prim(fn=_run_uniform_philox)
+def uniform_philox(shape, minval=0.0, maxval=1.0, *, device, dtype, seed, offset):
+    """Numbers from [minval, maxval) that seed and offset decide, on every device: no generator is read or moved."""
+    return _made(shape, device, dtype)
+
+
+@composite()
+def exponential(a, rate=1, *, generator=None):
+    """Numbers of the exponential distribution, in the shape of `a`."""
+    return LTORCH["exponential_fill"](a, rate, **({} if generator is None else {"generator": generator}))
+
+
 # --- dropout
 
 
@@ -137,11 +201,12 @@ def _dropout_meta(a, p=0.5, training=True):
 def _dropout(name: str, *functions) -> None:
     """A member of the dropout family: draws when training, is its argument otherwise."""
     symbol = torch_prim(name=name, fn=functions[0], tags=_TAGS)(_dropout_meta)
+    usually = inspect.signature(functions[0]).parameters["training"].default  # not the same for all of them
 
-    def call(a, p=0.5, training=True, inplace=False):
+    def call(a, p=0.5, training=usually, inplace=False):
         if not training or p == 0.0:  # PyTorch gives back its argument
             _dropout_meta(a, p)
-            return a
+            return LTORCH["squeeze"](LTORCH["unsqueeze"](a, 0), 0) if name == "dropout3d" and len(a.shape) == 4 and not inplace else a
         out = symbol(a, p, True)
         return overwrite(a, out, name) if inplace else out
 
@@ -203,6 +268,111 @@ def _(a, p=0.5, training=True):
 
 # ---------------------------------------------------------------------------------------------------------------- the state of a generator
 
+STATE_BYTES = torch.default_generator.get_state().numel()
+
+
+@torch_prim(name="manual_seed", fn=torch.random.manual_seed, tags=_TAGS)
+def seeded(seed):
+    return None
+
+
+@alias(torch.random.manual_seed)
+def manual_seed(seed):
+    """The default generators of all devices start again."""
+    seeded(seed)
+    return torch.default_generator
+
+
+def _state() -> TensorProxy:
+    return TensorProxy(shape=(STATE_BYTES,), device=default_device("cpu"), dtype=dtypes.uint8)
+
+
+@torch_prim(torch.get_rng_state, name="get_default_rng_state", tags=_TAGS)
+def get_default_rng_state():
+    return _state()
+
+
+@torch_prim(torch.set_rng_state, name="set_default_rng_state", tags=_TAGS)
+def set_default_rng_state(new_state):
+    return None
+
+
+@torch_prim(name="generator_manual_seed", fn=torch.Generator.manual_seed, tags=_TAGS)
+def _generator_seeded(generator, seed):
+    return None
+
+
+@alias(torch.Generator.manual_seed)
+def generator_manual_seed(generator, seed):
+    _generator_seeded(generator, seed)
+    return generator
+
+
+@torch_prim(name="generator_get_state", fn=torch.Generator.get_state, tags=_TAGS)
+def _generator_state(generator):
+    return _state()
+
+
+@alias(torch.Generator.get_state)
+def generator_get_state(generator):
+    if generator.device.type != "cpu":
+        raise CaptureError(f"the state of a generator of {generator.device} is read", location=user_location(), remedy="read it outside of the compiled function")
+    return _generator_state(generator)
+
+
+@torch_prim(name="generator_set_state", fn=torch.Generator.set_state, tags=_TAGS)
+def _generator_set(generator, new_state):
+    return None
+
+
+@alias(torch.Generator.set_state)
+def generator_set_state(generator, new_state):
+    _generator_set(generator, new_state)
+    return generator
+
+
+def _unknown_seed(function) -> None:
+    def refuse(*args, **kwargs):
+        raise CaptureError(f"{function.__name__}() gives a number that differs from call to call", location=user_location(), remedy="call it outside of the compiled function")
+
+    alias(function)(refuse)
+
+
+for _function in (torch.seed, torch.initial_seed, torch.Generator.seed, torch.Generator.initial_seed):
+    _unknown_seed(_function)
+
+
+def _of_devices(what: str):
+    def refuse(*args, **kwargs):
+        raise CaptureError(f"{what} asks for generators of devices inside of it", location=user_location(), remedy="call it outside of the compiled function")
+
+    return refuse
+
+
+for _name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"):
+    alias(getattr(torch.cuda, _name))(_of_devices(f"torch.cuda.{_name}"))
+
+
+class Forked:
+    """`torch.random.fork_rng` for the CPU's generator: after the block it goes on where it was before."""
+
+    def __enter__(self):
+        self.state = get_default_rng_state()
+
+    def __exit__(self, *error):
+        set_default_rng_state(self.state)
+
+
+def fork_rng(devices=None, enabled=True, **options):
+    """What `torch.random.fork_rng` means in a program. Raises CaptureError for generators of devices."""
+    if enabled and (devices or devices is None and torch.cuda.is_available()):
+        _of_devices("torch.random.fork_rng")()
+    return Forked() if enabled else contextlib.nullcontext()
+
+
+# what programs that hold a generator's state ask for
+holding = frozenset(s.id for s in (seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set))
+
 
 def generator_of(device: torch.device, generator: torch.Generator | None = None) -> torch.Generator:
     """The generator that an operation draws from: the one it was given, or the device's default."""
@@ -222,94 +392,3 @@ def get_rng_state(device, generator=None):
 @prim(lambda state, device, generator=None: generator_of(to_torch_device(device), generator).set_state(state) and None, tags=(OpTags.DONT_DCE,))
 def set_rng_state(state, device, generator=None):
     return None
-
-
-# ---------------------------------------------------------------------------------------------------------------- programs that hold generators
-
-
-def _default(generator: torch.Generator | None) -> torch.Generator:
-    return torch.default_generator if generator is None else generator
-
-
-def _restart(seed, generator=None) -> None:
-    torch.manual_seed(seed) if generator is None else generator.manual_seed(seed)
-
-
-def _put_state(state, generator=None) -> None:
-    _default(generator).set_state(state)
-
-
-def _state_meta(generator=None):
-    return TensorProxy(shape=tuple(_default(generator).get_state().shape), dtype=dtypes.uint8, device="cpu")
-
-
-# they run when the program does, in the order of its draws
-restart = Symbol("restart", lambda seed, generator=None: None, id="restart", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_restart)
-state_of = Symbol("state_of", _state_meta, id="state_of", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.DETACHED), fn=lambda generator=None: _default(generator).get_state())
-put_state = Symbol("put_state", lambda state, generator=None: None, id="put_state", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_put_state)
-
-
-@alias(torch.random.manual_seed)
-def manual_seed(seed):
-    restart(seed)
-    return torch.default_generator
-
-
-@alias(torch.get_rng_state)
-def get_state():
-    return state_of()
-
-
-@alias(torch.set_rng_state)
-def set_state(new_state):
-    put_state(new_state)
-
-
-def _refusing(what: str):
-    def refuse(*args, **kwargs):
-        raise CaptureError(
-            f"{what} is called inside of it, which a compiled program cannot repeat",
-            location=user_location(),
-            remedy="call it outside; torch.manual_seed, torch.get_rng_state, torch.set_rng_state, torch.random.fork_rng and those methods of a torch.Generator can stand inside",
-        )
-
-    return refuse
-
-
-for _space, _names in (
-    (torch, ("seed", "initial_seed")),
-    (torch.cuda, ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all")),
-):
-    for _name in _names:
-        alias(getattr(_space, _name))(_refusing(f"{_space.__name__}.{_name}"))
-
-
-def call_generator(generator: torch.Generator, method: str, args: tuple, kwargs: dict):
-    """A method of a generator that the program did not make itself."""
-    if method == "manual_seed":
-        restart(*args, generator=generator, **kwargs)
-        return generator
-    if method == "get_state":
-        return state_of(generator=generator)
-    if method == "set_state":
-        put_state(*args, generator=generator, **kwargs)
-        return generator
-    return _refusing(f"{method}() of a torch.Generator")()
-
-
-class Forked:
-    """`torch.random.fork_rng` for the CPU's generator: it goes on, after the block, where it was before."""
-
-    def __enter__(self):
-        self.state = state_of()
-
-    def __exit__(self, *error):
-        put_state(self.state)
-
-
-def fork_rng(devices=None, enabled=True, **options):
-    if not enabled:
-        return contextlib.nullcontext()
-    if devices or (devices is None and torch.cuda.is_available()):
-        return _refusing("torch.random.fork_rng for generators of devices")()
-    return Forked()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from collections.abc import Callable
 
 import torch
@@ -17,13 +16,11 @@ from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.promotion import broadcast_shapes, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
 from thunder.ops.ternary import where
-from thunder.ops.torch_types import to_torch_dtype
+from thunder.ops.torch_types import named_results, to_torch_dtype
 
-__all__ = ["canonical_dims", "reduced_shape", "ValuesIndices"]
+__all__ = ["canonical_dims", "reduced_shape", "values_indices"]
 
 _RED = (OpTags.REDUCTION_OP,)
-ValuesIndices = namedtuple("ValuesIndices", ("values", "indices"))
-MinMax = namedtuple("MinMax", ("min", "max"))
 
 
 def canonical_dims(a: TensorProxy, dim) -> tuple[int, ...]:
@@ -189,14 +186,18 @@ amin.samples(_reduction_samples)
 # --- values with indices
 
 
-def _pair_meta(a, dim, keepdim=False):
-    shape = reduced_shape(a, canonical_dims(a, dim), keepdim)
-    return ValuesIndices(like(a, shape), like(a, shape, dtypes.int64))
+def values_indices(function: str, a: TensorProxy, shape: tuple):
+    """What sort, topk, max ... return: values of `a`, and where they stand."""
+    return named_results(function, like(a, shape), like(a, shape, dtypes.int64))
 
 
 def _with_indices(name: str, function: Callable) -> Symbol:
     """max, min, median ... along one dimension: (values, indices)."""
-    return torch_prim(name=f"{name}_dim", fn=function, tags=_RED)(_pair_meta)
+
+    def meta(a, dim, keepdim=False):
+        return values_indices(name, a, reduced_shape(a, canonical_dims(a, dim), keepdim))
+
+    return torch_prim(name=f"{name}_dim", fn=function, tags=_RED)(meta)
 
 
 max_dim, min_dim = _with_indices("max", torch.max), _with_indices("min", torch.min)
@@ -256,12 +257,12 @@ def _aminmax_meta(a, *, dim=None, keepdim=False):
     if 0 in [a.shape[d] for d in dims if type(a.shape[d]) is int]:
         raise RuntimeError("aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity.")
     shape = reduced_shape(a, dims, keepdim)
-    return MinMax(like(a, shape), like(a, shape))
+    return named_results("aminmax", like(a, shape), like(a, shape))
 
 
 @composite(torch.aminmax, torch.Tensor.aminmax, meta=_aminmax_meta, tags=_RED)
 def aminmax(a, *, dim=None, keepdim=False):
-    return MinMax(amin(a, () if dim is None else dim, keepdim), amax(a, () if dim is None else dim, keepdim))
+    return named_results("aminmax", amin(a, () if dim is None else dim, keepdim), amax(a, () if dim is None else dim, keepdim))
 
 
 @aminmax.samples
@@ -530,13 +531,15 @@ for _symbol in (cumsum, cumprod, logcumsumexp):
         yield make(4, 3), -2
 
 
-def _scan_pair_meta(a, dim):
-    canonical_dims(a, dim)
-    return ValuesIndices(like(a), like(a, dtype=dtypes.int64))
+def _scan_pair(name: str) -> Symbol:
+    def meta(a, dim):
+        canonical_dims(a, dim)
+        return values_indices(name, a, a.shape)
+
+    return torch_prim(getattr(torch, name), getattr(torch.Tensor, name), name=name)(meta)
 
 
-cummax = torch_prim(torch.cummax, torch.Tensor.cummax, name="cummax")(_scan_pair_meta)
-cummin = torch_prim(torch.cummin, torch.Tensor.cummin, name="cummin")(_scan_pair_meta)
+cummax, cummin = _scan_pair("cummax"), _scan_pair("cummin")
 for _symbol in (cummax, cummin):
 
     @_symbol.samples
@@ -551,6 +554,8 @@ def diff(a, n=1, dim=-1, prepend=None, append=None):
     parts = [x for x in (prepend, a, append) if x is not None]
     out = LTORCH["cat"](parts, dim) if len(parts) > 1 else a
     dim = dim % len(out.shape)
+    if n == 0:
+        return LTORCH["clone"](out)
     for _i in range(n):
         size = out.shape[dim]
         later, earlier = LTORCH["narrow"](out, dim, 1, size - 1), LTORCH["narrow"](out, dim, 0, size - 1)
@@ -652,7 +657,7 @@ def _whole_rule(symbol: Symbol):
 def _along_rule(symbol: Symbol):
     def rule(a, dim, keepdim=False):
         y, indices = symbol(a, dim, keepdim)
-        g, _ = yield ValuesIndices(y, indices)
+        g, _ = yield y, indices
         d = canonical_dims(a, dim)
         if not d:
             return (g,)
@@ -730,7 +735,7 @@ def _(a, dim, *, dtype=None):
 def _scan_pair_rule(symbol: Symbol):
     def rule(a, dim):
         y, indices = symbol(a, dim)
-        g, _ = yield ValuesIndices(y, indices)
+        g, _ = yield y, indices
         if not a.shape:
             return (g,)
         return (LTORCH["scatter_add"](LTORCH["zeros_like"](g), dim, indices, g),)
@@ -760,13 +765,14 @@ def _norm_gradient(g, y, a, order, dim, keepdim: bool):
 def _norm_rule(symbol: Symbol, order_of) -> None:
     def rule(a, *args, **kwargs):
         order, dim, keepdim, dtype = order_of(*args, **kwargs)
-        if order is None or dtype is not None or not (order in (0, 1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]:
+        if order != 0 and (order is None or dtype is not None or not (order in (1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]):
             return NotImplemented
         y = symbol(a, *args, **kwargs)
         g = yield y
         return (_norm_gradient(g, y, a, order, dim, keepdim),)
 
     symbol.vjp(rule)
+    symbol.info["complex_rule"] = lambda a, *args, **kwargs: order_of(*args, **kwargs)[0] == 0
 
 
 def _norm_arguments(p="fro", dim=None, keepdim=False, dtype=None):

@@ -11,7 +11,6 @@ from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops.define import composite, torch_prim
 from thunder.ops.dims import pair
-from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import MOVES, permute, reshape
 
 _RANKS = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "area": (1, 2, 3)}
@@ -73,9 +72,6 @@ def affine_grid(theta, size, align_corners=None):
     if theta.shape != (size[0], rank, rank + 1):
         raise ValueError(f"Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}. Got {list(theta.shape)}.")
     return like(theta, (size[0], *size[2:], rank))
-
-
-casts_inside(affine_grid)
 
 
 @affine_grid.samples

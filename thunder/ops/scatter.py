@@ -1,19 +1,17 @@
-"""Elements at places that tensors name: index_select, gather, scatter and their kin, embeddings."""
+"""Elements at places that tensors name: index_select, gather, scatter and their kin."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from thunder.core.proxies import METHODS, TensorProxy, like
-from thunder.core.symbol import Symbol, user_location
-from thunder.errors import CaptureError
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import Symbol
 from thunder.ops import backward
-from thunder.ops import shape_prims as prims
-from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.define import LTORCH, composite, prim, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.shape import expand, reshape
+from thunder.ops.torch_types import scalar_type
 
 INTEGERS = ("int64", "int32")
 
@@ -310,13 +308,9 @@ def index_put(a, indices, values, accumulate=False):
         raise IndexError(f"too many indices for tensor of dimension {len(a.shape)} (got {len(indices)})")
     if values.dtype is not a.dtype:
         raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {_torch_name(a.dtype)} for the destination and {_torch_name(values.dtype)} for the source."
+            f"Index put requires the source and destination dtypes match, got {scalar_type(a.dtype)} for the destination and {scalar_type(values.dtype)} for the source."
         )
     return like(a)
-
-
-def _torch_name(d) -> str:
-    return {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int", "bool8": "Bool", "float16": "Half", "bfloat16": "BFloat16"}.get(d.name, d.name)
 
 
 @index_put.samples
@@ -332,99 +326,6 @@ def _(make):
     yield make(3), (torch.tensor([0]), torch.tensor([0])), make()
 
 
-def _refuse_mask(what: str, remedy: str):
-    def refuse(a, *args, **kwargs):
-        raise CaptureError(f"{what}: the shape of its result depends on data", location=user_location(), remedy=remedy)
-
-    return refuse
-
-
-for _name, _remedy in {
-    "masked_select": "use torch.where or masked_fill, which keep the shape",
-    "nonzero": "use torch.where(condition, x, y), or compute the indices outside of the compiled function",
-    "argwhere": "use torch.where(condition, x, y), or compute the indices outside of the compiled function",
-    "unique": "compute it outside of the compiled function and pass it in",
-    "unique_consecutive": "compute it outside of the compiled function and pass it in",
-}.items():
-    _refuse = _refuse_mask(_name, _remedy)
-    alias(getattr(torch, _name), getattr(torch.Tensor, _name))(_refuse)
-    METHODS[_name] = _refuse
-
-
-# ---------------------------------------------------------------------------------------------------------------- embeddings
-
-
-def _embedding_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-    given = dict(zip(names, args[2:], strict=False)) | kwargs
-    if given.get("max_norm") is not None:
-        raise CaptureError("embedding with max_norm= changes its weight", location=user_location(), remedy="renormalize the weight outside of the compiled function (torch.renorm)")
-    plain = {k: v for k, v in given.items() if k != "max_norm" and k != "norm_type" and v is not None and v is not False}
-    return args[:2], plain
-
-
-def _embedding_meta(a, weight, *, padding_idx=None, scale_grad_by_freq=False, sparse=False):
-    if a.dtype.name not in INTEGERS:
-        raise RuntimeError(f"Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got {a.dtype} instead")
-    if len(weight.shape) != 2:
-        raise RuntimeError("'weight' must be 2-D")
-    if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
-        raise AssertionError("Padding_idx must be within num_embeddings")
-    return like(weight, (*a.shape, weight.shape[1]))
-
-
-@composite(F.embedding, meta=_embedding_meta, canonicalize=_embedding_arguments)
-def embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    rows = take(weight, 0, prims.reshape(a, (a.numel_value,)))
-    return prims.reshape(rows, (*a.shape, weight.shape[1]))
-
-
-@embedding.samples
-def _(make):
-    yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)
-    yield (make(3, dtype=torch.int32, low=0, high=5), make(5, 4)), {"padding_idx": 1}
-
-
-@embedding.error_samples
-def _(make):
-    yield make(2, 3), make(5, 4)
-
-
-def _aten_embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    return embedding(indices, weight, padding_idx=None if padding_idx == -1 else padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
-
-
-alias(torch.embedding)(_aten_embedding)
-
-
-@torch_prim(F.embedding_bag)
-def embedding_bag(
-    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False, per_sample_weights=None, include_last_offset=False,
-    padding_idx=None,
-):  # fmt: skip
-    if max_norm is not None:
-        raise CaptureError("embedding_bag with max_norm= changes its weight", location=user_location(), remedy="renormalize the weight outside of the compiled function")
-    if len(a.shape) == 2:
-        return like(weight, (a.shape[0], weight.shape[1]))
-    if len(a.shape) != 1 or offsets is None:
-        raise ValueError("input has to be 1D or 2D Tensor, and offsets has to be a 1D Tensor")
-    return like(weight, (offsets.shape[0] - (1 if include_last_offset else 0), weight.shape[1]))
-
-
-@embedding_bag.samples
-def _(make):
-    yield make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)
-    yield make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2])
-    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"mode": "sum"}
-
-
-@embedding.vjp
-def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
-    if sparse:  # PyTorch's derivative makes the sparse gradient
-        return NotImplemented
-    g = yield embedding(a, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
-    return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
 
 
 # ---------------------------------------------------------------------------------------------------------------- derivatives

@@ -8,13 +8,9 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.ops.define import LTORCH, torch_prim
-from thunder.ops.reductions import ValuesIndices, canonical_dims, placed, reduced_shape
+from thunder.ops.reductions import canonical_dims, placed, reduced_shape, values_indices
 
 __all__ = ["topk", "sort", "argsort"]
-
-
-def _pair(a: TensorProxy, shape: tuple) -> ValuesIndices:
-    return ValuesIndices(like(a, shape), like(a, shape, dtypes.int64))
 
 
 @torch_prim(torch.topk, torch.Tensor.topk)
@@ -22,7 +18,7 @@ def topk(a, k, dim=-1, largest=True, sorted=True):
     (d,) = canonical_dims(a, dim) or (0,)
     if a.shape and not 0 <= k <= a.shape[d]:
         raise RuntimeError("selected index k out of range")
-    return _pair(a, (*a.shape[:d], k, *a.shape[d + 1 :]) if a.shape else ())
+    return values_indices("topk", a, (*a.shape[:d], k, *a.shape[d + 1 :]) if a.shape else ())
 
 
 @topk.samples
@@ -47,7 +43,7 @@ def _order_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 @torch_prim(torch.sort, torch.Tensor.sort, canonicalize=_order_arguments)
 def sort(a, *, dim, descending, stable=False):
     canonical_dims(a, dim)
-    return _pair(a, a.shape)
+    return values_indices("sort", a, a.shape)
 
 
 @torch_prim(torch.argsort, torch.Tensor.argsort, canonicalize=_order_arguments, tags=(OpTags.DETACHED,))
@@ -85,7 +81,7 @@ def kthvalue(a, k, dim=-1, keepdim=False):
     dims = canonical_dims(a, dim)
     if not 1 <= k <= (a.shape[dims[0]] if dims else 1):
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dims[0] if dims else 0}")
-    return _pair(a, reduced_shape(a, dims, keepdim))
+    return values_indices("kthvalue", a, reduced_shape(a, dims, keepdim))
 
 
 @kthvalue.samples
@@ -136,7 +132,7 @@ def _selected(symbol, dimension):
 
     def rule(a, *args, **kwargs):
         values, indices = symbol(a, *args, **kwargs)
-        g, _ = yield ValuesIndices(values, indices)
+        g, _ = yield values, indices
         return (placed(g, indices, canonical_dims(a, dimension(*args, **kwargs))[0], a.shape) if a.shape else g,)
 
     symbol.vjp(rule)
@@ -149,7 +145,7 @@ _selected(sort, lambda *, dim, descending, stable=False: dim)
 @kthvalue.vjp
 def _(a, k, dim=-1, keepdim=False):
     values, indices = kthvalue(a, k, dim, keepdim)
-    g, _ = yield ValuesIndices(values, indices)
+    g, _ = yield values, indices
     if not a.shape:
         return (g,)
     (d,) = canonical_dims(a, dim)

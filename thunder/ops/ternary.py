@@ -6,8 +6,7 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol, user_location
-from thunder.errors import CaptureError
+from thunder.core.symbol import Symbol
 from thunder.ops.backward import logit_backward, sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
@@ -33,11 +32,10 @@ def where_prim(condition, a, b):
 
 
 def _where_meta(condition, input=None, other=None):
+    if input is None and other is None:
+        return LTORCH["nonzero"].meta(condition, as_tuple=True)  # type: ignore[misc]
     if input is None or other is None:
-        raise CaptureError(
-            "torch.where of a condition alone: how many places it finds is known only when the program runs",
-            location=user_location(), remedy="use torch.where with two values, which keeps the shape, or look for the places outside of the compiled function",
-        )  # fmt: skip
+        raise TypeError("where() takes a condition alone, or with two values")
     if condition.dtype is not dtypes.bool8 and condition.dtype is not dtypes.uint8:
         raise RuntimeError(f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}")
     tensors = [x for x in (condition, input, other) if type(x) is TensorProxy]
@@ -46,6 +44,8 @@ def _where_meta(condition, input=None, other=None):
 
 @composite(torch.where, meta=_where_meta)
 def where(condition, input=None, other=None):
+    if input is None:
+        return LTORCH["nonzero"](condition, as_tuple=True)
     shape = broadcast_shapes(*(t.shape for t in (condition, input, other) if type(t) is TensorProxy))
     kind = result_type(input, other)
     a, b = (broadcast_to(convert(x, kind), shape) if type(x) is TensorProxy else x for x in (input, other))

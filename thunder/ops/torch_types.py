@@ -7,7 +7,7 @@ import torch
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import all_dtypes, dtype, to_dtype
 
-__all__ = ["to_torch_dtype", "to_torch_device", "from_tensor_dtype", "from_tensor_device"]
+__all__ = ["to_torch_dtype", "to_torch_device", "from_tensor_dtype", "from_tensor_device", "scalar_type", "named_results"]
 
 _TO_TORCH: dict[dtype, torch.dtype] = {d: t for d in all_dtypes if isinstance(t := getattr(torch, d.torch_name, None), torch.dtype)}
 _FROM_TORCH: dict[torch.dtype, dtype] = {t: d for d, t in _TO_TORCH.items()}
@@ -40,3 +40,19 @@ def from_tensor_dtype(t: torch.dtype) -> dtype:
 def from_tensor_device(d: torch.device) -> Device:
     """The device of a tensor; an index is always there for the kinds that have several."""
     return to_device(d)  # type: ignore[return-value]
+
+
+_SCALAR_TYPES = {
+    "float16": "Half", "float32": "Float", "float64": "Double", "bfloat16": "BFloat16", "complex32": "ComplexHalf", "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble", "bool8": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long",
+}  # fmt: skip
+
+
+def scalar_type(d: dtype) -> str:
+    """What PyTorch's errors call a dtype: "Float" for float32."""
+    return _SCALAR_TYPES.get(d.name, d.name)
+
+
+def named_results(function: str, *results):
+    """The named tuple that a torch function gives its results in: `torch.return_types.max(values=, indices=)`."""
+    return getattr(torch.return_types, function)(results)

@@ -8,7 +8,8 @@ A rule is a generator over proxies: it yields its operation's result, is sent th
         g = yield y
         return (y * (g - sum(g * y, dim, True)),)
 
-A rule that returns NotImplemented before it yields leaves the operation to PyTorch's derivative.
+After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns NotImplemented before it yields leaves the operation to
+PyTorch's derivative.
 A rule is run once, with a placeholder for the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward).
 `get_grad` and `put_grads` are the same thing for rules written as plain functions.
 
@@ -24,7 +25,8 @@ from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.errors import MissingImplementationError, ThunderError
+from thunder.core.unbacked import with_sizes
+from thunder.errors import DataDependentError, MissingImplementationError, ThunderError
 from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 from thunder.transforms.levels import typed
@@ -90,7 +92,7 @@ def _run_generator(rule: Callable, line: BoundSymbol):
         gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
     else:
         raise MissingImplementationError(f"the derivative of {line.sym.qualified_name} yields more than once: it yields its result, and returns the gradients")
-    for argument, gradient in zip(line.args, gradients, strict=False):
+    for argument, gradient in zip((*line.args, line.kwargs), gradients, strict=False):
         _put(line, argument, gradient)
     return result
 
@@ -99,6 +101,9 @@ def _put(line: BoundSymbol, argument, gradient) -> None:
     if isinstance(argument, (tuple, list)) and isinstance(gradient, (tuple, list)):
         for a, g in zip(argument, gradient, strict=True):
             _put(line, a, g)
+    elif isinstance(argument, dict) and isinstance(gradient, dict):
+        for name, g in gradient.items():
+            _put(line, argument[name], g)
     elif isinstance(argument, TensorProxy) and isinstance(gradient, TensorProxy) and argument.requires_grad:
         put_grad(argument, gradient)
 
@@ -150,8 +155,9 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     """What the result needs is forward, wherever the rule writes it."""
     needed = set(line.outputs)
     forward, backward = [], []
+    later = _reading(lines, gets) if any(OpTags.DONT_DCE in b.sym.tags for b in lines) else ()
     for b in reversed(lines):
-        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and not _reads(b, gets):
+        if not needed.isdisjoint(b.outputs) or OpTags.DONT_DCE in b.sym.tags and b not in later:
             needed.update(b.inputs)
             forward.append(b)
         else:
@@ -159,8 +165,14 @@ def _sorted(line: BoundSymbol, lines: list[BoundSymbol], gets: list, puts: list)
     return Derivative(forward[::-1], backward[::-1], gets, [(a, g) for a, g in puts if a.requires_grad])
 
 
-def _reads(b: BoundSymbol, gets: list) -> bool:
-    return any(i is g for i in b.inputs for _, g in gets)
+def _reading(lines: list[BoundSymbol], gets: list) -> set[BoundSymbol]:
+    """The lines that cotangents flow into."""
+    values, found = {g for _, g in gets}, set()
+    for b in lines:
+        if not values.isdisjoint(b.inputs):
+            found.add(b)
+            values.update(b.outputs)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------- choosing a rule
@@ -174,22 +186,33 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
             return found.grad_transform, False
         if found is not None or line.sym.executor is executor:
             break
-    if line.sym.grad_rule is None or (line.sym.torch_functions and _complex(line)):
+    if line.sym.grad_rule is None or (line.sym.torch_functions and (_complex(line) or _wants_by_keyword(line))):
         return None
     return line.sym.grad_rule, True
 
 
 def _complex(line: BoundSymbol) -> bool:
     """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of data and what says that its rule holds."""
-    if OpTags.SHAPE_OP in line.sym.tags or "complex_rule" in line.sym.info:
+    holds = line.sym.info.get("complex_rule")
+    if OpTags.SHAPE_OP in line.sym.tags or holds is True or (holds is not None and holds(*line.args, **line.kwargs)):
         return False
     return any(isinstance(p, TensorProxy) and p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
+
+
+def _wants_by_keyword(line: BoundSymbol) -> bool:
+    """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
+    return bool(line.kwargs) and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(line.kwargs, []))
 
 
 def _by_parts(line: BoundSymbol) -> bool:
     """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated. Complex numbers take PyTorch's derivative."""
     wanted = line.sym.info.get("by_parts")
     return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
+
+
+def _fused(line: BoundSymbol, executors: Sequence) -> bool:
+    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and computed again is chosen among them."""
+    return line.sym.decomposition is not None and not _complex(line) and any(executor.can_fuse(line) for executor in executors)
 
 
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
@@ -206,9 +229,9 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
     rule = _rule_for(line, executors)
     if functional and (again := line.sym.info.get("functional_rule")) is not None:
         rule = again, True
-    if rule is not None and (made := differentiate(line, *rule)) is not None:
+    if rule is not None and (made := _differentiated(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None and not _by_parts(line):
+    elif line.sym.fn is not None and line.sym.executor is None and not ((_by_parts(line) or _fused(line, executors)) and line.subsymbols):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
@@ -221,6 +244,14 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
             f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
             "or call it under torch.no_grad()"
         )
+
+
+def _differentiated(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
+    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's own derivative does when it runs."""
+    try:
+        return differentiate(line, rule, is_generator)
+    except DataDependentError:
+        return None
 
 
 def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
@@ -311,7 +342,8 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     wanted = (isinstance(a, TensorProxy) and a.requires_grad for a in trace.args)
     gradients = tuple(grads.get(a) if w else None for a, w in zip(trace.args, wanted, strict=True))
     output = {"output": gradients, "flat_args": trace.args, "fw_flat_out": trace.output}
-    return trace.replace(bound_symbols=[*linear.forward, *recorder.bound_symbols], output=output, name="joint")
+    lines = with_sizes([*linear.forward, *recorder.bound_symbols], trace.args, trace.names)
+    return trace.replace(bound_symbols=lines, output=output, name="joint")
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
@@ -347,8 +379,8 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
 def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder) -> None:
     """Writes lines of a backward to `recorder`, the current one, for the case that some cotangents are missing.
 
-    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum is its other term, and what reads some that are missing
-    and some that are not is given zeros for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
+    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum or difference is its other term, and what reads some that are missing
+    and some that are not is given zeros, or None, for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
     """
     zeros: dict = {}
     for line in lines:
@@ -358,8 +390,12 @@ def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table
         lost = [i for i in read if i in gone]
         if lost and len(lost) == len(read):
             gone.update(line.outputs)
-        elif lost and line.sym is LTORCH["add"] and _same_form(other := next(i for i in read if i not in gone), line.output):
-            table[line.output] = table.get(other, other)
+        elif lost and (term := _other_term(line, gone)) is not None:
+            table[line.output] = term = table.get(term, term)
+            if line.sym is LTORCH["sub"] and line.args[0] in gone:
+                table[line.output] = LTORCH["neg"](term)
+        elif lost and "takes_none" in line.sym.info:
+            recorder.bound_symbols.append(line.swap({**table, **dict.fromkeys(lost)}))
         else:
             for i in lost:
                 if i not in zeros:
@@ -367,8 +403,12 @@ def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table
             recorder.bound_symbols.append(line.swap({**table, **zeros} if lost else table))
 
 
-def _same_form(a: TensorProxy, b: TensorProxy) -> bool:
-    return a.shape == b.shape and a.dtype is b.dtype
+def _other_term(line: BoundSymbol, gone: set) -> TensorProxy | None:
+    """Of a sum or difference of two tensors with one missing: the other, where it is of the result's form."""
+    if line.sym not in (LTORCH["add"], LTORCH["sub"]) or line.kwargs or len(line.inputs) != 2:
+        return None
+    term = line.inputs[0] if line.inputs[1] in gone else line.inputs[1]
+    return term if term.shape == line.output.shape and term.dtype is line.output.dtype else None  # type: ignore[attr-defined]
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:

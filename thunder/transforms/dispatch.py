@@ -63,6 +63,8 @@ def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, le
         raise MissingImplementationError(
             f"no executor takes {symbol.qualified_name}: asked {', '.join(e.name for e in executors)}. Register an implementation, or a decomposition (like=)."
         )
+    if not line.subsymbols and any(o not in line.aliases for o in line.outputs):
+        raise MissingImplementationError(f"no executor takes {symbol.qualified_name}, and its decomposition depends on sizes that data decides. Register an implementation")
     for sub in line.subsymbols:
         _place(out.current(sub), executors, out, left)
     out.alias(line.aliases)

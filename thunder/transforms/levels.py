@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber
 from thunder.core.symbol import BoundSymbol, Names, Recorder
 
 __all__ = ["Level", "write", "typed", "renamed", "renamed_line", "renamed_value"]
@@ -56,6 +56,6 @@ def renamed_line(line: BoundSymbol, table: dict[Proxy, Proxy], name: Callable[[P
 
 
 def renamed_value(value: Proxy, name: str) -> Proxy:
-    new = value.replace() if isinstance(value, TensorProxy) else type(value)("")
+    new = value.replace() if isinstance(value, (TensorProxy, UnbackedNumber)) else type(value)("")
     new.name = name
     return new

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops.memory import MAY_COPY
@@ -75,7 +75,7 @@ def curve(joint: Trace, budgets: Sequence[float]) -> list[tuple[float, Plan]]:
 
 def nbytes(value: TensorProxy) -> int:
     """Bytes of a dense tensor of this shape; symbolic sizes count as they were at capture."""
-    return math.prod(n.concrete() if isinstance(n, NumberProxy) else n for n in value.shape) * value.dtype.bytes
+    return math.prod(map(number_value, value.shape)) * value.dtype.bytes
 
 
 def _is_view(line: BoundSymbol, maybe: bool = False) -> bool:

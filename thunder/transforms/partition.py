@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.codegen import Printer
-from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, numbers_in, proxies_in
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
@@ -32,7 +32,8 @@ __all__ = [
 class ForwardBackward:
     """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that require grad.
+    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that
+    require grad.
     """
 
     __slots__ = ("forward", "backward", "outputs", "cotangents", "saved_tensors", "saved_others", "returned")
@@ -59,7 +60,7 @@ def partition(joint: Trace) -> ForwardBackward:
     tensors, again = reread(forward_lines, tensors, arguments)
     backward_lines = [*again, *backward_lines]
     others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
-    outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, TensorProxy) and o not in arguments]
+    outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, (TensorProxy, UnbackedNumber)) and o not in arguments]
     forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
     backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
@@ -67,7 +68,7 @@ def partition(joint: Trace) -> ForwardBackward:
 
 def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol]) -> TensorProxy | None:
     """An argument that the forward writes to and the backward would read as it was before."""
-    targets = {b.args[0] for b in forward if b.sym is write_back}
+    targets = {b.args[0] for b in forward if b.sym is write_back or "rearranges" in b.sym.info}
     if not targets:
         return None
     shown = roots(forward, maybe=True)

@@ -9,6 +9,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import Context, Recorder, recording
 from thunder.core.trace import Trace
+from thunder.core.unbacked import with_sizes
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
 from thunder.transforms.autodiff import Derivative, Linearization
@@ -110,7 +111,8 @@ def gradients_of(trace: Trace, cotangents: Sequence[TensorProxy | None], outputs
         found = dict(zip(arguments, pullback(cotangents, recorder), strict=True))
     gradients = tuple(found.get(a) if isinstance(a, TensorProxy) and a.requires_grad else None for a in trace.args)
     given = [c for c in cotangents if c is not None]
-    return dce(trace.replace(args=[*trace.args, *given], bound_symbols=recorder.bound_symbols, output=gradients, name="gradients"))
+    lines = with_sizes(recorder.bound_symbols, [*trace.args, *given], trace.names)
+    return dce(trace.replace(args=[*trace.args, *given], bound_symbols=lines, output=gradients, name="gradients"))
 
 
 def _constant(values: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from thunder.core.proxies import Proxy, TensorProxy, map_structure
+from thunder.core.proxies import Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops import PRIMS
@@ -80,7 +80,7 @@ class _Copies:
     def level(self, value: Proxy, chain: tuple) -> int | None:
         """The level of the copy of a value that a line in these checkpoints reads; None for the value itself."""
         line = self.maker.get(value)
-        if line is None:
+        if line is None or isinstance(value, UnbackedNumber):  # a size is saved
             return None
         shared = _common(_chain(line), chain)
         return shared if shared or value in self.chosen else None

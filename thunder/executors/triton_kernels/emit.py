@@ -44,6 +44,9 @@ class _Term(NamedTuple):
     variables: frozenset
 
 
+PASS = 4096  # columns that a program sees at a time where a row does not fit
+
+
 def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool) -> Source:
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter."""
     return _Emitter(name, schedule, kernel, strides, interpreted).run()
@@ -113,7 +116,7 @@ class _Emitter:
     def _map(self):
         k = self.kernel
         block = min(1024, power_of_two(k.columns))
-        self.shape, self.origin = [block], "tl.zeros([1], tl.int32)"
+        self.shape = [block]
         self.masks["x"] = k.columns % block != 0
         count = -(-k.columns // block)
         partials = self._partials()
@@ -139,7 +142,7 @@ class _Emitter:
         columns = power_of_two(k.columns)
         across = any(not _along_memory(v) for v in k.reductions)
         rows = max(1, min(power_of_two(k.rows), 32 if across else 4096, (16384 if across else 4096) // columns))
-        self.shape, self.origin = [rows, columns], "tl.zeros([1, 1], tl.int32)"
+        self.shape = [rows, columns]
         self.masks |= {"r": k.rows % rows != 0, "c": columns != k.columns}
         count = -(-k.rows // rows)
         partials = self._partials()
@@ -159,19 +162,26 @@ class _Emitter:
     def _long_rows(self):
         """Rows that do not fit: a pass for each level of reductions, then one for what is stored."""
         k = self.kernel
-        columns = 4096
-        self.shape, self.origin = [1, columns], "tl.zeros([1, 1], tl.int32)"
+        columns = PASS
+        self.shape = [1, columns]
         self.masks["c"] = k.columns % columns != 0
         self._rows_line(self._program(0), self.outer)
         for level in self._levels():
             accumulators = [self._accumulator(v) for v in level]
+            online = {v: [(s, self._accumulator(s)) for s in self._exponentials(v)] for v in level}
             self._pass(columns)
             for v, accumulator in zip(level, accumulators, strict=True):
                 operand = self.value(v.operands[0], operand_place(v, Index.of(k.r), Index.of(k.c)), ())
-                self._accumulate(v, accumulator, operand, "c")
+                if online[v]:
+                    self._rescale(v, accumulator, operand, [total for _, total in online[v]])
+                else:
+                    self._accumulate(v, accumulator, operand, "c")
             self._close()
             for v, accumulator in zip(level, accumulators, strict=True):
-                self.memo["reduction", v] = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
+                best = self.memo["reduction", v] = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
+                for s, total in online[v]:
+                    scaled = self._emit(f"{total} * tl.where({accumulator} == {best.text}, 1.0, tl.exp({accumulator} - {best.text}))", frozenset("rc"))
+                    self.memo["reduction", s] = self._emit(self._combined(s, scaled.text, 1), frozenset("r"))
         stored = [v for v in k.stores if not self._is_row(v)]
         for v in k.stores:
             if self._is_row(v):
@@ -193,7 +203,7 @@ class _Emitter:
         k = self.kernel
         columns = min(128, power_of_two(k.columns))
         rows = min(2048 // columns, power_of_two(k.rows))
-        self.shape, self.origin = [rows, columns], "tl.zeros([1, 1], tl.int32)"
+        self.shape = [rows, columns]
         self.masks |= {"r": k.rows % rows != 0, "c": k.columns % columns != 0}
         partials = self._partials()
         accumulators = [self._accumulator(p) for p in partials]
@@ -234,13 +244,12 @@ class _Emitter:
 
     def _write(self, v: Value, place: Place, term: _Term) -> None:
         offset = self.index(join(place, self.strides[v]))
-        at = offset.text if offset.variables else f"{offset.text} + {self.origin}"
         variables = offset.variables | term.variables
         mask = self._mask(offset.variables, ())
         if self.interpreted and self.types[v].name == "bfloat16":
             term = self._emit(self._rounded(term.text, v.dtype), term.variables)
         target = self.inner if variables & self.looping else self.outer
-        target.append(f"tl.store({self._pointer(v)} + {_bracketed(at)}, {term.text}{f', mask={mask}' if mask else ''})")
+        target.append(f"tl.store({self._pointer(v)} + {_bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})")
 
     def _store_partials(self, partials: list[Value], accumulators: list[str]) -> None:
         k = self.kernel
@@ -262,8 +271,26 @@ class _Emitter:
         here = set(self.kernel.reductions)
         level: dict[Value, int] = {}
         for v in in_order(self.kernel.reductions):
-            level[v] = max((level[x] for x in v.operands if isinstance(x, Value)), default=0) + (v in here)
-        return [[v for v in self.kernel.reductions if level[v] == n] for n in sorted({level[v] for v in here})]
+            below = max((level[x] for x in v.operands if isinstance(x, Value)), default=0)
+            maximum = _exponential_of(v) if v in here else None
+            online = maximum in here and v in self._exponentials(maximum)
+            level[v] = level[maximum] if online else below + (v in here)
+            if online:
+                here.discard(v)
+        return [[v for v in self.kernel.reductions if v in here and level[v] == n] for n in sorted({level[v] for v in here})]
+
+    def _exponentials(self, v: Value) -> list[Value]:
+        """Sums of exp(x - max(x)) over the same rows as a maximum `v` of x: they are found in its pass (Milakov and Gimelshein 2018, "Online normalizer calculation")."""
+        return [s for s in self.kernel.reductions if v.what[0] == "amax" and _exponential_of(s) is v and v.dtype.name == "float32"]
+
+    def _rescale(self, v: Value, accumulator: str, term: _Term, totals: list[str]) -> None:
+        """A step of a maximum, and of sums of exponentials relative to it."""
+        text = f"tl.where(c_inside, {term.text}, {self._neutral(v)})" if self.masks["c"] else term.text
+        self.inner.append(f"x = {text}")
+        self.inner.append(f"best = tl.maximum({accumulator}, x, propagate_nan=tl.PropagateNan.ALL)")
+        for total in totals:  # infinite ones are not subtracted from themselves
+            self.inner.append(f"{total} = {total} * tl.where({accumulator} == best, 1.0, tl.exp({accumulator} - best)) + tl.where(x == float('-inf'), 0.0, tl.exp(x - best))")
+        self.inner.append(f"{accumulator} = best")
 
     def _neutral(self, v: Value) -> str:
         how = v.what[0]
@@ -339,8 +366,9 @@ class _Emitter:
         if kind == "iota":
             start, step = v.what
             at = self.index(place[0])
-            whole = isinstance(start, int) and isinstance(step, int)
-            number = f"({at.text} + {self.origin}).to(tl.{'int64' if whole else 'float64'}) * {step} + {start}"
+            if (start, step) == (0, 1) and v.dtype.category != FLOAT:
+                return self._emit(f"{_bracketed(at.text)}.to({_compute(v.dtype)})", at.variables)
+            number = f"{_bracketed(at.text)}.to(tl.{'int64' if isinstance(start, int) and isinstance(step, int) else 'float64'}) * {step} + {start}"
             return self._cast_text(number, v.dtype, at.variables)
         if kind == "gather":
             return self._gathered(v, place, conditions)
@@ -437,16 +465,12 @@ class _Emitter:
         tests = [self._test(c) for c in conditions if not _always(c)]
         variables = offset.variables.union(*(t.variables for t in tests))
         mask = self._mask(variables, tests)
-        at = offset.text if offset.variables or not variables else f"{offset.text} + tl.zeros({self._block(variables)}, tl.int32)"
-        text = f"tl.load({self._pointer(v)} + {_bracketed(at)}{f', mask={mask}, other=0' if mask else ''})"
+        text = f"tl.load({self._pointer(v)} + {_bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''})"
         if v.dtype.category == FLOAT and v.dtype.bytes < 4:
             text += ".to(tl.float32)"
         if v.dtype.category == BOOL:
             text += ".to(tl.int1)"
         return self._emit(text, variables)
-
-    def _block(self, variables: frozenset) -> list[int]:
-        return [n if name in variables else 1 for n, name in zip(self.shape, "x" if len(self.shape) == 1 else "rc", strict=True)]
 
     def _mask(self, variables: frozenset, tests: Sequence[_Term]) -> str:
         return " & ".join([f"{n}_inside" for n in ("x", "r", "c") if n in variables and self.masks[n]] + [t.text for t in tests])
@@ -473,8 +497,10 @@ class _Emitter:
                 name, of_atom = atom.name, self.loaded[atom.name] if atom.loaded else frozenset(atom.name)
             variables |= of_atom
             texts.append(name if factor == 1 else f"{name} * {factor}")
-        if index.constant or not texts:
+        if index.constant:
             texts.append(str(index.constant))
+        if not variables:  # of a rank like all others
+            texts.append(self._emit(f"tl.zeros({[1] * len(self.shape)}, tl.int32)", _NONE).text)
         return _Term(" + ".join(texts), variables)
 
     def _emit(self, text: str, variables: frozenset) -> _Term:
@@ -488,6 +514,21 @@ class _Emitter:
             target.append(f"v{self.count} = {text}")
             self._know(key, _Term(f"v{self.count}", variables))
         return self.memo[key]
+
+
+def _exponential_of(s: Value) -> Value | None:
+    """The maximum in sum(exp(x - max(x)))."""
+    if s.kind != "reduce" or s.what[0] != "sum":
+        return None
+    e = s.operands[0]
+    if e.kind != "map" or e.what != "exp" or e.operands[0].kind != "map" or e.operands[0].what != "sub":
+        return None
+    x, m = e.operands[0].operands
+    while isinstance(m, Value) and m.kind in ("broadcast", "reshape"):
+        m = m.operands[0]
+    if not isinstance(m, Value) or m.kind != "reduce" or m.what != ("amax", s.what[1]):
+        return None
+    return m if m.operands[0] is x else None
 
 
 def _along_memory(reduction: Value) -> bool:

@@ -1,8 +1,8 @@
 """Which kernels compute a program, and what each of them stores.
 
-A kernel runs over a space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`; what is reduced over columns is on chip when the same row's elements are computed,
-so a normalization is one pass over memory (rows that do not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced over rows. Reductions over
-rows are split: each program adds up the rows it sees, a "partial" value that a later kernel reduces.
+A kernel runs over a space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`; what is reduced over columns is on chip when the same row's elements
+are computed, so a normalization is one pass over memory (rows that do not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced
+over rows. Reductions over rows are split: each program adds up the rows it sees, a "partial" value that a later kernel reduces.
 
 Everything between loads, reductions and stores is computed where it is needed, again if need be: it costs no pass over memory.
 """
@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.values import Place, Program, Value, sources
 
 __all__ = ["Kernel", "Schedule", "TooLarge", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "ON_CHIP"]
@@ -114,8 +115,13 @@ def _with_partials(program: Program, programs: int) -> Program:
         operands = [made[x] if isinstance(x, Value) else x for x in value.operands]
         same = all(a is b for a, b in zip(operands, value.operands, strict=True))
         new = value if same else Value(value.kind, operands, value.shape, value.dtype, value.what)
-        made[value] = _cut(new, programs, spaces) if value.kind == "reduce" else new
+        made[value] = new if value.kind != "reduce" else _one_term(new) or _cut(new, programs, spaces)
     return Program(program.inputs, [made[v] for v in program.outputs])
+
+
+def _one_term(reduction: Value) -> Value | None:
+    how, dims = reduction.what
+    return of_one_term(reduction.operands[0], dims[0], reduction.shape) if how == "sum" and len(dims) == 1 else None
 
 
 def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value:

@@ -244,4 +244,3 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         there = tuple(p + -low for p, (low, _) in zip(place, what[1], strict=True))
         conditions = [(p, 0, n) for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True) if low > 0 or high > 0]
     return [(operand, there, conditions)]
-

@@ -1,0 +1,382 @@
+"""The Triton fuser under Triton's interpreter: every operation it takes, random regions, how many kernels programs become, layouts, what is compiled once."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import thunder
+from thunder.executors.triton_fuser import TritonFuser, triton_fuser
+from thunder.executors.triton_kernels import emit, launch, schedule
+from thunder.ops import LTORCH
+
+from .ops.harness import samples_of, tensors_in, torch_function
+
+if sys.platform != "linux":
+    pytest.skip("Triton is made for Linux", allow_module_level=True)
+pytest.importorskip("triton", reason="kernels need Triton")
+
+
+# numpy says so where the interpreter computes what is not used, or not a number
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Eager(TritonFuser):
+    """Fuses single operations as well."""
+
+    def should_fuse(self, region):
+        return bool(region.outputs)
+
+
+def fusions(compiled, backward=False):
+    traces = thunder.last_backward_traces(compiled) if backward else thunder.last_traces(compiled)
+    return [line.sym.fn for line in traces[-1].bound_symbols if line.sym.is_fusion]
+
+
+def others(compiled, backward=False):
+    traces = thunder.last_backward_traces(compiled) if backward else thunder.last_traces(compiled)
+    quiet = ("python_del", "unpack_sequence", "clear_collection")
+    return [line.sym.name for line in traces[-1].bound_symbols if not line.sym.is_fusion and line.sym.name not in quiet]
+
+
+def on_device(x):
+    return x.to(DEVICE) if isinstance(x, torch.Tensor) else type(x)(map(on_device, x)) if type(x) in (tuple, list) else x
+
+
+def in_double(x):
+    if isinstance(x, torch.Tensor):
+        return x.detach().double() if x.is_floating_point() else x
+    return torch.float64 if x is torch.float32 else type(x)(map(in_double, x)) if type(x) in (tuple, list) else x
+
+
+def check_close(got, eager, exact, precision=None):
+    """The rule: the largest deviation from the program in float64 is at most four times eager's, and four roundings of the largest element to the type of the result.
+
+    Kernels compute in float32 and round where the program converts: their deviation is that of the same computation in float32 plus one rounding of each result.
+    """
+    assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
+    if not eager.is_floating_point():
+        assert torch.equal(got, eager)
+        return
+    got, eager, exact = got.detach(), eager.detach(), exact.detach()
+    assert torch.equal(got.isnan(), eager.isnan())
+    finite = eager.isfinite() & exact.isfinite()
+    assert torch.equal(got[~finite].isinf(), eager[~finite].isinf())
+    if finite.any():
+        deviation, of_eager = ((x.double() - exact)[finite].abs().max() for x in (got, eager))
+        unit = torch.finfo(eager.dtype).eps if precision is None else precision
+        assert deviation <= 4 * of_eager + 4 * unit * exact[finite].abs().max(), f"{deviation:.3e} where eager has {of_eager:.3e}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- every operation
+
+# what the fuser takes at all; an operation that drops out of this list would otherwise do so silently
+TAKEN = """
+    abs absolute add addcdiv addcmul addr all amax amin aminmax any arange batch_norm binary_cross_entropy binary_cross_entropy_with_logits bitwise_and
+    bitwise_or bitwise_xor block_diag cat ceil celu channel_shuffle clamp clamp_max clamp_min clip column_stack copied_into cos cosine_embedding_loss
+    cosine_similarity count_nonzero cross_entropy diff dist div divide dstack einsum elu eq erf exp exp2 expm1 fix flip floor fmax fmin full full_like gather ge
+    gelu glu greater greater_equal group_norm gt hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss hstack huber_loss inner instance_norm isclose
+    isfinite isinf isnan isneginf isposinf kl_div kron l1_loss layer_norm le leaky_relu lerp less less_equal log log10 log1p log2 log_softmax logical_and
+    logical_not logical_or logical_xor logit logsigmoid logsumexp lt margin_ranking_loss masked_fill maximum mean minimum mish mse_loss mul multiply nan_to_num
+    nanmean nansum ne neg negative nll_loss norm normalize not_equal one_hot ones ones_like outer pad pairwise_distance pixel_shuffle pixel_unshuffle plain_add
+    plain_sub poisson_nll_loss positive pow prelu reciprocal relu relu6 repeat repeat_interleave rms_norm roll rot90 rsqrt rsub selu setitem sgn sigmoid sign
+    silu sin smooth_l1_loss soft_margin_loss softmax softplus softshrink softsign sqrt square stack std std_mean sub subtract sum take_along_dim tanh tanhshrink
+    threshold tile tril triplet_margin_loss triu true_divide trunc var var_mean vector_norm vstack where zeros zeros_like
+""".split()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", TAKEN)
+def test_an_operation_is_as_exact_as_in_float32(name, dtype):
+    symbol, fused = LTORCH[name], 0
+    function = torch_function(symbol)
+    for args, kwargs in samples_of(symbol, dtype):
+        args = on_device(args)
+        try:
+            eager = function(*args, **kwargs)
+        except RuntimeError:  # PyTorch has no such norm in bfloat16
+            continue
+        compiled = thunder.jit(lambda *a, kwargs=kwargs: function(*a, **kwargs), executors=[Eager("single")])
+        got = compiled(*args)
+        fused += len(fusions(compiled))
+        exact = function(*in_double(args), **{k: in_double(v) for k, v in kwargs.items()})
+        for g, e, x in zip(*map(tensors_in, (got, eager, exact)), strict=True):
+            check_close(g, e, x)
+    assert fused
+
+
+# ---------------------------------------------------------------------------------------------------------------- random regions
+
+UNARY = [
+    torch.sin, torch.tanh, torch.sigmoid, F.gelu, F.silu, torch.abs, torch.neg, lambda x: x * 0.5 + 1, lambda x: x / 3, lambda x: torch.sqrt(x * x + 1), lambda x: torch.rsqrt(x * x + 1),
+    lambda x: torch.log1p(x * x), lambda x: torch.exp(-x * x), lambda x: x.clamp(-1, 1), torch.relu, lambda x: torch.where(x > 0, x, 0.1 * x), lambda x: x.pow(3),
+    lambda x: torch.softmax(x, -1), lambda x: torch.log_softmax(x, 0), lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: F.rms_norm(x, x.shape[-1:]), lambda x: torch.cos(x.float()),
+]  # fmt: skip
+MOVES = [
+    lambda x: x.transpose(0, -1), lambda x: x.reshape(-1), lambda x: x[..., 1:], lambda x: x[::2], lambda x: x.unsqueeze(0), lambda x: x.flip(0), lambda x: x.chunk(2, 0)[0],
+    lambda x: x.expand(2, *x.shape), lambda x: torch.cat((x, -x), -1), lambda x: F.pad(x, (1, 2)), lambda x: x.reshape(x.shape[-1], -1), lambda x: torch.stack((x, x * 2), 1),
+    lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1), lambda x: x.movedim(0, -1).contiguous(), lambda x: torch.roll(x, 1, 0), lambda x: x[None, :, None],
+]  # fmt: skip
+REDUCTIONS = [
+    lambda x: x.sum(), lambda x: x.mean(0), lambda x: x.sum(-1, keepdim=True), lambda x: x.amax(-1), lambda x: x.var(-1, unbiased=False), lambda x: x.logsumexp(0),
+    lambda x: x.sum(tuple(range(x.dim() - 1))), lambda x: x.amin(0, keepdim=True), lambda x: x.mean((0, -1)) if x.dim() > 1 else x.mean(),
+]  # fmt: skip
+BINARY = [torch.add, torch.mul, torch.sub, lambda a, b: a / (b * b + 1), torch.maximum, lambda a, b: torch.where(a > b, a, b), lambda a, b: torch.lerp(a.float(), b.float(), 0.3)]
+KINDS = ("unary", "move", "reduce", "binary", "binary", "unary")
+step = st.tuples(st.sampled_from(KINDS), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
+
+
+def apply(kind, which, a, b):
+    """One step on two values of the pool; None where their shapes do not allow it."""
+    if kind == "unary":
+        return UNARY[which % len(UNARY)](a) if a.dim() else torch.sin(a)
+    if kind == "move":
+        return MOVES[which % len(MOVES)](a) if a.dim() and a.dim() < 4 and min(a.shape[0], a.shape[-1]) > 1 and a.numel() < 3000 else None
+    if kind == "reduce":
+        return REDUCTIONS[which % len(REDUCTIONS)](a) if a.dim() else None
+    try:
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+    except RuntimeError:
+        return None
+    return BINARY[which % len(BINARY)](a, b) if len(shape) < 5 and shape.numel() < 3000 else None
+
+
+def run(steps, inputs):
+    pool = list(inputs)
+    for kind, which, i, j in steps:
+        made = apply(kind, which, pool[i % len(pool)], pool[j % len(pool)])
+        if made is not None:
+            pool.append(made)
+    return tuple(pool[len(inputs) :][-3:])
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    steps=st.lists(step, min_size=3, max_size=7), rows=st.sampled_from([1, 2, 3, 5, 16, 70]), columns=st.sampled_from([1, 2, 4, 7, 16, 33]), seed=st.integers(0, 1000),
+    kinds=st.tuples(*[st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16])] * 3), layout=st.integers(0, 2),
+)  # fmt: skip
+def test_random_regions_are_as_exact_as_in_float32(steps, rows, columns, seed, kinds, layout):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(rows, columns), (columns,), (2, rows, columns)]
+    exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    inputs = [x.to(DEVICE, kind) for x, kind in zip(exact, kinds, strict=True)]
+    if layout == 1:
+        inputs[0] = inputs[0].t().contiguous().t()
+    if layout == 2:
+        inputs[2] = torch.stack((inputs[2], inputs[2]), -1)[..., 0]
+    eager = run(steps, inputs)
+    if not eager:
+        return
+    compiled = thunder.jit(lambda *inputs: run(steps, inputs), executors=[Eager("random")])
+    got = compiled(*inputs)
+    unit = max(torch.finfo(kind).eps for kind in kinds)
+    for g, e, x in zip(got, eager, run(steps, [x.double() for x in inputs]), strict=True):
+        check_close(g, e, x, unit)
+
+
+# ---------------------------------------------------------------------------------------------------------------- programs and their kernels
+
+
+def rope(x, cos, sin):
+    half = x.size(-1) // 2
+    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return ((x * cos) + (rotated * sin)).to(dtype=x.dtype)
+
+
+def rms_norm(x, weight):
+    y = x.float()
+    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return y.to(x.dtype) * weight
+
+
+def geglu_chain(x, b):
+    return F.gelu(x + b) * torch.sigmoid(x) + F.layer_norm(x, (x.shape[-1],))
+
+
+def cross_entropy(logits, labels):
+    return F.cross_entropy(logits, labels, reduction="mean", ignore_index=-1)
+
+
+def tensor(*shape, dtype=torch.float32, grad=True, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(DEVICE, dtype).requires_grad_(grad)
+
+
+LABELS = torch.tensor([3, -1, 0, 49, 7, 7] * 12, device=DEVICE)
+PROGRAMS = {  # program, inputs, kernels of the forward, of the backward
+    "rope": (rope, lambda: (tensor(2, 3, 9, 16, dtype=torch.bfloat16), tensor(9, 16, grad=False), tensor(9, 16, grad=False)), 1, 1),
+    "rms_norm": (rms_norm, lambda: (tensor(2, 50, 40, dtype=torch.bfloat16), tensor(40, dtype=torch.bfloat16)), 1, 2),
+    "F.rms_norm": (lambda x, w: F.rms_norm(x, (40,), w) + x, lambda: (tensor(100, 40), tensor(40)), 1, 2),
+    "layer_norm": (lambda x, w, b: F.silu(F.layer_norm(x, (40,), w, b)), lambda: (tensor(100, 40), tensor(40), tensor(40, seed=1)), 1, 2),
+    "geglu_chain": (geglu_chain, lambda: (tensor(90, 33), tensor(33)), 1, 2),
+    "cross_entropy": (cross_entropy, lambda: (tensor(72, 50), LABELS), 2, 1),
+    "softmax": (lambda x: torch.softmax(x * 0.3, -1), lambda: (tensor(4, 5, 33),), 1, 1),
+    "swiglu": (lambda a, b: F.silu(a) * b, lambda: (tensor(30, 33), tensor(30, 33, seed=1)), 1, 1),
+    "residual": (lambda x, y, w: rms_norm(x + y, w) + x, lambda: (tensor(70, 40), tensor(70, 40, seed=1), tensor(40)), 1, 2),
+    "sum": (lambda x: (x * x).sum(), lambda: (tensor(90, 300),), 2, 1),
+    "columns": (lambda x: (x * x).amax(0) + x.sum(0), lambda: (tensor(300, 150, grad=False),), 2, None),
+    "long outer": (lambda x, b: torch.tanh(x * b), lambda: (tensor(150, 300), tensor(300)), 1, 2),
+    "transposed": (lambda x, b: F.gelu(x.transpose(1, 2) * 2) + b, lambda: (tensor(2, 5, 6, 7), tensor(7)), 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["", "long"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_of_a_program(name, long, monkeypatch):
+    """As many kernels as there have to be, nothing beside them, and gradients as exact as eager's. long: as if rows did not fit on the chip."""
+    if long:
+        monkeypatch.setattr(schedule, "ON_CHIP", 16)
+        monkeypatch.setattr(emit, "PASS", 16)
+    program, make_inputs, forward, backward = PROGRAMS[name]
+    inputs = make_inputs()
+    leaves = [x for x in inputs if x.requires_grad]
+    fuser = TritonFuser("counted")
+    compiled = thunder.jit(program, executors=[fuser])
+    eager, got = program(*inputs), compiled(*inputs)
+    doubled = [x.detach().double().requires_grad_(x.requires_grad) if x.is_floating_point() else x for x in inputs]
+    exact = program(*doubled)
+    unit = max(torch.finfo(x.dtype).eps for x in inputs if x.is_floating_point())
+    check_close(got, eager, exact, unit)
+    assert [f.kernels for f in fusions(compiled)] == [forward] or long
+    assert not others(compiled)
+    if leaves:
+        cotangent = torch.randn(eager.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, eager.dtype)
+        gradients = zip(
+            torch.autograd.grad(got, leaves, cotangent), torch.autograd.grad(eager, leaves, cotangent),
+            torch.autograd.grad(exact, [x for x in doubled if x.requires_grad], cotangent.double()), strict=True,
+        )  # fmt: skip
+        for g, e, x in gradients:
+            check_close(g, e, x, unit)
+        assert [f.kernels for f in fusions(compiled, backward=True)] == [backward] or long
+        assert not others(compiled, backward=True)
+
+
+def test_a_cross_entropy_saves_numbers_of_rows():
+    logits = tensor(72, 50)
+    compiled = thunder.jit(cross_entropy, executors=[TritonFuser("saving")])
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        saved = []
+        compiled(logits, LABELS)
+    assert sum(t.numel() for t in saved if t.data_ptr() != logits.data_ptr() and t.data_ptr() != LABELS.data_ptr()) <= 2 * 72 + 1
+
+
+def test_a_row_without_numbers_is_not_a_number(monkeypatch):
+    monkeypatch.setattr(schedule, "ON_CHIP", 16)
+    monkeypatch.setattr(emit, "PASS", 16)
+    x = tensor(4, 50, grad=False)
+    x[0], x[1, 5], x[2, 7], x[3, :20] = float("-inf"), float("inf"), float("nan"), float("-inf")
+    for program in (lambda x: torch.softmax(x + 0, -1), lambda x: torch.log_softmax(x + 0, -1), lambda x: (x + 0).amax(-1), lambda x: (x + 0).amin(-1)):
+        torch.testing.assert_close(thunder.jit(program, executors=[triton_fuser])(x), program(x), equal_nan=True)
+
+
+def test_equal_layers_are_compiled_once_and_strides_decide_kernels():
+    fuser = TritonFuser("once")
+
+    def program(x):
+        for _ in range(3):
+            x = torch.tanh(x @ x * 0.1) + 1
+        return x
+
+    x = tensor(8, 8, grad=False)
+    compiled = thunder.jit(program, executors=[fuser])
+    torch.testing.assert_close(compiled(x), program(x))
+    assert fuser.compilations == 1 and len(fusions(compiled)) == 3 and len(set(fusions(compiled))) == 1
+    pointwise = thunder.jit(lambda x: torch.tanh(x) * x, executors=[fuser])
+    for layout in (x, x.t(), x[:, ::2], x[::2], x.expand(2, 8, 8)):
+        got, eager = pointwise(layout), torch.tanh(layout) * layout
+        torch.testing.assert_close(got, eager)
+        assert got.stride() == eager.stride()
+
+
+def test_a_single_operation_and_what_is_empty_stay_with_pytorch():
+    for program, x in ((torch.tanh, tensor(4, 4)), (lambda x: torch.tanh(x) * x, torch.zeros(0, 4)), (lambda x: x.t().reshape(-1), tensor(4, 4))):
+        compiled = thunder.jit(program, executors=[triton_fuser])
+        assert torch.equal(compiled(x), program(x)) and not fusions(compiled)
+
+
+def test_integers_and_bools_are_exact():
+    a, b = torch.arange(-8, 8, device=DEVICE), torch.arange(16, device=DEVICE, dtype=torch.int32)
+
+    def program(a, b):
+        low, both = torch.minimum(a, b), (a > 2) & (b != 5)
+        return low * b + a, both, torch.where(both, a, -a).sum(), (a - b).to(torch.int8), a.to(torch.float32) * 0.5, both.logical_not() | (a == 0)
+
+    got = thunder.jit(program, executors=[triton_fuser])(a, b)
+    for g, e in zip(got, program(a, b), strict=True):
+        assert g.dtype == e.dtype and torch.equal(g, e)
+
+
+def test_a_negative_of_memory_is_read_as_what_it_is():
+    x = torch.randn(6, dtype=torch.complex64).conj().imag.to(DEVICE) if DEVICE == "cpu" else torch.randn(6, dtype=torch.complex64, device=DEVICE).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[triton_fuser])(x), torch.tanh(x) * x + 1)
+
+
+def test_a_target_out_of_range_gives_no_number():
+    labels = torch.tensor([0, 5, 2], device=DEVICE)
+    loss = thunder.jit(lambda x, t: F.cross_entropy(x * 2, t, reduction="none"), executors=[triton_fuser])(tensor(3, 4, grad=False), labels)
+    assert loss.isnan().tolist() == [False, True, False]
+
+
+def test_a_region_that_is_too_large_is_left(monkeypatch):
+    monkeypatch.setattr(schedule, "LIMIT", 3)
+    compiled = thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[TritonFuser("short")])
+    x = tensor(5)
+    assert torch.equal(compiled(x), torch.tanh(x) * x + 1) and not fusions(compiled)
+
+
+def test_the_kernel_is_one_attribute_away():
+    compiled = thunder.jit(lambda x: torch.softmax(x * 2, -1), executors=[TritonFuser("read")])
+    compiled(tensor(4, 8, grad=False))
+    trace = thunder.last_traces(compiled)[-1]
+    assert "[t1] = TritonFusion0(x)" in str(trace)
+    ((name, function),) = thunder.examine.get_fusions(trace)
+    assert name == "TritonFusion0"
+    assert function.source == ROWS
+
+
+ROWS = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rows0(in0, buffer1):
+    c = tl.arange(0, 8)[None, :]
+    r = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]
+    v1 = tl.load(in0 + (r * 8 + c))
+    v2 = v1 * 2.0
+    v3 = tl.where(tl.max((v2 != v2).to(tl.int32), 1) > 0, float("nan"), tl.max(v2, 1))[:, None]
+    v4 = v2 - v3
+    v5 = tl.exp(v4)
+    v6 = tl.sum(v5, 1)[:, None]
+    v7 = v5 / v6
+    tl.store(buffer1 + (r * 8 + c), v7)
+"""
+
+
+def test_a_prepared_launch_passes_addresses_to_compiled_kernels(monkeypatch):
+    """What runs on a GPU after the first call, with a stand-in for what Triton compiled."""
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "current_stream", lambda index: 7)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    compiled = thunder.jit(lambda x, y: torch.tanh(x) * y, executors=[TritonFuser("prepared")])
+    x, y = tensor(64, grad=False), tensor(64, grad=False, seed=1)
+    compiled(x, y)
+    (region,) = fusions(compiled)
+    calls = []
+
+    class Kernel:
+        function, packed_metadata = "function", "metadata"
+
+        def run(self, *args):
+            calls.append(args)
+
+    monkeypatch.setattr(launch._Variant, "launch", property(lambda variant: lambda *tensors: ("general", [])))
+    run = launch._Variant(region, (x.stride(), y.stride())).prepared([Kernel()])
+    (out,) = run(x, y)
+    assert calls == [(1, 1, 1, 7, "function", "metadata", None, None, None, x.data_ptr(), y.data_ptr(), out.data_ptr())]
+    assert run(torch.empty(65)[1:], y) == "general" and len(calls) == 1, "kernels compiled for aligned tensors are not given others"

@@ -1,0 +1,265 @@
+"""Sizes that data decides: how lines of a trace make them, and how results are typed whose shape depends on them.
+
+Before: `t0 = ltorch.nonzero(x)`. After: `t0 = ltorch.nonzero(x)  # "cpu i64[u0, 2]"`, `u0 = size(t0, 0)`. What later lines read of `u0` they read by that name.
+
+A meta rule computes with such sizes as with others. Where it would have to decide by one, the operation is typed by examples: the rule is run with several numbers in its place,
+and what comes out each time says which sizes of the result are constants, which are sizes of the arguments, and which are read from the result. Those that are not read are
+checked when the program runs, so that an example too few is an error then, and never a wrong shape.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from thunder.core.proxies import RELATIONS, Condition, NumberProxy, Proxy, TensorProxy, UnbackedNumber, like, map_structure, numbers_in, proxies_in
+from thunder.core.symbol import BoundSymbol, Names, OpTags, Recorder, Symbol, current_recorder, detached
+from thunder.errors import DataDependentError
+
+__all__ = ["fresh_size", "made_number", "assume", "as_size", "read_sizes", "with_sizes", "typed_by_examples", "size_symbol", "check_sizes", "check_condition"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- lines that make numbers
+
+
+def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy]:
+    """A new number for a line to make, and what the program has in its hands."""
+    names = recorder.context.names
+    made = UnbackedNumber(names.make("u" if python_type is int else "v"), python_type, origin, names.facts)
+    return made, made.number()
+
+
+def fresh_size(origin: str = "a size that data decides") -> NumberProxy:
+    """For meta rules: a size that is read from the result when the program runs. It stands alone in one dimension of a result."""
+    recorder = current_recorder()
+    assert recorder is not None, "a size that data decides is known in a trace only"
+    made, number = made_number(recorder, int, origin)
+    made.facts.least[made.name] = 0
+    recorder.sizes = [*(recorder.sizes or ()), made]
+    return number
+
+
+def read_sizes(recorder: Recorder, line: BoundSymbol) -> None:
+    """Writes the lines that make the sizes which the meta rule of `line` left to the run."""
+    waiting = {u.name: u for u in recorder.sizes}  # type: ignore[union-attr]
+    recorder.sizes = []
+    for o in line.outputs:
+        for dim, n in enumerate(o.shape) if isinstance(o, TensorProxy) else ():
+            made = waiting.pop(n.name, None) if isinstance(n, NumberProxy) else None
+            if made is not None:
+                made.origin = f"dimension {dim} of a result of {line.sym.name}"
+                recorder.bound_symbols.append(BoundSymbol(size_symbol, (o, dim), {}, made, context=line.context, location=line.location))
+
+
+def with_sizes(lines: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
+    """The lines, with those that make sizes which are read and which no line makes: a derivative reads what the program did not."""
+    made = {o for line in lines for o in line.outputs} if names.facts.least else ()
+    missing = {i.name: i for line in lines for i in line.inputs if type(i) is UnbackedNumber and i not in made} if made else {}
+    if not missing:
+        return list(lines)
+    out: list[BoundSymbol] = []
+
+    def measure(values: Iterable, context) -> None:
+        for value in values:
+            for dim, n in enumerate(value.shape) if isinstance(value, TensorProxy) else ():
+                if isinstance(n, NumberProxy) and (found := missing.pop(n.name, None)) is not None:
+                    out.append(BoundSymbol(size_symbol, (value, dim), {}, found, context=context))
+
+    measure(arguments, None)
+    for line in lines:
+        out.append(line)
+        measure(line.outputs, line.context)
+    return out
+
+
+size_symbol = Symbol("size", is_prim=True, fn=lambda tensor, dim: tensor.shape[dim])
+
+
+# ---------------------------------------------------------------------------------------------------------------- what the program runs with
+
+
+def _check_sizes(tensor, expected: tuple, name: str) -> None:
+    if len(tensor.shape) == len(expected) and all(n is None or n == m for n, m in zip(expected, tensor.shape)):
+        return
+    wanted = ", ".join("any" if n is None else str(n) for n in expected)
+    raise RuntimeError(
+        f"the result of {name} has the shape {list(tensor.shape)}, where the compiled program was made for [{wanted}]: a size that data decides changes it in a way that was not "
+        "foreseen. Run this part outside of the compiled function"
+    )
+
+
+check_sizes = Symbol("check_sizes", lambda tensor, expected, name: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_sizes)
+
+
+def _check_condition(a, relation: str, b, message: str) -> None:
+    if not RELATIONS[relation](a, b):
+        raise RuntimeError(message)
+
+
+check_condition = Symbol("check", lambda a, relation, b, message: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_condition)
+
+
+def assume(condition: Condition, message: str) -> None:
+    """From here on the condition holds: the program checks it when it runs, and raises RuntimeError with the message where it does not."""
+    recorder = current_recorder()
+    assert recorder is not None, "conditions are checked by lines of a trace"
+    check_condition.record(recorder, (condition.a, condition.relation, condition.b, message), {}, None)
+    condition.assume()
+
+
+def as_size(n, message: str) -> None:
+    """A number of data is used as a size: from here on it is known to be at least 0, which the program checks."""
+    if isinstance(n, NumberProxy) and n.unbacked and isinstance(condition := n >= 0, Condition):
+        assume(condition, message)
+
+
+# ---------------------------------------------------------------------------------------------------------------- typing by examples
+
+_REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError)
+_MOST = 400  # runs of a meta rule
+
+
+def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
+    """Records a call whose meta rule would have to decide by a number that only the run tells, and returns the result. Raises `error` where examples do not help."""
+    recorder.sizes = []
+    numbers = numbers_in(kwargs, numbers_in(args, []))
+    unbacked = list(dict.fromkeys(u for n in numbers for u in n.unbacked))
+    runs = [run for values in _examples(unbacked, (args, kwargs)) if (run := _run(symbol, recorder, args, kwargs, values)) is not None]
+    if not runs or any(len(run.leaves) != len(runs[0].leaves) or not all(map(_alike, run.leaves, runs[0].leaves)) for run in runs):
+        raise error
+    candidates = list({n.expression: n for n in numbers if n.unbacked and n.python_type is int}.values())
+    leaves = [_merged(i, runs, candidates) for i in range(len(runs[0].leaves))]
+    fresh = {u.name for u in recorder.sizes}
+    rest = iter(leaves)
+    out = symbol.record(recorder, args, kwargs, map_structure(lambda _: next(rest), runs[0].result))
+    for made, seen in zip(leaves, runs[0].leaves):
+        if isinstance(made, TensorProxy) and made is not seen:
+            _check(symbol, recorder, made, fresh)
+    if OpTags.OPAQUE in symbol.tags and recorder.memory is not None:  # its results may share memory with its arguments
+        for made in (x for x in leaves if isinstance(x, TensorProxy)):
+            for given in proxies_in((args, kwargs), []):
+                if isinstance(given, TensorProxy) and given is not made:
+                    recorder.memory.share(made, given)
+    return out
+
+
+def _check(symbol: Symbol, recorder: Recorder, made: TensorProxy, fresh: set[str]) -> None:
+    expected = tuple(None if isinstance(n, NumberProxy) and n.name in fresh else n for n in made.shape)
+    if any(n is not None for n in expected):
+        check_sizes.record(recorder, (made, expected, symbol.name), {}, None)
+
+
+class _Run(NamedTuple):
+    """What a meta rule gave for one choice of numbers; arguments that it returned are the call's own."""
+
+    values: dict[str, int | float]
+    result: Any
+    leaves: list
+
+
+def _run(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, values: dict) -> _Run | None:
+    """None where the rule refuses these numbers."""
+    stand_ins: dict[Proxy, TensorProxy] = {}
+    originals: dict[Proxy, TensorProxy] = {}
+
+    def place(x):
+        if isinstance(x, NumberProxy):
+            return x.expression.evaluate(values) if x.unbacked else x.concrete()
+        if not isinstance(x, TensorProxy) or all(type(n) is int for n in x.shape):
+            return x
+        if x not in stand_ins:
+            stand_ins[x] = x.replace(shape=tuple(map(place, x.shape)))
+            originals[stand_ins[x]] = x
+        return stand_ins[x]
+
+    leaves: list = []
+
+    def restored(x):
+        leaves.append(originals.get(x, x) if isinstance(x, TensorProxy) else x)
+        return leaves[-1]
+
+    try:
+        with detached(recorder.context):
+            args, kwargs = map_structure(place, args), map_structure(place, kwargs)
+            result = (symbol.meta or symbol.decomposition)(*args, **kwargs)  # type: ignore[misc]
+    except _REFUSALS:
+        return None
+    return _Run(values, map_structure(restored, result), leaves)
+
+
+def _alike(a, b) -> bool:
+    """Whether two results differ in sizes at most."""
+    if isinstance(a, TensorProxy) and isinstance(b, TensorProxy):
+        return len(a.shape) == len(b.shape) and a.dtype is b.dtype and a.device is b.device
+    return type(a) is type(b) and not isinstance(a, (TensorProxy, NumberProxy)) and (isinstance(a, Proxy) or a == b)
+
+
+def _merged(i: int, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):
+    """The i-th leaf of the result: what it is in every run."""
+    first = runs[0].leaves[i]
+    if not isinstance(first, TensorProxy) or all(run.leaves[i] is first for run in runs):
+        return first
+    return like(first, tuple(_merged_size([_size(run, i, dim) for run in runs], runs, candidates) for dim in range(len(first.shape))))
+
+
+def _size(run: _Run, i: int, dim: int) -> int | None:
+    n = run.leaves[i].shape[dim]
+    return n if type(n) is int else n.expression.evaluate(run.values) if n.expression.symbols() <= run.values.keys() else None
+
+
+def _merged_size(sizes: list, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):
+    """A constant, a number of the arguments', or else one that is read when the program runs."""
+    if None in sizes:
+        return fresh_size()
+    if all(n == sizes[0] for n in sizes):
+        return sizes[0]
+    for c in candidates:
+        if all(c.expression.evaluate(run.values) == n for run, n in zip(runs, sizes)):
+            return c
+    return fresh_size()
+
+
+def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, int | float]]:
+    """Numbers to try: small ones, large ones, those around the constants in the arguments; the same for all, all different, any, and each in turn different from the others."""
+    if not unbacked:
+        return
+    constants = _constants(arguments)
+    near = sorted({n + d for n in constants for d in (-1, 0, 1)}, key=abs)
+    tried = list(dict.fromkeys((7, 2, 3, 5040, 7919, 1, 0, *near, *(2 * n for n in constants), -1, -2, *(-n for n in constants))))
+    made: list[list] = [[v] * len(unbacked) for v in tried]
+    if len(unbacked) > 1:
+        few, any_of = (1, 0, 7, 5040, *constants[:4]), random.Random(0)
+        made.append([n for n, _ in zip((11, 13, 17, 19, 23, 29, 31, 37, 41, 43), unbacked)] + [47] * (len(unbacked) - 10))
+        made += [[any_of.choice(tried) for _ in unbacked] for _ in range(40)]
+        made += [[v if i == j else w for j in range(len(unbacked))] for v in few for w in few if v != w for i in range(len(unbacked))]
+    for values in made[:_MOST]:
+        if all(v >= u.facts.least.get(u.name, v) for u, v in zip(unbacked, values)):
+            yield {u.name: u.python_type(v) for u, v in zip(unbacked, values)}
+    if any(u.python_type is float for u in unbacked):
+        yield {u.name: u.python_type(2.5) for u in unbacked}
+
+
+def _constants(arguments) -> list[int]:
+    """The ints in arguments and in their shapes, and the products of those that stand together."""
+    found: dict[int, None] = {}
+
+    def note(x):
+        if isinstance(x, TensorProxy):
+            walk(x.shape)
+        elif type(x) is int and abs(x) < 1 << 40:
+            found[x] = None
+        return x
+
+    def walk(x):
+        if isinstance(x, (tuple, list)) and x and all(type(n) is int for n in x):
+            found[math.prod(x)] = None
+        if isinstance(x, (tuple, list)):
+            for e in x:
+                walk(e)
+        else:
+            map_structure(note, x)
+
+    walk([*arguments[0], *arguments[1].values()])
+    return sorted(found, key=abs)[:16]

@@ -1,0 +1,687 @@
+"""Linear equations, by triangles, by the LU and LDL factorizations, and in the sense of least squares. Batches in the leading dimensions.
+
+Derivatives are in the form that PyTorch's autograd computes them (torch/csrc/autograd/FunctionsManual.cpp).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from thunder.core.dtypes import int32, int64, real_of
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, Symbol, current_recorder
+from thunder.ops.backward import aten, kernel, sum_to
+from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.dims import wrap_dim
+from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, square, types
+from thunder.ops.promotion import broadcast_shapes
+from thunder.ops.shape import adjoint
+from thunder.ops.torch_types import to_torch_dtype
+
+# ---------------------------------------------------------------------------------------------------------------- a square matrix
+
+
+def _is_vector(A, B) -> bool:
+    """Whether B is a vector, or a batch of them, and not of matrices."""
+    return len(B.shape) == 1 or (len(B.shape) == len(A.shape) - 1 and B.shape == A.shape[:-1])
+
+
+def _solution(A, B, left: bool):
+    square("linalg.solve", A)
+    if B.dtype is not A.dtype:
+        raise RuntimeError(f"linalg.solve: Expected A and B to have the same dtype, but found A of type {A.dtype} and B of type {B.dtype} instead")
+    if _is_vector(A, B):
+        if not left:
+            raise RuntimeError("linalg.solve: Vector broadcasting of the left hand side is not supported for left=False.")
+        return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-1]), _fitting("linalg.solve", A, B.shape[-1])))
+    return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-2]), *_sides(A, B, left)))
+
+
+def _fitting(name: str, A, n):
+    if A.shape[-1] is not n and A.shape[-1] != n:
+        raise RuntimeError(f"{name}: Incompatible shapes of A and B for the equation AX = B ({list(A.shape[-2:])} and {n})")
+    return n
+
+
+def _sides(A, B, left: bool) -> tuple:
+    if len(B.shape) < 2:
+        raise RuntimeError("linalg.solve: The input tensor B must have at least 2 dimensions.")
+    _fitting("linalg.solve", A, B.shape[-2 if left else -1])
+    return B.shape[-2:]
+
+
+@torch_prim(torch.linalg.solve, name="linalg_solve", autocast=_CPU)
+def linalg_solve(A, B, *, left=True):
+    return _solution(A, B, left)
+
+
+@torch_prim(torch.linalg.solve_ex, name="linalg_solve_ex")
+def solve_ex(A, B, *, left=True, check_errors=False):
+    x = _solution(A, B, left)
+    return types.linalg_solve_ex((x, like(A, x.shape[: len(x.shape) - (1 if _is_vector(A, B) else 2)], int32)))
+
+
+solve_ex.info["not_differentiable"] = (1,)
+
+
+def _solve_parts(A, B, left, check_errors):
+    x = _solution(A, B, left)
+    batch = x.shape[: len(x.shape) - (1 if _is_vector(A, B) else 2)]
+    return x, like(A, (*batch, *A.shape[-2:])), like(A, (*batch, A.shape[-1]), int32), like(A, batch, int32)
+
+
+solve_kernel = Symbol(
+    "solve_with_factors", _solve_parts, id="solve_with_factors", is_prim=True, fn=lambda A, B, left, check: aten._linalg_solve_ex.default(A, B, left=left, check_errors=check)
+)
+check_errors = kernel("_linalg_check_errors", "default", lambda info, name, *, is_matrix: None, tags=(OpTags.DONT_DCE,))
+
+
+@functools.cache
+def _factorizes_transposed(kind: str) -> bool:
+    """Whether PyTorch factorizes the transposed of a contiguous matrix, which saves a copy: its versions differ."""
+    a = torch.tensor([[1.0, 2.0], [4.0, 3.0]], device=kind)
+    return not torch.equal(aten._linalg_solve_ex.default(a, a)[1], torch.linalg.lu_factor(a)[0])
+
+
+def _run_solve_transposed(A, LU, pivots, B, left):
+    return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=not (A.is_contiguous() and _factorizes_transposed(A.device.type)))
+
+
+# A' X = B, with the factors that solve_with_factors found
+solve_transposed = Symbol("solve_transposed", lambda A, LU, pivots, B, left: like(B), id="solve_transposed", is_prim=True, fn=_run_solve_transposed)
+
+
+def _solved(g, A, B, x, left, transposed) -> tuple:
+    """The gradients of A and B: A' gB = gX, gA = -gB X' (Giles 2008). `transposed(gX)` solves the first."""
+    vector = _is_vector(A, B)
+    g, x = (LTORCH["unsqueeze"](t, -1) if vector else t for t in (g, x))
+    of_b = transposed(g)
+    of_a = product(of_b, mT(x)) if left else product(mT(x), of_b)
+    return sum_to(LTORCH["neg"](of_a), A.shape), sum_to(LTORCH["squeeze"](of_b, -1) if vector else of_b, B.shape)
+
+
+def _solve_rules(symbol: Symbol, pair: bool) -> None:
+    @symbol.vjp
+    def _(A, B, *, left=True, check_errors=False):
+        x, LU, pivots, info = solve_kernel(A, B, left, check_errors)
+        if pair:
+            g, _ = yield types.linalg_solve_ex((x, info))
+        else:
+            _check("torch.linalg.solve", info, A)
+            g = yield x
+        return _solved(g, A, B, x, left, lambda g: solve_transposed(A, LU, pivots, g, left))
+
+    def again(A, B, *, left=True, check_errors=False):
+        """Where a second derivative may follow, the factors are not constants: the transposed equation is solved anew."""
+        y = symbol(A, B, left=left, **({"check_errors": check_errors} if pair else {}))
+        g = yield y
+        x, g = (y[0], g[0]) if pair else (y, g)
+        return _solved(g, A, B, x, left, lambda g: linalg_solve(mT(A), g, left=left))
+
+    symbol.info["functional_rule"] = again
+
+
+def _check(name: str, info, A) -> None:
+    check_errors(info, name, is_matrix=len(A.shape) == 2)
+
+
+_solve_rules(linalg_solve, False)
+_solve_rules(solve_ex, True)
+
+
+def _well(make, *shape):
+    return make(*shape) + 4 * torch.eye(shape[-1])
+
+
+@linalg_solve.samples
+def _(make):
+    yield _well(make, 3, 3), make(3)
+    yield _well(make, 2, 3, 3), make(2, 3, 4)
+    yield _well(make, 2, 3, 3), make(2, 3)
+    yield (_well(make, 3, 3), make(2, 4, 3)), {"left": False}
+
+
+@solve_ex.samples
+def _(make):
+    yield _well(make, 3, 3), make(3)
+    yield _well(make, 2, 3, 3), make(2, 3, 4)
+
+
+@linalg_solve.error_samples
+def _(make):
+    yield make(3, 2), make(3)
+    yield make(3, 3), make(2, 4)
+
+
+# ---------------------------------------------------------------------------------------------------------------- triangles
+
+
+def _strict(x, upper: bool, unitriangular: bool):
+    """The triangle of a gradient; without the diagonal where that is ones."""
+    return LTORCH["triu"](x, int(unitriangular)) if upper else LTORCH["tril"](x, -int(unitriangular))
+
+
+@torch_prim(torch.linalg.solve_triangular, name="linalg_solve_triangular")
+def linalg_solve_triangular(A, B, *, upper, left=True, unitriangular=False):
+    square("linalg.solve_triangular", A)
+    return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-2]), *_sides(A, B, left)))
+
+
+@linalg_solve_triangular.vjp
+def _(A, B, *, upper, left=True, unitriangular=False):
+    x = linalg_solve_triangular(A, B, upper=upper, left=left, unitriangular=unitriangular)
+    g = yield x
+    of_b = linalg_solve_triangular(mT(A), g, upper=not upper, left=left, unitriangular=unitriangular)
+    of_a = LTORCH["neg"](product(of_b, mT(x)) if left else product(mT(x), of_b))
+    return sum_to(_strict(of_a, upper, unitriangular), A.shape), sum_to(of_b, B.shape)
+
+
+@torch_prim(torch.triangular_solve, torch.Tensor.triangular_solve, autocast=_CPU)
+def triangular_solve(b, A, upper=True, transpose=False, unitriangular=False):
+    square("triangular_solve", A)
+    matrices("triangular_solve", b, "b")
+    batch = broadcast_shapes(A.shape[:-2], b.shape[:-2])
+    return types.triangular_solve((like(b, (*batch, *_sides(A, b, True))), like(A, (*batch, *A.shape[-2:]))))
+
+
+@triangular_solve.vjp
+def _(b, A, upper=True, transpose=False, unitriangular=False):
+    y = triangular_solve(b, A, upper, transpose, unitriangular)
+    g, of_copy = yield y
+    of_b = triangular_solve(g, A, upper, not transpose, unitriangular)[0]
+    of_a = LTORCH["neg"](product(y[0], mT(of_b)) if transpose else product(of_b, mT(y[0])))
+    return sum_to(of_b, b.shape), sum_to(_strict(of_a, upper, unitriangular) + of_copy, A.shape)
+
+
+@linalg_solve_triangular.samples
+def _(make):
+    yield (_well(make, 3, 3), make(3, 2)), {"upper": True}
+    yield (_well(make, 2, 3, 3), make(4, 3)), {"upper": False, "left": False, "unitriangular": True}
+
+
+@triangular_solve.samples
+def _(make):
+    yield make(3, 2), _well(make, 3, 3)
+    yield make(3, 2), _well(make, 2, 3, 3), False, True, True
+
+
+@linalg_solve_triangular.error_samples
+def _(make):
+    yield (make(3, 2), make(3, 2)), {"upper": True}
+
+
+@triangular_solve.error_samples
+def _(make):
+    yield make(3, 2), make(2, 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- LU
+
+
+def _pivots(A):
+    return like(A, (*A.shape[:-2], min(A.shape[-2:])), int32)
+
+
+@torch_prim(torch.linalg.lu_factor_ex, name="linalg_lu_factor_ex")
+def lu_factor_ex(A, *, pivot=True, check_errors=False):
+    batch, *_ = matrices("torch.lu_factor", A)
+    return types.linalg_lu_factor_ex((like(A), _pivots(A), like(A, batch, int32)))
+
+
+@torch_prim(torch.linalg.lu_factor, name="linalg_lu_factor")
+def lu_factor(A, *, pivot=True):
+    matrices("torch.lu_factor", A)
+    return types.linalg_lu_factor((like(A), _pivots(A)))
+
+
+def _lu_parts(A) -> tuple:
+    batch, m, n = A.shape[:-2], *A.shape[-2:]
+    k = min(m, n)
+    return like(A, (*batch, m, m)), like(A, (*batch, m, k)), like(A, (*batch, k, n))
+
+
+@torch_prim(torch.linalg.lu, name="linalg_lu")
+def linalg_lu(A, *, pivot=True):
+    matrices("torch.lu_factor", A)
+    p, l, u = _lu_parts(A)
+    return types.linalg_lu((p if pivot else like(A, (0,)), l, u))
+
+
+linalg_lu.info["not_differentiable"] = (0,)
+
+
+@torch_prim(torch.lu_unpack)
+def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
+    if LU_pivots.dtype is not int32:
+        raise RuntimeError("torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype.")
+    if len(LU_data.shape) < 2:
+        raise RuntimeError(f"torch.lu_unpack: Expected tensor with 2 or more dimensions. Got size: {list(LU_data.shape)} instead")
+    p, l, u = _lu_parts(LU_data)
+    nothing = like(LU_data, (0,))
+    return types.lu_unpack((p if unpack_pivots else nothing, l if unpack_data else like(nothing), u if unpack_data else like(nothing)))
+
+
+lu_unpack.info["not_differentiable"] = (0,)
+
+
+@composite(torch.lu, torch.functional.lu, name="lu", autocast=_CPU)
+def old_lu(a, pivot=True, get_infos=False):
+    LU, pivots, info = lu_factor_ex(a, pivot=pivot)
+    return types._lu_with_info((LU, pivots, info)) if get_infos else (LU, pivots)
+
+
+@alias(torch.Tensor.lu)
+def lu_method(a, pivot=True, get_infos=False):
+    return tuple(old_lu(a, pivot, get_infos))
+
+
+def _of_lu(p, l, u, gl, gu):
+    """The gradient of A = P L U.
+
+    With square factors it is P L'^-1 (tril(L' gL, -1) + triu(gU U')) U'^-1. Of a wide matrix the further columns of U are L^-1 A2, of a tall one the further rows of
+    L are A2 U^-1: they give gradients to A2 and to the square factors.
+    """
+    m, n = l.shape[-2], u.shape[-1]
+    tril, triu, pad, solve = LTORCH["tril"], LTORCH["triu"], LTORCH["pad"], linalg_solve_triangular
+    if m > n:
+        gl, square_l = tril(gl, -1), LTORCH["narrow"](l, -2, 0, n)
+        inner = triu(product(gu, mT(u)) - product(mT(l), gl))
+        inner = gl + pad(solve(mT(square_l), inner, upper=True, unitriangular=True), (0, 0, 0, m - n))
+        out = solve(mT(u), inner, upper=False, left=False)
+    else:
+        inner = product(mT(l), gl)
+        if m < n:
+            gu = triu(gu)
+            inner = tril(inner - product(gu, mT(u)), -1)
+            inner = gu + pad(solve(mT(LTORCH["narrow"](u, -1, 0, m)), inner, upper=False, left=False), (0, n - m))
+        else:
+            inner = solve(mT(u), tril(inner, -1) + triu(product(gu, mT(u))), upper=False, left=False)
+        out = solve(mT(l), inner, upper=True, unitriangular=True)
+    return out if p is None else product(p, out)
+
+
+@linalg_lu.vjp
+def _(A, *, pivot=True):
+    p, l, u = y = linalg_lu(A, pivot=pivot)
+    _, gl, gu = yield y
+    return (_of_lu(p if pivot else None, l, u, gl, gu),)
+
+
+def _first(x, dim: int, k):
+    return x if x.shape[dim] == k else LTORCH["narrow"](x, dim, 0, k)
+
+
+def _of_packed(symbol: Symbol) -> None:
+    """Both factors in one matrix, the ones on the diagonal of L left out."""
+
+    @symbol.vjp
+    def _(A, **options):
+        y = symbol(A, **options)
+        g = (yield y)[0]
+        pivot, k = options.get("pivot", True), min(A.shape[-2:])
+        p, l, u = lu_unpack(y[0], y[1], True, pivot)
+        return (_of_lu(p if pivot else None, l, u, _first(g, -1, k), _first(g, -2, k)),)
+
+
+_of_packed(lu_factor)
+_of_packed(lu_factor_ex)
+
+
+@lu_unpack.vjp
+def _(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
+    if not unpack_data:
+        return NotImplemented
+    _, gl, gu = yield lu_unpack(LU_data, LU_pivots, unpack_data, unpack_pivots)
+    m, n = LU_data.shape[-2:]
+    lower, upper = LTORCH["tril"](gl, -1), LTORCH["triu"](gu)
+    lower = lower if m >= n else LTORCH["pad"](lower, (0, n - m))
+    upper = upper if n >= m else LTORCH["pad"](upper, (0, 0, 0, m - n))
+    return lower + upper, None
+
+
+@torch_prim(torch.linalg.lu_solve, name="linalg_lu_solve")
+def linalg_lu_solve(LU, pivots, B, *, left=True, adjoint=False):
+    square("linalg.lu_solve", LU, "LU")
+    matrices("linalg.lu_solve", B, "B")
+    if pivots.dtype is not int32 or pivots.shape != LU.shape[:-1] or B.dtype is not LU.dtype:
+        raise RuntimeError(f"linalg.lu_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LU {list(LU.shape)}")
+    return like(LU, (*broadcast_shapes(LU.shape[:-2], B.shape[:-2]), *_sides(LU, B, left)))
+
+
+@linalg_lu_solve.vjp
+def _(LU, pivots, B, *, left=True, adjoint=False):
+    x = linalg_lu_solve(LU, pivots, B, left=left, adjoint=adjoint)
+    g = yield x
+    of_b = linalg_lu_solve(LU, pivots, g, left=left, adjoint=not adjoint)
+    p, l, u = lu_unpack(LU, pivots, True, left == adjoint)
+    ut = mT(u)
+    if left != adjoint:  # P L U X = B: W = U'^-1 gX X', gU = -triu(W), gL = -tril(L'^-1 W U')
+        of_u = linalg_solve_triangular(ut, product(g, mT(x)) if left else product(mT(g), x), upper=False)
+        of_l = linalg_solve_triangular(mT(l), product(of_u, ut), upper=True, unitriangular=True)
+    else:  # (P L U)' X = B: W = P' X gX' P L'^-1, gL = -tril(W), gU = -triu(L' W U'^-1)
+        lt, x, gt = mT(l), x if left else mT(x), mT(g) if left else g
+        of_l = linalg_solve_triangular(lt, product(product(mT(p), x), product(gt, p)), upper=True, left=False, unitriangular=True)
+        of_u = linalg_solve_triangular(ut, product(lt, of_l), upper=False, left=False)
+    return sum_to(LTORCH["neg"](LTORCH["tril"](of_l, -1) + LTORCH["triu"](of_u)), LU.shape), None, sum_to(of_b, B.shape)
+
+
+@composite(torch.lu_solve, torch.Tensor.lu_solve, name="lu_solve", autocast=_CPU)
+def old_lu_solve(b, LU_data, LU_pivots):
+    return linalg_lu_solve(LU_data, LU_pivots, b)
+
+
+def _matrix_samples(symbol: Symbol, *more: dict) -> None:
+    @symbol.samples
+    def _(make):
+        for shape in ((3, 3), (2, 4, 3), (3, 5)):
+            yield (make(*shape),)
+        for options in more:
+            yield (make(3, 3),), options
+
+    @symbol.error_samples
+    def _(make):
+        yield (make(3),)
+
+
+_matrix_samples(lu_factor)
+_matrix_samples(lu_factor_ex, {"check_errors": True})
+_matrix_samples(linalg_lu)
+
+
+@lu_unpack.samples
+def _(make):
+    for shape in ((3, 3), (2, 4, 3), (3, 5)):
+        yield make(*shape), torch.arange(1, min(shape[-2:]) + 1, dtype=torch.int32).expand(*shape[:-2], -1).contiguous()
+
+
+@linalg_lu_solve.samples
+def _(make):
+    LU, pivots = _well(make, 2, 3, 3), torch.tensor([2, 3, 3], dtype=torch.int32)
+    for left in (True, False):
+        for transposed in (True, False):
+            yield (LU, pivots.expand(2, 3).contiguous(), make(2, 3, 3)), {"left": left, "adjoint": transposed}
+    yield LU[0], pivots, make(2, 3, 4)
+
+
+@old_lu_solve.samples
+def _(make):
+    yield make(3, 2), _well(make, 3, 3), torch.tensor([2, 3, 3], dtype=torch.int32)
+
+
+@lu_unpack.error_samples
+def _(make):
+    yield make(3, 3), torch.tensor([1, 2, 3])
+
+
+@linalg_lu_solve.error_samples
+def _(make):
+    yield make(3, 3), torch.tensor([1, 2], dtype=torch.int32), make(3, 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- LDL: PyTorch has no derivatives
+
+ldl_factor = of_square("linalg_ldl_factor", lambda a: types.linalg_ldl_factor((like(a), _pivots(a))), torch.linalg.ldl_factor, definite=True, options=("hermitian",))
+ldl_factor_ex = of_square(
+    "linalg_ldl_factor_ex", lambda a: types.linalg_ldl_factor_ex((like(a), _pivots(a), like(a, a.shape[:-2], int32))), torch.linalg.ldl_factor_ex, definite=True,
+    options=("hermitian", "check_errors"),
+)  # fmt: skip
+
+
+@torch_prim(torch.linalg.ldl_solve, name="linalg_ldl_solve")
+def ldl_solve(LD, pivots, B, *, hermitian=False):
+    square("torch.linalg.ldl_solve", LD, "LD")
+    if pivots.shape != LD.shape[:-1] or B.dtype is not LD.dtype or len(B.shape) < 2:
+        raise RuntimeError(f"torch.linalg.ldl_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LD {list(LD.shape)}")
+    return like(B, (*broadcast_shapes(LD.shape[:-2], B.shape[:-2]), *_sides(LD, B, True)))
+
+
+@ldl_solve.samples
+def _(make):
+    yield _well(make, 3, 3), torch.tensor([1, 2, 3], dtype=torch.int32), make(3, 2)
+
+
+@ldl_solve.error_samples
+def _(make):
+    yield make(3, 3), torch.tensor([1, 2], dtype=torch.int32), make(3, 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- least squares
+
+
+def without_none(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """PyTorch has one form with `rcond` or `tol`, by position or by name, and one with atol= and rtol=."""
+    if len(args) > 1 and args[1] is None:
+        kwargs, args = {**kwargs, **({"hermitian": args[2]} if len(args) > 2 else {})}, args[:1]
+    return args, kwargs
+
+
+def _pinv_meta(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
+    if hermitian:
+        square("linalg.pinv", A)
+    batch, m, n = matrices("linalg.pinv", A)
+    return like(A, (*batch, n, m))
+
+
+@composite(torch.linalg.pinv, name="linalg_pinv", canonicalize=without_none, meta=_pinv_meta)
+def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
+    """The inverses of the singular values, or eigenvalues, that are larger than the larger of atol and rtol times the largest; zeros for the others."""
+    if 0 in A.shape[-2:]:
+        return LTORCH["zeros"]((*A.shape[:-2], A.shape[-1], A.shape[-2]), dtype=A.dtype, device=A.device)
+    if hermitian:
+        values, right = LTORCH["linalg_eigh"](A)
+        sizes, left = LTORCH["abs"](values), right
+    else:
+        u, sizes, vh = LTORCH["linalg_svd"](A, False)
+        values, left, right = sizes, adjoint(vh), u
+    rtol, largest = rcond if rtol is None else rtol, LTORCH["amax"](sizes, -1, True)
+    default = max(A.shape[-2:]) * torch.finfo(to_torch_dtype(A.dtype)).eps
+    if isinstance(atol, TensorProxy) and rtol is None:
+        rtol = LTORCH["where"](atol > 0, 0.0, default)
+    rtol = (default if not atol else 0.0) if rtol is None else rtol
+    bound = (LTORCH["unsqueeze"](rtol, -1) if isinstance(rtol, TensorProxy) else rtol) * largest
+    if isinstance(atol, TensorProxy):
+        bound = LTORCH["maximum"](LTORCH["unsqueeze"](atol, -1), bound)
+    elif atol:
+        bound = LTORCH["clamp"](bound, atol)
+    inverted = LTORCH["where"](sizes > bound, LTORCH["reciprocal"](values), 0.0)
+    return product(left * LTORCH["unsqueeze"](inverted, -2), adjoint(right))
+
+
+@alias(torch.linalg.pinv)
+def _pinv_call(*args, **kwargs):
+    """Under autocast PyTorch casts the product that it ends in."""
+    recorder = current_recorder()
+    if recorder is None or recorder.context.autocast is None:
+        return pinv(*args, **kwargs)
+    pinv.meta(*args, **kwargs)
+    return pinv.decomposition(*args, **kwargs)  # type: ignore[misc]
+
+
+@composite(torch.pinverse, torch.Tensor.pinverse, autocast=_CPU)
+def pinverse(a, rcond=1e-15):
+    return pinv(a, rcond)
+
+
+@pinv.vjp
+def _(A, *options, **named):
+    """(Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares problems whose variables separate", 1973)"""
+    y = pinv(A, *options, **named)
+    g = mT((yield y))
+    t = mT(y)
+    if A.shape[-2] <= A.shape[-1]:
+        k = product(g, y)
+        right = product(k, t)
+        return (right - mT(product(y, k)) - product(product(A, y), right) + product(product(t, y), g - product(k, A)),)
+    k = product(y, g)
+    left = product(t, k)
+    return (left - mT(product(k, y)) + product(product(g - product(A, k), y), t) - product(product(left, y), A),)
+
+
+@torch_prim(torch.linalg.lstsq, name="linalg_lstsq", autocast=_CPU)
+def lstsq(A, b, rcond=None, *, driver=None):
+    """Residuals are those of matrices of full rank: gelsd and gelss leave them out for others. PyTorch's derivative."""
+    batch, m, n = matrices("torch.linalg.lstsq", A, "input")
+    if len(A.shape) - len(b.shape) not in (0, 1) or not b.shape or b.dtype is not A.dtype:
+        raise RuntimeError(f"torch.linalg.lstsq: {list(A.shape)} and {list(b.shape)} do not fit")
+    vector = len(b.shape) == len(A.shape) - 1
+    rows, columns = (b.shape[-1], ()) if vector else (b.shape[-2], b.shape[-1:])
+    batch = broadcast_shapes(batch, b.shape[:-1] if vector else b.shape[:-2])
+    allowed = ("gels", "gelsy", "gelsd", "gelss") if A.device.type == "cpu" else ("gels",)
+    driver = driver or ("gelsy" if A.device.type == "cpu" else "gels")
+    if rows != m or driver not in allowed:
+        raise RuntimeError(f"torch.linalg.lstsq: {list(A.shape)} and {list(b.shape)} do not fit, or the driver {driver!r} is none of {allowed}")
+    residuals = (*batch, *columns) if m > n and driver != "gelsy" else (0,)
+    return types.linalg_lstsq((
+        like(A, (*batch, n, *columns)), like(A, residuals, real_of(A.dtype)), like(A, batch if driver != "gels" else (0,), int64),
+        like(A, (*batch, min(m, n)) if driver in ("gelsd", "gelss") else (0,), real_of(A.dtype)),
+    ))  # fmt: skip
+
+
+lstsq.info["not_differentiable"] = (2, 3)
+
+
+@pinv.samples
+def _(make):
+    yield (make(2, 4, 3),)
+    yield (make(3, 4),), {"rtol": 1e-3, "atol": 1e-4}
+    yield make(3, 4), 1e-3
+    x = make(3, 3)
+    yield (x + x.mT,), {"hermitian": True}
+    yield (make(2, 4, 3),), {"atol": torch.tensor([0.1, 0.0], dtype=x.dtype)}
+
+
+@pinverse.samples
+def _(make):
+    yield (make(2, 4, 3),)
+
+
+@lstsq.samples
+def _(make):
+    yield (make(4, 3), make(4, 2)), {"driver": "gels"}  # gelsy, which is taken by default, begins with pivots that happen to be in memory
+    yield (make(2, 4, 3), make(2, 4, 2)), {"driver": "gels"}
+    yield (make(4, 3), make(4, 2)), {"driver": "gelsd"}
+
+
+@pinv.error_samples
+def _(make):
+    yield (make(3),)
+
+
+@lstsq.error_samples
+def _(make):
+    yield make(4, 3), make(3, 2)
+    yield (make(4, 3), make(4, 2)), {"driver": "gelsx"}
+
+
+# ---------------------------------------------------------------------------------------------------------------- tensors as matrices
+
+
+@composite(torch.linalg.tensorinv, name="linalg_tensorinv", autocast=_CPU)
+def tensorinv(A, ind=2):
+    if ind <= 0:
+        raise RuntimeError("Expected a strictly positive integer for 'ind'")
+    start, end = A.shape[:ind], A.shape[ind:]
+    if math.prod(start) != math.prod(end):
+        raise RuntimeError(f"Expected self to satisfy the requirement prod(self.shape[ind:]) == prod(self.shape[:ind]), but got {math.prod(end)} != {math.prod(start)}")
+    matrix = LTORCH["reshape"](A, (math.prod(end), math.prod(start)))
+    return LTORCH["reshape"](LTORCH["linalg_inv"](matrix), (*end, *start))
+
+
+@composite(torch.linalg.tensorsolve, name="linalg_tensorsolve", autocast=_CPU)
+def tensorsolve(A, B, dims=None):
+    rank = len(A.shape)
+    moved = [wrap_dim(d, rank) for d in dims or ()]
+    A = LTORCH["movedim"](A, moved, list(range(rank - len(moved), rank))) if moved else A
+    found = A.shape[len(B.shape) :]
+    if math.prod(found) != math.prod(B.shape):
+        raise RuntimeError(f"Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == prod(self.shape[:other.ndim]), but got {found} and {B.shape}")
+    matrix = LTORCH["reshape"](A, (math.prod(B.shape), math.prod(found)))
+    return LTORCH["reshape"](linalg_solve(matrix, LTORCH["reshape"](B, (math.prod(B.shape),))), found)
+
+
+@tensorinv.samples
+def _(make):
+    yield (make(2, 3, 6),)
+    yield make(4, 2, 2), 1
+
+
+@tensorsolve.samples
+def _(make):
+    yield make(2, 3, 6), make(2, 3)
+    yield make(2, 6, 3), make(2, 3), (1,)
+
+
+@tensorinv.error_samples
+def _(make):
+    yield (make(2, 3, 5),)
+
+
+@tensorsolve.error_samples
+def _(make):
+    yield make(2, 3, 5), make(2, 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- of low rank, by random numbers
+
+_RANDOM = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
+
+
+def _low_rank(a, q: int) -> tuple:
+    batch, m, n = matrices("svd_lowrank", a)
+    if not 0 <= q <= min(m, n):
+        raise ValueError(f"q(={q}) must be non-negative integer and not greater than min(m, n)={min(m, n)}")
+    return like(a, (*batch, m, q)), like(a, (*batch, q), real_of(a.dtype)), like(a, (*batch, n, q))
+
+
+@torch_prim(torch.svd_lowrank, tags=_RANDOM)
+def svd_lowrank(A, q=6, niter=2, M=None):
+    return _low_rank(A, min(q, *A.shape[-2:]))
+
+
+@torch_prim(torch.pca_lowrank, tags=_RANDOM)
+def pca_lowrank(A, q=None, center=True, niter=2):
+    return _low_rank(A, min(6, *A.shape[-2:]) if q is None else q)
+
+
+@torch_prim(torch.lobpcg, tags=_RANDOM)
+def lobpcg(A, k=None, B=None, X=None, n=None, iK=None, niter=None, tol=None, largest=None, method=None, tracker=None, ortho_iparams=None, ortho_fparams=None, ortho_bparams=None):
+    batch, m, _ = matrices("lobpcg", A)
+    count = (1 if X is None else X.shape[-1]) if k is None else k
+    if m < 3 * count:
+        raise ValueError(f"LPBPCG algorithm is not applicable when the number of A rows (={m}) is smaller than 3 x the number of requested eigenpairs (={count})")
+    return like(A, (*batch, count)), like(A, (*batch, m, count))
+
+
+@svd_lowrank.samples
+def _(make):
+    yield make(5, 4), 3
+    yield make(2, 5, 4), 2, 1
+
+
+@pca_lowrank.samples
+def _(make):
+    yield make(5, 4), 3
+
+
+@lobpcg.samples
+def _(make):
+    x = make(9, 9)
+    yield x @ x.mT + torch.eye(9), 2
+
+
+@pca_lowrank.error_samples
+def _(make):
+    yield make(5, 4), 5
+
+
+@lobpcg.error_samples
+def _(make):
+    yield make(4, 4), 2
+
+
+# PyTorch composes these of the same operations
+for _symbol in (old_lu, old_lu_solve, pinverse, tensorinv, tensorsolve):
+    _symbol.info["by_parts"] = True

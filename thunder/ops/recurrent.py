@@ -1,0 +1,258 @@
+"""Recurrent nets: one step of a cell, and the nets that PyTorch runs over whole sequences, padded or packed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, Symbol, current_recorder
+from thunder.ops import backward, opaque
+from thunder.ops.define import LTORCH, alias, composite, torch_prim
+from thunder.ops.promotion import to_float
+
+# ---------------------------------------------------------------------------------------------------------------- cells
+
+
+def _op(name: str, *args, **kwargs):
+    return LTORCH[name](*args, **kwargs)
+
+
+def _linears(x, hidden, w_ih, w_hh, b_ih, b_hh):
+    return _op("linear", hidden, w_hh, b_hh), _op("linear", x, w_ih, b_ih)
+
+
+def _simple(activation: str) -> Callable:
+    def step(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
+        recurrent, given = _linears(x, state[0], w_ih, w_hh, b_ih, b_hh)
+        return (_op(activation, recurrent + given),)
+
+    return step
+
+
+def _gru(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
+    recurrent, given = (_op("chunk", gates, 3, 1) for gates in _linears(x, state[0], w_ih, w_hh, b_ih, b_hh))
+    reset = _op("sigmoid", recurrent[0] + given[0])
+    update = _op("sigmoid", recurrent[1] + given[1])
+    new = _op("tanh", given[2] + recurrent[2] * reset)
+    return ((state[0] - new) * update + new,)
+
+
+def _lstm(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
+    recurrent, given = _linears(x, state[0], w_ih, w_hh, b_ih, b_hh)
+    gates = _op("chunk", recurrent + given, 4, 1)
+    take, forget, output = (_op("sigmoid", gates[i]) for i in (0, 1, 3))
+    cell = forget * state[1] + take * _op("tanh", gates[2])
+    return output * _op("tanh", cell), cell
+
+
+_STEPS: dict[str, tuple[Callable, int]] = {"rnn_tanh": (_simple("tanh"), 1), "rnn_relu": (_simple("relu"), 1), "gru": (_gru, 3), "lstm": (_lstm, 4)}  # and how many gates
+
+
+def _check_cell(x, hidden, w_ih, w_hh, b_ih, b_hh, gates: int) -> None:
+    if len(x.shape) != 2 or len(hidden.shape) != 2 or x.shape[1] != w_ih.shape[1]:
+        raise RuntimeError(f"input has inconsistent input_size: got {list(x.shape)}, expected {w_ih.shape[1]}")
+    if hidden.shape[1] != w_hh.shape[1] or hidden.shape[0] != x.shape[0] or w_hh.shape[0] != gates * hidden.shape[1] or w_ih.shape[0] != w_hh.shape[0]:
+        raise RuntimeError(f"hidden has inconsistent hidden_size: got {list(hidden.shape)}, expected {w_hh.shape[1]}")
+    for b in (b_ih, b_hh):
+        if b is not None and b.shape != w_ih.shape[:1]:
+            raise RuntimeError(f"biases of shape {list(w_ih.shape[:1])} are expected, got {list(b.shape)}")
+
+
+def _cell(name: str) -> Symbol:
+    step, gates = _STEPS[name]
+    function = getattr(torch, f"{name}_cell")
+    if name == "lstm":
+
+        def meta(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+            _check_cell(x, hx[0], w_ih, w_hh, b_ih, b_hh, gates)
+            return like(hx[0]), like(hx[1])
+
+        def decomposition(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+            return step(x, hx, w_ih, w_hh, b_ih, b_hh)
+
+    else:
+
+        def meta(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+            _check_cell(x, hx, w_ih, w_hh, b_ih, b_hh, gates)
+            return like(hx, dtype=to_float(hx.dtype) if name == "rnn_tanh" else hx.dtype)
+
+        def decomposition(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+            return step(x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
+
+    symbol = composite(fn=function, name=f"{name}_cell", meta=meta, autocast="cuda:lower")(decomposition)
+    symbol.info["by_parts"] = lambda x, *args, **kwargs: x.device.type == "cpu"  # elsewhere it is one kernel
+
+    @alias(function)
+    def call(*args, **kwargs):
+        """On a CPU autocast sees its parts."""
+        context = current_recorder().context
+        if context.autocast is not None and args[0].device.type == "cpu":
+            return decomposition(*args, **kwargs)
+        return symbol(*args, **kwargs)
+
+    symbol.torch_functions = (function,)
+
+    @symbol.samples
+    def _(make):
+        hidden = (make(2, 4), make(2, 4)) if name == "lstm" else make(2, 4)
+        yield make(2, 3), hidden, make(4 * gates, 3), make(4 * gates, 4)
+        yield make(2, 3), hidden, make(4 * gates, 3), make(4 * gates, 4), make(4 * gates), make(4 * gates)
+
+    @symbol.error_samples
+    def _(make):
+        hidden = (make(2, 5), make(2, 5)) if name == "lstm" else make(2, 5)
+        yield make(2, 3), hidden, make(4 * gates, 3), make(4 * gates, 4)
+
+    return symbol
+
+
+rnn_tanh_cell, rnn_relu_cell, gru_cell, lstm_cell = (_cell(name) for name in _STEPS)
+
+
+@gru_cell.vjp
+def _(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
+    """As its parts, but the difference of state and proposal, which is cheap, is made again."""
+    if x.device.type != "cpu":
+        return NotImplemented
+    recurrent, given = (_op("chunk", gates, 3, 1) for gates in _linears(x, hx, w_ih, w_hh, b_ih, b_hh))
+    reset, update = _op("sigmoid", recurrent[0] + given[0]), _op("sigmoid", recurrent[1] + given[1])
+    new = _op("tanh", given[2] + recurrent[2] * reset)
+    g = yield (hx - new) * update + new
+    of_update = g * update
+    of_new = backward.tanh_backward(g - of_update, new)
+    slopes = [backward.sigmoid_backward(of_new * recurrent[2], reset), backward.sigmoid_backward(g * (hx - new), update)]
+    of_given, of_recurrent = _op("cat", [*slopes, of_new], 1), _op("cat", [*slopes, of_new * reset], 1)
+
+    def wanted(t, value):
+        return value() if t is not None and t.requires_grad else None
+
+    return (
+        wanted(x, lambda: _op("mm", of_given, w_ih)),
+        wanted(hx, lambda: _op("mm", of_recurrent, w_hh) + of_update),
+        wanted(w_ih, lambda: _op("mm", _op("t", of_given), x)),
+        wanted(w_hh, lambda: _op("mm", _op("t", of_recurrent), hx)),
+        wanted(b_ih, lambda: _op("sum", of_given, 0)),
+        wanted(b_hh, lambda: _op("sum", of_recurrent, 0)),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- whole sequences
+
+
+def _over_layers(step: Callable, x, states: tuple, params, has_biases, num_layers, bidirectional, batch_first):
+    """The net written out, a cell for each place of each layer and direction: (outputs, last states)."""
+    directions = 2 if bidirectional else 1
+    each = len(params) // (num_layers * directions)
+    projected = each == (5 if has_biases else 3)
+    x = _op("transpose", x, 0, 1) if batch_first else x
+    last: list[tuple] = []
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            k = layer * directions + direction
+            weights = list(params[each * k : each * (k + 1)])
+            projection = weights.pop() if projected else None
+            state = tuple(_op("select", s, 0, k) for s in states)
+            found: list = [None] * x.shape[0]
+            for t in reversed(range(x.shape[0])) if direction else range(x.shape[0]):
+                state = step(_op("select", x, 0, t), state, *weights)
+                if projection is not None:
+                    state = (_op("linear", state[0], projection), *state[1:])
+                found[t] = state[0]
+            last.append(state)
+            outputs.append(_op("stack", found))
+        x = _op("cat", outputs, -1) if bidirectional else outputs[0]
+    return (_op("transpose", x, 0, 1) if batch_first else x), tuple(_op("stack", [state[i] for state in last]) for i in range(len(states)))
+
+
+def _check_net(name: str, x, states: tuple, params, batch: int | None, num_layers, bidirectional) -> tuple:
+    """The sizes that outputs end in. batch: the dimension of it in x, None for packed sequences."""
+    directions = 2 if bidirectional else 1
+    if batch is not None and len(x.shape) != 3:
+        raise RuntimeError(f"{name}: Expected input to be 3D, got {len(x.shape)}D")
+    for s in states:
+        if len(s.shape) != 3 or s.shape[0] != num_layers * directions or (batch is not None and s.shape[1] != x.shape[batch]):
+            raise RuntimeError(f"{name}: a hidden state of shape ({num_layers * directions}, batch, size) is expected, got {list(s.shape)}")
+    if len(params) % (num_layers * directions) or x.shape[-1] != params[0].shape[1]:
+        raise RuntimeError(f"{name}: input of size {x.shape[-1]} and weights {[list(p.shape) for p in params]} do not fit")
+    return (directions * states[0].shape[2],)
+
+
+def _net(name: str) -> None:
+    step, gates = _STEPS[name]
+    function = getattr(torch, name)
+
+    def parts(hx) -> tuple:
+        return tuple(hx) if name == "lstm" else (hx,)
+
+    def meta(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+        width = _check_net(name, x, parts(hx), params, 0 if batch_first else 1, num_layers, bidirectional)
+        return like(x, (*x.shape[:2], *width)), *(like(h) for h in parts(hx))
+
+    def packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+        width = _check_net(name, x, parts(hx), params, None, num_layers, bidirectional)
+        return like(x, (x.shape[0], *width)), *(like(h) for h in parts(hx))
+
+    def decomposition(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+        out, states = _over_layers(step, x, parts(hx), params, has_biases, num_layers, bidirectional, batch_first)
+        return out, *states
+
+    padded = composite(fn=function, name=name, meta=meta)(decomposition)
+    packed = torch_prim(fn=function, name=f"{name}_of_packed_sequences")(packed_meta)
+    # with dropout between layers it draws random numbers, and is another operation for passes that merge or repeat
+    tags = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
+    padded_random = torch_prim(fn=function, name=f"{name}_with_dropout", tags=tags)(meta)
+    packed_random = torch_prim(fn=function, name=f"{name}_of_packed_sequences_with_dropout", tags=tags)(packed_meta)
+
+    def run_under(state: tuple, *args):
+        with contextlib.ExitStack() as stack:
+            for kind, dtype in state:
+                stack.enter_context(torch.autocast(kind, dtype))
+            return function(*args)
+
+    # typed by running: PyTorch casts inside of it, and in which types it comes out depends on the kernel it finds
+    under_autocast = torch_prim(fn=run_under, name=f"{name}_under_autocast", tags=tags)(opaque.typed_by_running(run_under, name))
+
+    @alias(function)
+    def call(*args):
+        context = current_recorder().context
+        if context.autocast is not None:
+            return under_autocast(context.autocast.state, *args)
+        is_packed = isinstance(args[2], TensorProxy) if name != "lstm" else isinstance(args[1], TensorProxy)
+        dropout, train = args[6 if is_packed else 5], args[7 if is_packed else 6]
+        symbol = (packed, packed_random) if is_packed else (padded, padded_random)
+        return symbol[bool(train and dropout > 0.0)](*args)
+
+    padded.torch_functions = packed.torch_functions = (function,)
+
+    def weights(make, width: int, layers: int, directions: int, biases: bool) -> list:
+        made = []
+        for layer in range(layers):
+            for _ in range(directions):
+                made += [make(4 * gates, width if layer == 0 else 4 * directions), make(4 * gates, 4)]
+                made += [make(4 * gates), make(4 * gates)] if biases else []
+        return made
+
+    def state(make, count: int, batch: int = 2):
+        return [make(count, batch, 4), make(count, batch, 4)] if name == "lstm" else make(count, batch, 4)
+
+    @padded.samples
+    def _(make):
+        yield make(3, 2, 5), state(make, 1), weights(make, 5, 1, 1, True), True, 1, 0.0, True, False, False
+        yield make(2, 3, 5), state(make, 4), weights(make, 5, 2, 2, False), False, 2, 0.0, False, True, True
+
+    @padded.error_samples
+    def _(make):
+        yield make(3, 2, 6), state(make, 1), weights(make, 5, 1, 1, True), True, 1, 0.0, True, False, False
+        yield make(3, 2, 5), state(make, 1, 3), weights(make, 5, 1, 1, True), True, 1, 0.0, True, False, False
+
+    @packed.samples
+    def _(make):
+        yield make(5, 5), torch.tensor([2, 2, 1]), state(make, 2), weights(make, 5, 1, 2, True), True, 1, 0.0, True, True
+
+
+for _name in _STEPS:
+    _net(_name)

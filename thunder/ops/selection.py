@@ -1,0 +1,116 @@
+"""Operations whose result is as large as data decides: places of what is true, chosen elements, different values."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.proxies import like
+from thunder.core.unbacked import fresh_size
+from thunder.ops.backward import sum_to
+from thunder.ops.define import LTORCH, torch_prim
+from thunder.ops.dims import wrap_dim
+from thunder.ops.promotion import broadcast_shapes
+
+__all__ = ["nonzero", "masked_select"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- where something is true
+
+
+def _nonzero_meta(a, *, as_tuple=False):
+    n = fresh_size()
+    if as_tuple:
+        return tuple(like(a, (n,), dtypes.int64) for _ in a.shape or (1,))
+    return like(a, (n, len(a.shape)), dtypes.int64)
+
+
+nonzero = torch_prim(torch.nonzero, torch.Tensor.nonzero, name="nonzero")(_nonzero_meta)
+
+
+@nonzero.samples
+def _(make):
+    yield make(4, 3, dtype=torch.bool)
+    yield (make(4, 3, dtype=torch.bool),), {"as_tuple": True}
+    yield make(dtype=torch.int64, low=0, high=2)
+
+
+@torch_prim(torch.argwhere, torch.Tensor.argwhere)
+def argwhere(a):
+    return like(a, (fresh_size(), len(a.shape)), dtypes.int64)
+
+
+@argwhere.samples
+def _(make):
+    yield make(4, 3, dtype=torch.bool)
+
+
+# ---------------------------------------------------------------------------------------------------------------- chosen elements
+
+
+@torch_prim(torch.masked_select, torch.Tensor.masked_select)
+def masked_select(a, mask):
+    if mask.dtype is not dtypes.bool8:
+        raise RuntimeError("masked_select: expected BoolTensor for mask")
+    broadcast_shapes(a.shape, mask.shape)
+    return like(a, (fresh_size(),))
+
+
+@masked_select.vjp
+def _(a, mask):
+    g = yield masked_select(a, mask)
+    shape = broadcast_shapes(a.shape, mask.shape)
+    zeros = LTORCH["zeros"](shape, device=a.device, dtype=a.dtype)
+    return (sum_to(LTORCH["masked_scatter"](zeros, mask, g), a.shape),)
+
+
+@masked_select.samples
+def _(make):
+    yield make(4, 3), make(4, 3, dtype=torch.bool)
+    yield make(4, 3), make(3, dtype=torch.bool)
+    yield make(3), make(4, 1, dtype=torch.bool)
+
+
+@masked_select.error_samples
+def _(make):
+    yield make(4, 3), make(4, 3)
+    yield make(4, 3), make(2, dtype=torch.bool)
+
+
+# ---------------------------------------------------------------------------------------------------------------- different values
+
+
+def _unique_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    given = dict(zip(("sorted", "return_inverse", "return_counts", "dim"), args[1:])) | kwargs
+    return args[:1], {k: v for k, v in given.items() if v is not None}
+
+
+def _consecutive_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    given = dict(zip(("return_inverse", "return_counts", "dim"), args[1:])) | kwargs
+    return args[:1], {k: v for k, v in given.items() if v is not None}
+
+
+def _unique_meta(a, *, sorted=True, return_inverse=False, return_counts=False, dim=None):
+    n = fresh_size()
+    if dim is None:
+        values, inverse = like(a, (n,)), like(a, a.shape, dtypes.int64)
+    else:
+        d = wrap_dim(dim, len(a.shape))
+        values, inverse = like(a, (*a.shape[:d], n, *a.shape[d + 1 :])), like(a, (a.shape[d],), dtypes.int64)
+    more = (*((inverse,) if return_inverse else ()), *((like(a, (n,), dtypes.int64),) if return_counts else ()))
+    return (values, *more) if more else values
+
+
+unique = torch_prim(torch.unique, torch.Tensor.unique, torch.functional.unique, name="unique", canonicalize=_unique_arguments)(_unique_meta)
+unique_consecutive = torch_prim(
+    torch.unique_consecutive, torch.Tensor.unique_consecutive, torch.functional.unique_consecutive, name="unique_consecutive", canonicalize=_consecutive_arguments
+)(_unique_meta)
+
+
+for _symbol in (unique, unique_consecutive):
+
+    @_symbol.samples
+    def _(make):
+        yield make(4, 3, dtype=torch.int64, low=0, high=3)
+        yield (make(4, 3, dtype=torch.int64, low=0, high=3),), {"return_inverse": True, "return_counts": True}
+        yield (make(4, 2, dtype=torch.int64, low=0, high=2),), {"return_counts": True, "dim": 0}
