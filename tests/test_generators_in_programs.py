@@ -164,8 +164,8 @@ def test_a_generator_in_a_checkpoint_repeats_its_numbers():
 
 
 REFUSED = {
-    "torch.seed": lambda x: x * torch.seed(), "torch.initial_seed": lambda x: x * torch.initial_seed(), "torch.cuda.manual_seed_all": lambda x: (torch.cuda.manual_seed_all(1), x)[1],
-    "seed() of a torch.Generator": lambda x: x * G.seed(), "initial_seed() of a torch.Generator": lambda x: x * G.initial_seed(),
+    r"seed\(\) gives a number": lambda x: x * torch.seed(), r"initial_seed\(\) gives a number": lambda x: x * torch.initial_seed(),
+    "torch.cuda.manual_seed_all asks": lambda x: (torch.cuda.manual_seed_all(1), x)[1], r"initial_seed\(\) gives": lambda x: x * G.initial_seed(),
     "a torch.Generator made inside": lambda x: torch.rand(3, generator=torch.Generator().manual_seed(1)),
 }  # fmt: skip
 
@@ -173,7 +173,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_a_program_cannot_repeat_is_refused(what):
     states = [g.get_state() for g in (torch.default_generator, G)]
-    with pytest.raises(CaptureError, match=what.replace("(", r"\(").replace(")", r"\)")):
+    with pytest.raises(CaptureError, match=what):
         thunder.jit(REFUSED[what])(X)
     assert all(torch.equal(s, g.get_state()) for s, g in zip(states, (torch.default_generator, G)))
 
@@ -183,7 +183,7 @@ def test_fork_rng_of_devices_is_refused():
         with torch.random.fork_rng(devices=[0]):
             return torch.rand(3)
 
-    with pytest.raises(CaptureError, match="fork_rng for generators of devices"):
+    with pytest.raises(CaptureError, match="torch.random.fork_rng asks for generators of devices"):
         thunder.jit(program)(X)
 
 

@@ -22,8 +22,14 @@ from thunder.ops.autocast import policy
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
-# refused under autocast; not typed for a GPU where there is none; made of other operations on fake tensors; of mixed types refused by the kernel alone
-OTHERWISE_ON_FAKES = {"binary_cross_entropy", "getitem", "grid_sample", "grouped_mm", "im2col", "affine_grid", "linalg_cross", "stft", "istft"}
+# refused under autocast; not typed for a GPU where there is none, or of a size that depends on data; made of other operations on fake tensors; refused by the kernel alone
+OTHERWISE_ON_FAKES = set(
+    (
+        "binary_cross_entropy getitem grid_sample grouped_mm _grouped_mm im2col affine_grid linalg_cross stft istft argwhere nonzero masked_select unique unique_consecutive "
+        "corrcoef cov ctc_loss gaussian_nll_loss geqrf gru gru_cell lstm lstm_cell rnn_tanh rnn_relu gru_of_packed_sequences lstm_of_packed_sequences "
+        "rnn_tanh_of_packed_sequences rnn_relu_of_packed_sequences histogram histogramdd linalg_lstsq"
+    ).split()
+)
 WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell"}  # PyTorch cannot type them on fake tensors
 VALUES = {"equal"}  # gives a Python bool, which is known only when the program runs
 

@@ -189,6 +189,7 @@ def operation_id(given: Any) -> Any:
         from thunder.ops import lookup
 
         found = lookup(given)
+        found = getattr(found, "__wrapped__", found)  # what stands for it outside of autocast
         if not isinstance(found, Symbol):
             name = getattr(given, "__name__", type(given).__name__)
             raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")

@@ -448,9 +448,6 @@ def _call_builtin(c, f, args, kwargs):
         return record(c, f, args, kwargs)
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
-    if type(s) is torch.Generator and (id(s) in c.sources or s is torch.default_generator):
-        c.synchronize()
-        return random.call_generator(s, f.__name__, _materialized(c, args), _materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:

@@ -51,6 +51,7 @@ FAMILIES = (
     "view_copies",
     "statistics",
     "foreach",
+    "composed",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

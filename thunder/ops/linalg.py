@@ -16,7 +16,6 @@ from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, STAND_INS, alias, composite, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
-from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
 
@@ -443,7 +442,6 @@ def bilinear(input1, input2, weight, bias=None):
     return out if bias is None else out + bias
 
 
-casts_inside(bilinear)
 
 
 @bilinear.samples

@@ -13,7 +13,6 @@ from thunder.ops import backward
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.losses import _REDUCTIONS, _reduction, reduced
-from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type
 from thunder.ops.shape import reshape, unsqueeze
 
@@ -149,7 +148,6 @@ def multilabel_soft_margin_loss(a, target, weight=None, size_average=None, reduc
 
 
 multilabel_soft_margin_loss.info["by_parts"] = True
-casts_inside(multilabel_soft_margin_loss)
 
 
 @multilabel_soft_margin_loss.samples
@@ -255,7 +253,7 @@ def _(make):
 
 # ---------------------------------------------------------------------------------------------------------------- spellings under torch
 
-# (name, its parameters between the tensors and `reduction`, which is a number there)
+# (name, its parameters between the tensors and `reduction`, which is a number there, and none where it is not given)
 for _name, _parameters in {
     "kl_div": (), "margin_ranking_loss": ("margin",), "hinge_embedding_loss": ("margin",), "cosine_embedding_loss": ("margin",),
     "poisson_nll_loss": ("log_input", "full", "eps"), "triplet_margin_loss": ("margin", "p", "eps", "swap"), "binary_cross_entropy_with_logits": ("weight", "pos_weight"),

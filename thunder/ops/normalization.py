@@ -14,7 +14,6 @@ from thunder.ops import backward, inplace
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import numel, wrap_dim
-from thunder.ops.opaque import casts_inside
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
@@ -376,7 +375,6 @@ def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
 
 
 # images go through avg_pool3d, which the CPU's list names
-casts_inside(local_response_norm)
 
 
 @local_response_norm.samples

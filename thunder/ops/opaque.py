@@ -13,7 +13,7 @@ from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leav
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hashable, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
-from thunder.ops.define import alias, torch_path
+from thunder.ops.define import alias, lookup, torch_path
 from thunder.ops.explain import as_torch
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
@@ -53,16 +53,18 @@ def _make_under_autocast(function, kinds: tuple) -> Symbol:
     return Symbol(name, meta, id=("opaque", name, id(function), kinds), is_prim=True, tags=tuple(plain.tags), fn=run)
 
 
-def casts_inside(symbol: Symbol) -> None:
-    """For an operation that PyTorch composes of others, some of which autocast casts: under autocast its function is taken as it is."""
-    function = symbol.torch_functions[0]
+def casts_inside(*functions) -> None:
+    """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are."""
+    for function in functions:
+        usual = lookup(function)
+        assert usual is not None, f"{function} is no operation"
 
-    def call(*args, **kwargs):
-        recorder = current_recorder()
-        return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else symbol)(*args, **kwargs)
+        def call(*args, function=function, usual=usual, **kwargs):
+            recorder = current_recorder()
+            return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else usual)(*args, **kwargs)
 
-    call.__name__ = symbol.name
-    alias(*symbol.torch_functions)(call)
+        call.__name__, call.__wrapped__ = getattr(function, "__name__", "call"), usual  # type: ignore[attr-defined]
+        alias(function)(call)
 
 
 def _make(function) -> Symbol:

@@ -333,6 +333,112 @@ def _(a, p=0.5, training=True):
 
 # ---------------------------------------------------------------------------------------------------------------- the state of a generator
 
+STATE_BYTES = torch.default_generator.get_state().numel()
+
+
+@torch_prim(name="manual_seed", fn=torch.random.manual_seed, tags=_TAGS)
+def seeded(seed):
+    return None
+
+
+@alias(torch.random.manual_seed)
+def manual_seed(seed):
+    """The default generators of all devices start again."""
+    seeded(seed)
+    return torch.default_generator
+
+
+def _state() -> TensorProxy:
+    return TensorProxy(shape=(STATE_BYTES,), device=default_device("cpu"), dtype=dtypes.uint8)
+
+
+@torch_prim(torch.get_rng_state, name="get_default_rng_state", tags=_TAGS)
+def get_default_rng_state():
+    return _state()
+
+
+@torch_prim(torch.set_rng_state, name="set_default_rng_state", tags=_TAGS)
+def set_default_rng_state(new_state):
+    return None
+
+
+@torch_prim(name="generator_manual_seed", fn=torch.Generator.manual_seed, tags=_TAGS)
+def _generator_seeded(generator, seed):
+    return None
+
+
+@alias(torch.Generator.manual_seed)
+def generator_manual_seed(generator, seed):
+    _generator_seeded(generator, seed)
+    return generator
+
+
+@torch_prim(name="generator_get_state", fn=torch.Generator.get_state, tags=_TAGS)
+def _generator_state(generator):
+    return _state()
+
+
+@alias(torch.Generator.get_state)
+def generator_get_state(generator):
+    if generator.device.type != "cpu":
+        raise CaptureError(f"the state of a generator of {generator.device} is read", location=user_location(), remedy="read it outside of the compiled function")
+    return _generator_state(generator)
+
+
+@torch_prim(name="generator_set_state", fn=torch.Generator.set_state, tags=_TAGS)
+def _generator_set(generator, new_state):
+    return None
+
+
+@alias(torch.Generator.set_state)
+def generator_set_state(generator, new_state):
+    _generator_set(generator, new_state)
+    return generator
+
+
+def _unknown_seed(function) -> None:
+    def refuse(*args, **kwargs):
+        raise CaptureError(f"{function.__name__}() gives a number that differs from call to call", location=user_location(), remedy="call it outside of the compiled function")
+
+    alias(function)(refuse)
+
+
+for _function in (torch.seed, torch.initial_seed, torch.Generator.seed, torch.Generator.initial_seed):
+    _unknown_seed(_function)
+
+
+def _of_devices(what: str):
+    def refuse(*args, **kwargs):
+        raise CaptureError(f"{what} asks for generators of devices inside of it", location=user_location(), remedy="call it outside of the compiled function")
+
+    return refuse
+
+
+for _name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"):
+    alias(getattr(torch.cuda, _name))(_of_devices(f"torch.cuda.{_name}"))
+
+
+class Forked:
+    """`torch.random.fork_rng` for the CPU's generator: after the block it goes on where it was before."""
+
+    def __enter__(self):
+        self.state = get_default_rng_state()
+
+    def __exit__(self, *error):
+        set_default_rng_state(self.state)
+
+
+def fork_rng(devices=None, enabled=True, **options):
+    """What `torch.random.fork_rng` means in a program. Raises CaptureError for generators of devices."""
+    if enabled and (devices or devices is None and torch.cuda.is_available()):
+        _of_devices("torch.random.fork_rng")()
+    return Forked() if enabled else contextlib.nullcontext()
+
+
+# what programs that hold a generator's state ask for
+holding = frozenset(s.id for s in (seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set))
+
+
 def generator_of(device: torch.device, generator: torch.Generator | None = None) -> torch.Generator:
     """The generator that an operation draws from: the one it was given, or the device's default."""
     if generator is not None:
@@ -351,94 +457,3 @@ def get_rng_state(device, generator=None):
 @prim(lambda state, device, generator=None: generator_of(to_torch_device(device), generator).set_state(state) and None, tags=(OpTags.DONT_DCE,))
 def set_rng_state(state, device, generator=None):
     return None
-
-
-# ---------------------------------------------------------------------------------------------------------------- programs that hold generators
-
-
-def _default(generator: torch.Generator | None) -> torch.Generator:
-    return torch.default_generator if generator is None else generator
-
-
-def _restart(seed, generator=None) -> None:
-    torch.manual_seed(seed) if generator is None else generator.manual_seed(seed)
-
-
-def _put_state(state, generator=None) -> None:
-    _default(generator).set_state(state)
-
-
-def _state_meta(generator=None):
-    return TensorProxy(shape=tuple(_default(generator).get_state().shape), dtype=dtypes.uint8, device="cpu")
-
-
-# they run when the program does, in the order of its draws
-restart = Symbol("restart", lambda seed, generator=None: None, id="restart", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_restart)
-state_of = Symbol("state_of", _state_meta, id="state_of", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.DETACHED), fn=lambda generator=None: _default(generator).get_state())
-put_state = Symbol("put_state", lambda state, generator=None: None, id="put_state", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_put_state)
-
-
-@alias(torch.random.manual_seed)
-def manual_seed(seed):
-    restart(seed)
-    return torch.default_generator
-
-
-@alias(torch.get_rng_state)
-def get_state():
-    return state_of()
-
-
-@alias(torch.set_rng_state)
-def set_state(new_state):
-    put_state(new_state)
-
-
-def _refusing(what: str):
-    def refuse(*args, **kwargs):
-        raise CaptureError(
-            f"{what} is called inside of it, which a compiled program cannot repeat",
-            location=user_location(),
-            remedy="call it outside; torch.manual_seed, torch.get_rng_state, torch.set_rng_state, torch.random.fork_rng and those methods of a torch.Generator can stand inside",
-        )
-
-    return refuse
-
-
-for _space, _names in (
-    (torch, ("seed", "initial_seed")),
-    (torch.cuda, ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all")),
-):
-    for _name in _names:
-        alias(getattr(_space, _name))(_refusing(f"{_space.__name__}.{_name}"))
-
-
-def call_generator(generator: torch.Generator, method: str, args: tuple, kwargs: dict):
-    """A method of a generator that the program did not make itself."""
-    if method == "manual_seed":
-        restart(*args, generator=generator, **kwargs)
-        return generator
-    if method == "get_state":
-        return state_of(generator=generator)
-    if method == "set_state":
-        put_state(*args, generator=generator, **kwargs)
-        return generator
-    return _refusing(f"{method}() of a torch.Generator")()
-
-
-class Forked:
-    """`torch.random.fork_rng` for the CPU's generator: it goes on, after the block, where it was before."""
-
-    def __enter__(self):
-        self.state = state_of()
-
-    def __exit__(self, *error):
-        put_state(self.state)
-
-
-def fork_rng(devices=None, enabled=True, **options):
-    if not enabled:
-        return contextlib.nullcontext()
-    if devices or (devices is None and torch.cuda.is_available()):
-        return _refusing("torch.random.fork_rng for generators of devices")()
-    return Forked()

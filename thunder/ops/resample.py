@@ -11,7 +11,6 @@ from thunder.core.proxies import like
 from thunder.ops import backward
 from thunder.ops.define import alias, composite, lookup, torch_prim
 from thunder.ops.dims import pair
-from thunder.ops.opaque import casts_inside
 from thunder.ops.shape import MOVES, permute, reshape
 
 _RANKS = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "area": (1, 2, 3)}
@@ -143,9 +142,6 @@ _affine_grid_backward = backward.kernel(
 def _(theta, size, align_corners=None):
     g = yield affine_grid(theta, size, align_corners)
     return (_affine_grid_backward(g, list(size), bool(align_corners)),)
-
-
-casts_inside(affine_grid)
 
 
 @affine_grid.samples

@@ -38,7 +38,7 @@ def _lp_pool(rank: int) -> Symbol:
 
     symbol = composite(getattr(F, f"lp_pool{rank}d"), name=f"lp_pool{rank}d")(lp_pool)
     symbol.info["by_parts"] = True
-    casts_inside(symbol)
+    casts_inside(*symbol.torch_functions)
     extent = (7, 6, 5)[:rank]
 
     @symbol.samples

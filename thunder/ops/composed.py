@@ -1,0 +1,21 @@
+"""Operations that PyTorch composes of others, some of which autocast casts: under autocast PyTorch's function is taken as it is, so that its casts stand where they stand there."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from thunder.ops.define import LTORCH
+from thunder.ops.opaque import casts_inside
+
+_NAMES = (
+    "corrcoef cov trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim native_group_norm "
+    "native_multi_head_attention"
+)
+for _name in _NAMES.split():
+    LTORCH[_name].autocast = None
+    casts_inside(*LTORCH[_name].torch_functions)
+casts_inside(F.bilinear, F.local_response_norm, F.affine_grid, torch.linalg.pinv, torch.pinverse, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+casts_inside(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+casts_inside(torch.margin_ranking_loss)
+LTORCH["_grouped_mm"].autocast = None  # which PyTorch casts nowhere
