@@ -86,7 +86,7 @@ def _of_database() -> tuple[list[str], list[str], set[str]]:
     for info in sorted(op_db, key=lambda i: i.formatted_name):
         found = _captured(info)
         tried = " ".join(SHORT[n] for n, d in DTYPES.items() if d in info.supported_dtypes("cpu"))
-        in_place = getattr(info.inplace_variant, "__name__", "yes") if info.inplace_variant is not None else "-"
+        in_place = getattr(info.inplace_variant, "__name__", "<lambda>").replace("<lambda>", "inplace=True") if info.inplace_variant is not None else "-"
         if isinstance(found, str):
             rows.append(_row(info.formatted_name, "-", found, "-", in_place, tried))
             kinds.append("nothing recorded" if "known while" in found else "refused")

@@ -510,6 +510,7 @@ REFUSED = {
     "a text": (lambda x: f"{x[rows(x)].shape[0]} rows", "the value of u0"),
     "a dimension that may go": (lambda x: x[rows(x)].squeeze(), "whether u0 == 1"),
     "a condition returned": (lambda x: (x, x[rows(x)].shape[0] > 3), "whether u0 > 3 leaves the compiled function"),
+    "a condition as a number": (lambda x: x * int(x[rows(x)].shape[0] > 3), "whether u0 > 3"),
     "parts as many as a size": (lambda x: x[rows(x)].split(2), "u0"),
     "the sign of an exponent": (lambda x: x * 2 ** rows(x).sum().item(), "the sign of the exponent"),
     "a list as long as a size": (lambda x: x[rows(x)].tolist(), ".tolist() asks for the values of a tensor that is large, or as large as data decides"),
@@ -577,3 +578,11 @@ def test_errors_of_the_run_are_pytorchs():
         compiled = thunder.jit(program)
         for x in DATA:
             assert_same(outcome(compiled, x), outcome(program, x))
+
+
+def test_what_is_saved_and_as_large_as_data_decides_is_listed_without_a_size():
+    compiled = thunder.jit(lambda x: x[rows(x)].exp().sum() * x[rows(x)].shape[0])
+    compiled(DATA[0].clone().requires_grad_())
+    saved = thunder.examine.saved_for_backward(compiled)
+    assert {v.kind: v.nbytes for v in saved}["cpu f32[u0, 4]"] is None
+    assert "?" in str(saved) and "1 tensors as large as data decides" in str(saved)

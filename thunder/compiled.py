@@ -224,19 +224,19 @@ class Compiled:
 
     def _compile(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
         changing = self._changing()
-        integers = any(changing.values())
+        numbers = any(changing.values())
         try:
-            return self._compile_with(changing, modes, args, kwargs, last=not integers)
+            return self._compile_with(changing, modes, args, kwargs, last=not numbers)
         except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
-            if not integers:
+            if not numbers:
                 raise
         return self._compile_with({path: None for path, values in changing.items() if values is None}, modes, args, kwargs)
 
-    def _changing(self) -> dict[str, set[int] | None]:
-        """Paths whose numbers stay symbolic: those that earlier readings saw written, and int arguments that are none of the values they were."""
-        found: dict[str, set[int] | None] = {}
+    def _changing(self) -> dict[str, set | None]:
+        """Paths whose numbers stay symbolic: those that earlier readings saw written, and those of other numbers that are none of the values they were."""
+        found: dict[str, set | None] = {}
         for entry in self.stats.interpreter_cache:
-            for path, value in entry.captured.integers.items():
+            for path, value in entry.captured.held_numbers.items():
                 found.setdefault(path, set()).add(value)
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 

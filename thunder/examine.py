@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from thunder.core.proxies import TensorProxy, type_string
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
 from thunder.core.symbol import Symbol
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError, warn_user
@@ -92,7 +92,8 @@ class SavedValue:
     """One value that the forward saves for the backward.
 
     kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted before, None for a piece of PyTorch's autograd
-    graph, which does not say. operation: what made it, "argument" for what is passed in. location: (file, line, function, source line) of the user's code.
+    graph, which does not say, and for what is as large as data decides. operation: what made it, "argument" for what is passed in. location: (file, line, function,
+    source line) of the user's code.
     """
 
     name: str
@@ -115,13 +116,20 @@ class SavedValues(tuple):
         rows = [("value", "type", "bytes", "made by", "at"), *rows]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d:{widths[3]}}  {e}".rstrip() for a, b, c, d, e in rows]
-        graphs = sum(v.nbytes is None for v in self)
+        graphs = sum(v.nbytes is None and v.kind == "Any" for v in self)
         more = f", and {graphs} pieces of PyTorch's autograd graph" if graphs else ""
+        by_data = sum(v.nbytes is None and v.kind != "Any" for v in self)
+        more += f", and {by_data} tensors as large as data decides" if by_data else ""
         return "\n".join([*lines, f"{self.nbytes:,} bytes saved for the backward, without arguments{more}"])
 
 
 def _where(location: tuple | None) -> str:
     return f"{location[0]}:{location[1]}: {location[3].strip()}" if location is not None else ""
+
+
+def _is_known(value: Proxy) -> bool:
+    """Whether the size of a tensor does not depend on data."""
+    return not any(isinstance(n, NumberProxy) and n.unbacked for n in value.shape)  # type: ignore[attr-defined]
 
 
 def saved_for_backward(compiled: Callable) -> SavedValues:
@@ -138,7 +146,7 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
     shows, counted, found = roots(trace.bound_symbols), {a for a in trace.args if isinstance(a, TensorProxy)}, []
     for value in sorted((*tensors, *others), key=lambda v: v in shows):  # before views of it, the value that owns the memory
         line, root = maker.get(value), shows.get(value, value)
-        size = None if not isinstance(value, TensorProxy) else 0 if root in counted else nbytes(root)
+        size = 0 if isinstance(value, UnbackedNumber) or root in counted else nbytes(root) if isinstance(value, TensorProxy) and _is_known(root) else None
         counted.add(root)
         location = entry.captured.where(line.location) if line is not None and line.location else None
         found.append(SavedValue(value.name, type_string(value), size, line.sym.qualified_name if line is not None else "argument", location))

@@ -453,6 +453,55 @@ def test_writes_behind_autograds_back(f):
     assert found[0] == found[1]
 
 
+def view_made_without_grad(w):
+    y = w * 2
+    with torch.no_grad():
+        v = y[0]
+    v.add_(1)
+    return y
+
+
+def result_of_split(w):
+    a, _ = (w * 2).split(2)
+    a.mul_(2)
+    return a
+
+
+def row_of_a_loop(w):
+    for r in w * 2:
+        r.mul_(2)
+    return w
+
+
+def weighed_after_it_was_split(w):
+    a, _ = torch.zeros(4, 4).chunk(2)
+    a.mul_(w[:2])
+    return a
+
+
+@pytest.mark.parametrize("f", [view_made_without_grad, result_of_split, row_of_a_loop, weighed_after_it_was_split, lambda w: w.t_(), lambda w: w[0].unsqueeze_(0)])
+def test_views_that_autograd_does_not_let_be_written_to(f):
+    for g in (f, thunder.jit(f)):
+        with pytest.raises(RuntimeError, match="is being modified inplace|a (view of a )?leaf Variable that requires grad is being used in an in-place operation"):
+            g(X.clone().requires_grad_())
+
+
+def test_a_filled_tensor_still_requires_grad():
+    def f(w):
+        y, z = w * 2, w * 3
+        y.zero_()
+        z[0].fill_(1.0)
+        z[1].normal_()
+        return y, z.sum()
+
+    compiled, w = thunder.jit(f), X.clone().requires_grad_()
+    for g in (f, compiled):
+        y, z = g(w)
+        assert y.requires_grad and not y.any()
+        ours = torch.autograd.grad(z + y.sum(), w)[0]
+        assert ours.tolist() == [[0.0] * 4] * 2 + [[3.0] * 4] * 2
+
+
 # ---------------------------------------------------------------------------------------------------------------- caches
 
 

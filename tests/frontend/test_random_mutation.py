@@ -87,7 +87,6 @@ class Outcome:
         except RuntimeError as error:
             self.gradients = error
 
-
     def with_old_values(self):
         """The same, where PyTorch keeps a copy of what the backward reads."""
         with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):

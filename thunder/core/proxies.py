@@ -265,6 +265,8 @@ class Condition:
     def __bool__(self) -> bool:
         raise _undecided(f"whether {self}", self.unbacked)
 
+    __int__ = __index__ = __float__ = __bool__
+
     def __str__(self) -> str:
         return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
 
@@ -404,8 +406,8 @@ def _result_kind(name: str, operands: tuple) -> type:
 
 
 def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNumber, ...]):
-    """As `_arithmetic`, of numbers without a value. Numbers that have one are fixed by it."""
-    operands = tuple(x.concrete() if isinstance(x, NumberProxy) and not x.unbacked else x for x in operands)
+    """As `_arithmetic`, of numbers without a value. Integers that have one are fixed by it."""
+    operands = tuple(x.concrete() if isinstance(x, IntegerProxy) and not x.unbacked else x for x in operands)
     kind, expressions = _result_kind(name, operands), tuple(map(_expression, operands))
     if name in ("add", "sub", "mul") and kind is int:
         a, b = expressions

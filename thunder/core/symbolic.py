@@ -137,7 +137,7 @@ def _monomial(mono: tuple, c) -> str:
 
 def _operand(e: Expression) -> str:
     text = str(e)
-    return text if text.isidentifier() or e.is_constant else f"({text})"
+    return text if text.isidentifier() or e.is_constant and text[0] != "-" else f"({text})"
 
 
 def symbol(name: str) -> Expression:

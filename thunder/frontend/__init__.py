@@ -42,8 +42,9 @@ class Captured:
         c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
+        c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
-        self.integers = c.integers()
+        self.held_numbers = c.held_numbers()
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
         writer = PrologueWriter(c)
@@ -55,7 +56,7 @@ class Captured:
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
-        used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
+        used = c.used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
         made = {o for line in lines for o in line.outputs}
         if any(type(p) is TensorProxy and p not in made and p not in c.real for p in used):
             c.refuse(
@@ -72,8 +73,8 @@ class Captured:
         inputs = [*tensors, *others, *numbers]
         c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [c.number_sources[n.name] for n in numbers]
         tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
-        if written := {v.name: None for v in c.recorder.memory.owner}:
-            tables["written"] = written
+        if c.recorder.memory.versions:
+            tables["written"] = c.recorder.memory.versions
         if copies := c.recorder.memory.copies:
             tables["copies"] = {v.name: None for v in copies}
         self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
@@ -157,7 +158,7 @@ class _History:
 
 
 def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()) -> Captured:
-    """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that an int argument had: numbers there stay symbolic, unless
+    """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a number had: numbers there stay symbolic, unless
     they are one of these values. overrides: what stands in the place of a module's parameters and buffers, by name.
 
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that way cannot be captured it is read again and told

@@ -20,7 +20,7 @@ from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
-from thunder.frontend import autograd_function, containers, opaque_values, torch_func
+from thunder.frontend import autograd_function, backward, containers, opaque_values, torch_func
 from thunder.frontend.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -102,11 +102,11 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     """What user code sees of a tensor."""
     if n in _STATED:
         return _STATED[n](c, c.recorder.latest(p))
+    if n == "grad":
+        return backward.read_gradient(c, p)
     real, source = c.real.get(p, (None, None))
     if real is not None:
         with torch._C.DisableTorchFunction():
-            if n == "grad":
-                return c.read(real.grad, source.attr("grad"))
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
             if n in ("is_leaf", "grad_fn", "names"):
@@ -133,6 +133,8 @@ def _call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
         return opaque_values.method(c, p, n, _materialized(c, args), _materialized(c, kwargs))
+    if n == "backward":
+        return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
     if n == "size":
         shape = _shape(c.recorder.latest(p))
         dim = args[0] if args else kwargs.get("dim")
@@ -268,7 +270,7 @@ def unary(c, symbol, a):
         c.synchronize()
     elif type(a) is AnyProxy:
         return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
-    elif f is not None:
+    elif f is not None and not isinstance(a, NumberProxy):
         return c.call(f, [a], {})
     return {"-": operator.neg, "~": operator.invert, "+": operator.pos}[symbol](a)
 
@@ -310,6 +312,8 @@ def call(c, f, args, kwargs):
         return _call_function(c, f, args, kwargs)
     if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
         return {"__setattr__": c.raw_store, "__delattr__": c.raw_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
+    if t is types.MethodWrapperType and f.__name__ == "__get__" and type(f.__self__) is types.FunctionType:
+        return types.MethodType(f.__self__, args[0]) if args[0] is not None else f.__self__
     if t in IDENTITY_CALLS:
         return _call_builtin(c, f, args, kwargs)
     special = _BY_TYPE.get(t)
@@ -700,20 +704,9 @@ def _associative_scan(c, f, args, kwargs):
     return torch.utils._pytree.tree_unflatten(stacked, spec)
 
 
-def _outside(what: str, remedy: str):
-    def handler(c, f, args, kwargs):
-        c.refuse(f"{what} inside of it is not read yet", remedy)
-
-    return handler
-
-
-_BACKWARD = "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or torch.func.grad"
 # handlers of functions whose modules are imported only by programs that use them
 _BY_NAME = {
     ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
-    ("torch.optim.optimizer", "step"): _outside("the step of an optimizer", "call it outside of the compiled function"),
-    ("torch.autograd", "backward"): _outside("a backward", _BACKWARD),
-    ("torch.autograd", "grad"): _outside("torch.autograd.grad", _BACKWARD),
     **torch_func.BY_NAME,
 }
 
@@ -816,8 +809,15 @@ def _install() -> None:
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
+        torch.Tensor.backward: backward.call_backward,
+        torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k), torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
+        torch._C._group_tensors_by_device_and_dtype: backward.group_by_device_and_dtype,
+        torch.autograd._make_grads: backward.make_gradients,
+        torch.autograd.graph._engine_run_backward: backward.run_engine,
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
+        torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
+        torch.autograd.profiler.record_function.__exit__: _constant(None),
         **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
         **dict.fromkeys(CONSTRUCTORS, record),
         torch._C._log_api_usage_once: _constant(None),

@@ -23,7 +23,7 @@ from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.errors import CaptureError
-from thunder.frontend import calls, containers, opaque_values, triton_kernels
+from thunder.frontend import backward, calls, containers, opaque_values, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
@@ -96,6 +96,8 @@ class Capture(Host):
         self.tensor_guards: dict[Source, tuple] = {}
         self.dict_items: set[Source] = set()
         self.hook_dicts: list[dict] = []
+        self.engine = backward.Engine()
+        self.used: set = set()  # once the program is read: the values that its lines and its result are made of
         self.relations: dict[tuple, bool] = {}
         self.number_sources: dict[str, Source] = {}
         self.sizes: set[str] = set()  # symbolic tensor sizes: they are at least 2
@@ -227,12 +229,17 @@ class Capture(Host):
         self.guards.setdefault((source, "value", None), value)
         return value
 
-    def integers(self) -> dict[str, int]:
-        """The int arguments that the program holds for one value of, by their paths."""
-        if not self.options.integers_may_change:
-            return {}
-        found = {s: v for (s, kind, _), v in self.guards.items() if kind == "value" and type(v) is int and s.root.key in ("args", "kwargs")}
-        return {source.describe(self.parameters): value for source, value in found.items()}
+    def held_numbers(self) -> dict[str, int | float]:
+        """The numbers that the program holds for one value of and that stay symbolic once they were another, by their paths: int arguments, and floats that are read
+        from objects (the learning rate of an optimizer)."""
+
+        def may_change(source: Source, value) -> bool:
+            argument = source.root.key in ("args", "kwargs")
+            if type(value) is int:
+                return argument and self.options.integers_may_change
+            return type(value) is float and value == value and not (argument and source.base is source.root)
+
+        return {s.describe(self.parameters): v for (s, kind, _), v in self.guards.items() if kind == "value" and may_change(s, v)}
 
     def number(self, value, source: Source) -> NumberProxy:
         """A number that stays symbolic."""
@@ -620,6 +627,8 @@ class Capture(Host):
 
     def store_attr(self, o, n, v):
         t = type(o)
+        if t is TensorProxy and n == "grad":
+            return backward.write_gradient(self, o, v)
         if t is TensorProxy:
             self.refuse(f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict")
         custom = self.slot(t, "__setattr__")
@@ -651,6 +660,8 @@ class Capture(Host):
         self.written.add(self.sources[id(o)].attr(n))
 
     def delete_attr(self, o, n):
+        if type(o) is TensorProxy and n == "grad":
+            return backward.write_gradient(self, o, None)
         if id(o) not in self.sources:
             return delattr(o, n)
         custom = self.slot(type(o), "__delattr__")
@@ -854,14 +865,15 @@ class Capture(Host):
     # ------------------------------------------------------------------------------------------------ for the prologue
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
-        """Where the program writes, what it writes to must stay apart from what it reads."""
+        """Where the program writes, what it writes to must stay apart from what it reads. Tensors with gradients are one each, for what is written to is checked by itself."""
+        leaves = [self.real[p][1] for p in self.engine.leaves.values() if p not in self.mutated]
         if not self.effects and not containers.changed(self):
-            return []
+            return [(leaves, "tensors")]
         boxes = [
             s for i, s in self.sources.items()
             if s.step != "const" and s.root.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip
-        return [(list(dict.fromkeys(boxes)), "objects")]
+        return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
 
 
 class _Deleted:

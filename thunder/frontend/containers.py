@@ -48,6 +48,8 @@ def observe(c, s) -> None:
     value, source = c.lazy.pop(id(s))
     if isinstance(value, dict):
         base = container_base(type(value))
+        if any(isinstance(k, torch.Tensor) for k in base.keys(value)):
+            c.refuse("a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors")
         added = dict(base.items(s))
         base.clear(s)
         c.guard(source, "keys", tuple(base.keys(value)))
@@ -77,20 +79,33 @@ def dict_item(c, s, k, *default):
     if dict.__contains__(s, k):
         return dict.__getitem__(s, k)
     value, source = c.lazy[id(s)]
-    item = source.item(k)
-    if dict.__contains__(value, k):
+    outside, item = entry(c, source, k)
+    if dict.__contains__(value, outside):
         c.dict_items.add(item)
-        child = c.read(dict.__getitem__(value, k), item)
+        child = c.read(dict.__getitem__(value, outside), item)
         c.read_items.setdefault(id(s), {})[k] = child
         container_base(type(s)).__setitem__(s, k, child)
         return child
     c.guard(item, "absent", None)
     if default:
         return default[0]
+    if type(value) is collections.defaultdict and value.default_factory is not None:
+        s[k] = made = c.call(value.default_factory, [], {})
+        return made
     if hasattr(type(value), "__missing__"):
         observe(c, s)
         return s[k]
     raise KeyError(k)
+
+
+def entry(c, source, k) -> tuple:
+    """(key in the outside dict, source of what stands there) for a key of its snapshot, where the proxy of a tensor from outside stands for that tensor."""
+    if type(k) is not TensorProxy:
+        return k, source.item(k)
+    real, found = c.real.get(c.recorder.memory.holder(k), (None, None))
+    if real is None:
+        c.refuse("a dict from outside is asked for a tensor that the program made", "key it by something else: a name, or the tensor from outside")
+    return real, source.child("keyed", found)
 
 
 def escape(c, value, depth: int = 3):
@@ -161,8 +176,9 @@ def contains(c, o, v) -> bool:
             if v in o:
                 return True
             original, source = c.lazy[id(o)]
-            c.guard(source.item(v), "present" if v in original else "absent", None)
-            return v in original
+            outside, item = entry(c, source, v)
+            c.guard(item, "present" if outside in original else "absent", None)
+            return outside in original
         observe(c, o)
     if t is not TensorProxy and c.slot(t, "__iter__"):
         return v in c.iterate(o)
@@ -243,7 +259,7 @@ def changed(c) -> list[tuple]:
             found.append(("extend", original, source, None, list(s)[len(was) :]) if grown else ("replace", original, source, None, list(s)))
     for kind, original, source, k, _ in found:
         if kind == "item":
-            c.written.add(source.item(k))
+            c.written.add(entry(c, source, k)[1])
         elif kind == "replace":
             c.written.update(source.item(i) for i in range(len(original)))
     return found

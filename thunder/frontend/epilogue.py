@@ -16,6 +16,7 @@ from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Tensor
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.frontend import containers
+from thunder.frontend.backward import freed
 from thunder.frontend.calls import SymbolicSize
 from thunder.frontend.guards import check_symbol, written
 from thunder.frontend.native import CONTAINERS, ENUM, container_base
@@ -74,6 +75,8 @@ class EpilogueWriter:
             return f"{b}.{source.key}"
         if source.step == "call":
             return f"{b}.{source.key[0]}({', '.join(map(self.literal, source.key[1:]))})"
+        if source.step == "keyed":
+            return f"{b}[{self.path(source.key)}]"
         if source.step == "cell":
             return f"{b}.__closure__[{source.key}].cell_contents"
         return f"{b}[{self.literal(source.key)}]"
@@ -118,7 +121,9 @@ class EpilogueWriter:
         found = self.values.get(id(value))
         if found is None:
             found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
-        return found[0]
+            if isinstance(value, TensorProxy) and self.c.engine.is_freed(self.c, value):
+                self.built[id(value)] = self._variable(value, f"{self.pin(freed)}({found[0]})")
+        return self.built.get(id(value), found[0])
 
     def _outside(self, value) -> str:
         held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
@@ -224,6 +229,8 @@ class EpilogueWriter:
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
             return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
+        if kind == "grad":
+            return f"{self.build(o)}.grad = {self.build(v)}"
         if kind == "delattr":
             delete = "delattr" if isinstance(o, torch.nn.Module) else self.pin(object.__delattr__) if type(type(o).__delattr__) is types.FunctionType else "delattr"
             return f"{delete}({self.path(self.c.sources[id(o)])}, {n!r})"
@@ -257,7 +264,7 @@ class EpilogueWriter:
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
         """(trace, function, what the computation returns). No trace and no function where the computation's value is the result."""
         c = self.c
-        if not c.effects and not containers.changed(c) and is_plain(c, result, set()):
+        if not c.effects and not containers.changed(c) and not c.engine.freed and is_plain(c, result, set()):
             return None, None, _latest(c, result)
         expression = self.build(result)
         self.effects()

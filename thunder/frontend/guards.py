@@ -193,6 +193,8 @@ class PrologueWriter:
             return f"{self.pin(called, 'called')}({b}, {self.pin(key)})"
         if source.step == "size":
             return f"{b}.shape[{key}]"
+        if source.step == "keyed":
+            return f"{b}.get({self.variable(key)}, MISSING)"
         base_type = self.base_type(base)
         if source in self.capture.dict_items:
             return f"{b}.get({self.literal(key)}, MISSING)" if base_type is None else f"{self.pin(base_type.get, 'get')}({b}, {self.literal(key)}, MISSING)"
@@ -215,6 +217,7 @@ class PrologueWriter:
             self._guard(source, kind, want)
         self._functions()
         self._tensors()
+        self._tensor_hooks()
         self._apart()
         self._numbers()
         self._distinct()
@@ -390,6 +393,14 @@ class PrologueWriter:
             self.objects["any"] = any
             self.miss("check_hooks", f"any({self.pin(tuple(hooks), 'hooks')})", "'a module has hooks now'")
 
+    def _tensor_hooks(self) -> None:
+        """The tensors that a backward inside of the program reaches have no hooks, which it would not call."""
+        capture = self.capture
+        if capture.engine.hooked:
+            variables = [self.variable(capture.real[p][1]) for p in capture.engine.hooked]
+            self.objects["hooked"] = hooked
+            self.miss("check_hooks", f"hooked(({', '.join(variables)},))", "'a tensor whose gradient is computed has hooks now'")
+
     def _guard(self, source: Source, kind: str, want) -> None:
         path = self.describe(source)
         method = getattr(self, f"_guard_{kind}", None)
@@ -464,10 +475,13 @@ class PrologueWriter:
         self.miss("check_absent", f"{tables} or hasattr(type({v}), {n!r})", f"{path + ' exists now'!r}")
 
     def _guard_absent(self, source: Source, path: str, want) -> None:
-        self.miss("check_absent", f"{self.literal(source.key)} in {self.variable(source.base)}", f"{path + ' exists now'!r}")
+        self.miss("check_absent", f"{self._key(source)} in {self.variable(source.base)}", f"{path + ' exists now'!r}")
 
     def _guard_present(self, source: Source, path: str, want) -> None:
-        self.miss("check_present", f"{self.literal(source.key)} not in {self.variable(source.base)}", f"{path + ' is gone'!r}")
+        self.miss("check_present", f"{self._key(source)} not in {self.variable(source.base)}", f"{path + ' is gone'!r}")
+
+    def _key(self, source: Source) -> str:
+        return self.variable(source.key) if source.step == "keyed" else self.literal(source.key)
 
     def _tensors(self) -> None:
         """All tensors in one batch: type, dtype, device, shape, requires_grad."""
@@ -495,7 +509,7 @@ class PrologueWriter:
         same = {s for s, kind, _ in capture.guards if kind in ("same", "shares")}
         groups: dict[tuple, list] = {(w, m): [] for w in (True, False) for m in (True, False)}
         for proxy, (_, source) in capture.real.items():
-            if source not in same and source in capture.tensor_guards:
+            if proxy in capture.used and source not in same and source in capture.tensor_guards:
                 groups[proxy in capture.mutated, source.root.key not in ("args", "kwargs")].append(self.variable(source))
         self.objects["apart"] = Apart()
         arguments = [f"({', '.join(found)}{',' * (len(found) == 1)})" for found in groups.values()]
@@ -556,6 +570,13 @@ class Apart:
             return False
         rest = {t.untyped_storage().data_ptr() for t in others}
         return rest.isdisjoint(self.fixed) and (not apart or rest.isdisjoint(apart) and apart.isdisjoint(t.untyped_storage().data_ptr() for t in fixed))
+
+
+_hooks_of, _late_hooks_of = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
+
+
+def hooked(tensors: tuple) -> bool:
+    return any(map(_hooks_of, tensors)) or any(map(_late_hooks_of, tensors))
 
 
 def changed_name(space, names, want, label: str) -> str:

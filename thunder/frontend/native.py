@@ -54,7 +54,8 @@ _NATIVE = {
 }  # fmt: skip
 _INTERPRETED = (
     "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils._contextlib", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
-    "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random", "torch.signal",
+    "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random", "torch.signal", "torch.optim",
+    "torch.nn.utils.clip_grad", "torch.utils._foreach_utils", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler",
 )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modul
 class Source:
     """A path: a base, and one step from it. Interned through `children`, so that two equal paths are one object.
 
-    step is "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr", "item", or "cell" (key: index in the closure).
+    step is "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr", "item", "keyed" (an item whose key is the tensor at
+    another source), or "cell" (key: index in the closure).
     label: how a root or constant is called when a person reads about it.
     """
 
@@ -68,6 +69,8 @@ class Source:
                 text = f"{text}.{s.key[0]}()" if s.key[0] != "__call__" else f"{text}()"
             elif s.step == "size":
                 text = f"{text}.shape[{s.key}]"
+            elif s.step == "keyed":
+                text = f"{text}[{s.key.describe(parameters)}]"
             elif s.step == "cell":
                 text = f"closure variable {s.label or s.key}"
             else:
@@ -77,7 +80,7 @@ class Source:
     def name(self, parameters: tuple[str, ...] = ()) -> str:
         """A variable name for the value: the parameter's own, `t_<position>_<path>` below an object, `t_<path>` below the compiled module."""
         steps = self.steps()
-        keys = [str(s.key) for s in steps if not (s.step == "attr" and s.key in _PRIVATE_STEPS)]
+        keys = [s.key.name(parameters) if s.step == "keyed" else str(s.key) for s in steps if not (s.step == "attr" and s.key in _PRIVATE_STEPS)]
         root = self.root.key
         if root in ("args", "kwargs") and steps:
             first = steps[0].key

@@ -50,6 +50,7 @@ FAMILIES = (
     "spectral",
     "view_copies",
     "statistics",
+    "foreach",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

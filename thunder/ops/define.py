@@ -17,7 +17,9 @@ from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
-__all__ = ["prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace"]
+__all__ = [
+    "prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace", "register_list_inplace",
+]  # fmt: skip
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
@@ -108,6 +110,13 @@ def register_inplace(symbol: Symbol, name: str) -> None:
         if function is not None and not name.startswith("__"):
             _INPLACE[function] = symbol
             _FORMS.setdefault(symbol.id, function)
+
+
+def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
+    """Makes `function` the in-place form of a symbol on lists: each result overwrites the tensor at its place in the first argument."""
+    if function is not None:
+        _INPLACE[function] = symbol
+        symbol.info["inplace"] = function, lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {}
 
 
 def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:

@@ -68,6 +68,11 @@ def embedding_renorm(weight, indices, max_norm, norm_type):
     return like(weight)
 
 
+@embedding_renorm.samples
+def _(make):
+    yield make(5, 4), torch.tensor([1, 3, 1]), 0.5, 2.0
+
+
 embedding_renorm.info["inplace"] = torch.embedding_renorm_, {0: 0}
 
 

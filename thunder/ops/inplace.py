@@ -21,14 +21,18 @@ from thunder.ops.memory import Memory, replacing
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import scalar_type
 
-__all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown"]
+__all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown", "one_by_one"]
 
 _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of the compiled function"
 
 
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
-    """`args[0]`, overwritten with what `symbol` computes from the arguments. Returns the proxy that was written to, as PyTorch returns the tensor."""
+    """`args[0]`, a tensor or a list of them, overwritten with what `symbol` computes from the arguments. Returns what was written to, as PyTorch does."""
     target = args[0]
+    if isinstance(target, (tuple, list)):
+        for each, value in zip(target, symbol(*args, **kwargs), strict=True):
+            overwrite(each, value, symbol.name)
+        return target
     if symbol.name in _UNDONE:
         return _rearrange(symbol, *(symbol._by_position(args, kwargs) if kwargs else (args, {})))
     if (check := symbol.info.get("check_in_place")) is not None:
@@ -250,6 +254,8 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
     name = getattr(function, "__name__", "an operation")
     if recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in((out, args, kwargs), [])):
         raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.")
+    if name in _CONJUGATED_OUT and result.dtype.category == 3:
+        _refuse(f"{name}(out=...) leaves it to PyTorch's version whether its argument shows the result or the conjugate of it")
     for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
         _check_overlap(function, target, args, kwargs | {"out": out})
         now = recorder.latest(target)
@@ -263,6 +269,7 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
     return _as_returned(type(result), out)
 
 
+_CONJUGATED_OUT = {"fft_ihfft2", "fft_ihfftn", "linalg_lu_solve"}
 _RETURNS_NONE = {"split_copy", "split_with_sizes_copy", "unbind_copy"}  # with out=
 
 
@@ -285,29 +292,27 @@ def writes(function) -> bool:
 
 
 def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
-    """An in-place function without a definition: what it does to a copy of its first argument is an operation; a `torch._foreach_` one has a form without underscore."""
+    """An in-place function without a definition: what it does to a copy of its first argument is an operation; on a list, what it does to each tensor."""
     name = function.__name__
     if name in _NO_FUNCTION:
         _refuse(f"{name} changes the memory of a tensor" if name[0] != "_" else "an attribute or item of a tensor is assigned")
     if name in _ELEMENT_BY_ELEMENT:
         _refuse(f"{name} calls a Python function for each element")
     targets = args[0]
-    if isinstance(targets, (tuple, list)) and (not hasattr(torch, name[:-1]) or _one_by_one(args)):
-        one = getattr(torch.Tensor, name.removeprefix("_foreach_"))
+    if isinstance(targets, (tuple, list)):
+        one = getattr(torch.Tensor, name.removeprefix("_foreach_"), None)
+        if one is None:
+            _refuse(f"{name} is called with tensors that share memory, or that require grad")
         for i, target in enumerate(targets):
             mine = [a[i] if isinstance(a, (tuple, list)) else a for a in args[1:]]
             scale = {"value": mine.pop()} if one.__name__ in ("addcmul_", "addcdiv_") and len(mine) > 2 else {}
             call(one, (target, *mine), kwargs | scale)
-    elif isinstance(targets, (tuple, list)):
-        results = call(getattr(torch, name[:-1]), args, kwargs)
-        for target, value in zip(targets, results, strict=True):
-            overwrite(target, value, name)
     else:
         overwrite(targets, call(_on_a_copy(function), args, kwargs), name)
     return targets
 
 
-def _one_by_one(args: tuple) -> bool:
+def one_by_one(args: tuple) -> bool:
     """Whether a foreach function is what it does to each tensor in turn: where one is read after another was written to, or where they differ for autograd."""
     recorder = current_recorder()
     tensors = [p for p in proxies_in(args, []) if isinstance(p, TensorProxy)]

@@ -37,6 +37,7 @@ class Memory:
         self.views: dict[Proxy, list[Proxy]] = {}
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
+        self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
         self.stale: set[Proxy] = set()  # views to make again before they are read
         self.copies: set[Proxy] = set()  # what turned out to be a copy
         self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
@@ -129,6 +130,7 @@ class Memory:
         self.filled.add(base)
         if "data" not in behind:
             self.counted.add(base)
+        self.versions[value.name] = target.name
         self._hold(target, _with_history(self.latest(target), value))
         while target in self.view_of:
             line, shown = self.view_of[target]
@@ -136,6 +138,7 @@ class Memory:
             if whole is None:
                 self._lose(target, line)
                 return
+            self.versions[whole.name] = shown.name
             whole = _with_history(self.latest(shown), whole)
             self._hold(shown, whole, kept=target)
             target, value = shown, whole
@@ -211,6 +214,7 @@ class Memory:
 
     def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
         self.current[target], self.owner[value] = value, target
+        self.versions[value.name] = target.name
         self.stale.discard(target)
         self._outdate(target, kept)
 

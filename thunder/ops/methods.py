@@ -31,13 +31,18 @@ def call_torch(function, args: tuple, kwargs: dict):
     operation = lookup(function)
     if operation is not None:
         return operation(*args, **kwargs)
-    functional = inplace_of(function)
+    functional, many = inplace_of(function), bool(args) and isinstance(args[0], (tuple, list))
+    if many and inplace.writes(function) and inplace.one_by_one(args):
+        return inplace.write_unknown(function, args, kwargs, call_torch)
     if functional is not None:
         return inplace.write(functional, args, kwargs)
     written = opaque.written_by(function, args, kwargs)
     if written:
         symbol = opaque.symbol_for(function)
         return call_mutating(symbol.name, symbol.fn, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
+    if many and inplace.writes(function):
+        written = opaque.written_by_builtin(function, args, kwargs)
+        return call_mutating(function.__name__, function, args, kwargs, written, meta=lambda *args, **kwargs: None, symbol_id=("mutating", function.__name__))
     if inplace.writes(function):
         return inplace.write_unknown(function, args, kwargs, call_torch)
     return opaque.symbol_for(function)(*args, **kwargs)

@@ -47,19 +47,21 @@ def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, writ
         given = _tensors(proxies_in(kwargs, proxies_in(args, [])))
         return (meta(*args, **kwargs), *(like(given[i]) for i in places))
 
-    positions = [next((i for i, a in enumerate(args) if a is t), None) for t in targets]
-
     def in_place(*args, **kwargs):
-        return (function(*args, **kwargs), *(args[i] for i in positions))
+        found: list[torch.Tensor] = []
+        map_structure(lambda x: found.append(x) if isinstance(x, torch.Tensor) else None, (args, kwargs))
+        return (function(*args, **kwargs), *(found[i] for i in places))
+
+    def overwritten(line) -> dict:
+        given = _tensors(proxies_in(line.kwargs, proxies_in(line.args, [])))
+        return {len(line.outputs) - len(places) + i: given[place] for i, place in enumerate(places)}
 
     identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))  # what runs depends on these
     symbol = Symbol(name, typed, id=identity, is_prim=True, tags=tags, fn=run)
     symbol.grad_rule = _passing_through(symbol, targets)
     result, *new = symbol(*args, **kwargs)
-    if None not in positions:  # `thunder.transforms.reinplace` may let it write to the arguments themselves
-        in_place.__name__ = name
-        first = len(proxies_in(result, []))
-        symbol.info["inplace"] = in_place, {first + i: position for i, position in enumerate(positions)}
+    in_place.__name__ = name
+    symbol.info["inplace"] = in_place, overwritten  # `thunder.transforms.reinplace` may let it write to the arguments themselves
     for target, value in zip(targets, new, strict=True):
         value.requires_grad = target.requires_grad
         overwrite(target, value, name)

@@ -88,10 +88,7 @@ def _(make):
 
 def _native_batch_norm_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
     normalization._batch_norm_meta(a, running_mean, running_var, weight, bias, training)
-    parameters = (weight, bias, running_mean, running_var)
-    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is float32 for t in parameters)
-    kept = like(a, (a.shape[1],) if training else (0,), compute_dtype(a.dtype) if mixed else a.dtype)
-    return like(a), kept, like(kept)
+    return normalization._batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 native_batch_norm = torch_prim(torch.native_batch_norm, name="native_batch_norm")(_native_batch_norm_meta)
@@ -195,7 +192,14 @@ def _run_update_stats(a, running_mean, running_var, momentum):
 @torch_prim(fn=_run_update_stats)
 def batch_norm_update_stats(a, running_mean, running_var, momentum):
     """Mean and variance of the batch, and what the running ones become."""
-    return _channels(a), _channels(a), *(None if t is None else like(t) for t in (running_mean, running_var))
+    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is float32 for t in (running_mean, running_var))
+    kept = _channels(a, None if mixed else a.dtype)
+    return kept, like(kept), *(None if t is None else like(t) for t in (running_mean, running_var))
+
+
+@batch_norm_update_stats.samples
+def _(make):
+    yield make(4, 3, 2), make(3), make(3, low=0.5, high=2.0), 0.1
 
 
 @alias(torch.batch_norm_update_stats)

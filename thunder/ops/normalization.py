@@ -334,6 +334,11 @@ def instance_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
     return F.instance_norm(a, running_mean, running_var, weight, bias, True, momentum, eps), running_mean, running_var
 
 
+@instance_norm_update.samples
+def _(make):
+    yield make(2, 3, 4), make(3), make(3, low=0.5, high=2.0), make(3), make(3), 0.1, 1e-5
+
+
 instance_norm_update.info |= {"not_differentiable": (1, 2), "inplace": (instance_norm_, {1: 1, 2: 2})}
 
 
@@ -545,7 +550,8 @@ def _(a, num_groups, weight=None, bias=None, eps=1e-5):
 
 def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
     shape = (a.shape[1],) if training else (0,)
-    kind = compute_dtype(a.dtype)
+    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is dtypes.float32 for t in (weight, bias, running_mean, running_var))
+    kind = compute_dtype(a.dtype) if mixed else a.dtype
     return like(a), like(a, shape, kind), like(a, shape, kind)
 
 

@@ -18,7 +18,7 @@ from thunder.ops.explain import as_torch
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
-__all__ = ["symbol_for", "is_opaque", "written_by", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
+__all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
 
 _SYMBOLS: dict = {}
 
@@ -101,6 +101,18 @@ def written_by(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
         function = function.default
     if not isinstance(function, compat.OpOverload) or _custom_path(function) is None:
         return []
+    return _written(function, args, kwargs)
+
+
+def written_by_builtin(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
+    """The same for a function of PyTorch's that takes lists of tensors (`torch._fused_adamw_`)."""
+    packet = getattr(torch.ops.aten, function.__name__, None)
+    if packet is None or packet.overloads()[0] != "default":
+        raise CaptureError(f"{function.__name__} writes to its arguments, it is not known to which", location=user_location(), remedy="call it outside of the compiled function")
+    return _written(packet.default, args, kwargs)
+
+
+def _written(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
     found: list = []
     for i, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -124,6 +124,12 @@ def fused_moving_avg_obs_fake_quant(
     return like(a), *(like(t) for t in (running_min, running_max, scale, zero_point))
 
 
+@fused_moving_avg_obs_fake_quant.samples
+def _(make):
+    state = torch.tensor([-0.1]), torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([0], dtype=torch.int32)
+    yield make(4, 3), torch.tensor([1]), torch.tensor([1]), *state, 0.1, 0, 255, 0
+
+
 fused_moving_avg_obs_fake_quant.info["not_differentiable"] = (1, 2, 3, 4)
 
 

@@ -105,6 +105,49 @@ def poisson(a, generator=None):
     return like(a)
 
 
+@rand.samples
+@randn.samples
+def _(make):
+    yield ((2, 3),), {"dtype": torch.float64}
+
+
+@rand_like.samples
+@randn_like.samples
+def _(make):
+    yield (make(2, 3),)
+
+
+@randint.samples
+def _(make):
+    yield 2, 9, (2, 3)
+
+
+@randperm.samples
+def _(make):
+    yield (7,)
+
+
+@normal.samples
+def _(make):
+    yield make(2, 3), make(3, low=0.1, high=2.0)
+    yield make(2, 3), 0.5
+
+
+@bernoulli.samples
+def _(make):
+    yield (make(2, 3, low=0.0, high=1.0),)
+
+
+@multinomial.samples
+def _(make):
+    yield make(2, 5, low=0.1, high=1.0), 3
+
+
+@poisson.samples
+def _(make):
+    yield (make(2, 3, low=0.1, high=5.0),)
+
+
 # --- in-place fills of temporaries: the functional form draws for a tensor of the same metadata
 
 
@@ -115,6 +158,10 @@ def _fill(name: str) -> None:
         return function(torch.empty_like(a), *args, **kwargs)
 
     symbol = torch_prim(name=name.rstrip("_") + "_fill", fn=run, tags=_TAGS)(lambda a, *args, **kwargs: like(a))
+
+    @symbol.samples
+    def _(make):
+        yield (make(2, 3), 0.4) if name == "geometric_" else (make(2, 3),)
 
     def method(a, *args, **kwargs):
         return overwrite(a, symbol(a, *args, **kwargs), name.rstrip("_"))
@@ -220,6 +267,19 @@ for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
 
 
 dropout = LTORCH["dropout"]
+for _name, _shape in (
+    ("dropout", (4, 3)), ("dropout1d", (2, 3, 4)), ("dropout2d", (2, 3, 4, 4)), ("dropout3d", (2, 3, 4, 4, 4)), ("alpha_dropout", (4, 3)), ("feature_alpha_dropout", (2, 3, 4)),
+):  # fmt: skip
+
+    @LTORCH[_name].samples
+    def _(make, shape=_shape):
+        for training in (True, False):
+            yield make(*shape), 0.4, training
+        yield make(*shape), 1.0, True
+
+    @LTORCH[_name].error_samples
+    def _(make, shape=_shape):
+        yield make(*shape), 1.5, True
 
 
 def _native_dropout(name: str) -> None:
@@ -239,6 +299,11 @@ def _native_dropout(name: str) -> None:
 
 for _name in ("dropout", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"):
     _native_dropout(_name)
+
+
+@LTORCH["feature_dropout"].samples
+def _(make):
+    yield make(2, 3, 4), 0.4, True
 
 
 # ---------------------------------------------------------------------------------------------------------------- derivative

@@ -182,6 +182,10 @@ def _check_net(name: str, x, states: tuple, params, batch: int | None, num_layer
     return (directions * states[0].shape[2],)
 
 
+def _drawing(name: str, meta: Callable, tags: tuple, function: Callable) -> Symbol:
+    return Symbol(name, meta, id=name, is_prim=True, tags=tags, fn=function)
+
+
 def _net(name: str) -> None:
     step, gates = _STEPS[name]
     function = getattr(torch, name)
@@ -205,15 +209,14 @@ def _net(name: str) -> None:
     packed = torch_prim(fn=function, name=f"{name}_of_packed_sequences")(packed_meta)
     # with dropout between layers it draws random numbers, and is another operation for passes that merge or repeat
     tags = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
-    padded_random = torch_prim(fn=function, name=f"{name}_with_dropout", tags=tags)(meta)
-    packed_random = torch_prim(fn=function, name=f"{name}_of_packed_sequences_with_dropout", tags=tags)(packed_meta)
+    padded_random = _drawing(f"{name}_with_dropout", meta, tags, function)
+    packed_random = _drawing(f"{name}_of_packed_sequences_with_dropout", packed_meta, tags, function)
 
     def run_under(kinds: tuple, *args):
         with compat.autocast_on(kinds):
             return function(*args)
 
-    @torch_prim(fn=run_under, name=f"{name}_of_packed_sequences_under_autocast", tags=tags)
-    def packed_under_autocast(kinds: tuple, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
+    def packed_types_under(kinds: tuple, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
         """Outputs and states are of the type that one step of the net gives: fake tensors cannot be cut to lengths that stand in a tensor."""
         if x.device.type != "cpu":
             raise CaptureError(f"{name} of packed sequences is called under autocast", location=user_location(), remedy="disable autocast around it, and cast its input")
@@ -222,6 +225,8 @@ def _net(name: str) -> None:
         with detached(current_recorder().context.replace(autocast=autocast.policy(kinds, False))):
             after = step(like(x, (states[0].shape[0], x.shape[-1])), states, *params[: 4 if has_biases else 2])
         return like(found[0], dtype=after[0].dtype), *(like(f, dtype=a.dtype) for f, a in zip(found[1:], after, strict=True))
+
+    packed_under_autocast = _drawing(f"{name}_of_packed_sequences_under_autocast", packed_types_under, tags, run_under)
 
     @alias(function)
     def call(*args, **kwargs):

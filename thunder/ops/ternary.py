@@ -187,11 +187,11 @@ for _symbol in (clamp_min, clamp_max):
 
 @composite(torch.addcmul, torch.Tensor.addcmul, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest")
 def addcmul(a, b, c, *, value=1):
-    return a + (b * c if value == 1 else b * c * value)
+    return a + _times(b * c, value)
 
 
 def _times(a, value):
-    return a if value == 1 else a * value
+    return a if (value == 1) is True else a * value  # of a number that only the run tells it is neither
 
 
 def _of(f, x: TensorProxy):
@@ -215,7 +215,7 @@ def _(make):
     torch.addcdiv, torch.Tensor.addcdiv, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest",
 )  # fmt: skip
 def addcdiv(a, b, c, *, value=1):
-    return a + (b / c if value == 1 else b / c * value)
+    return a + _times(b / c, value)
 
 
 @addcdiv.vjp

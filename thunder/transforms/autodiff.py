@@ -292,19 +292,22 @@ class Linearization:
     """A program with the derivative of each of its lines: `forward` are the lines that compute what the program does, and what its backward reads.
 
     functional: every line that it makes can be differentiated again; without it, what PyTorch differentiates saves a graph that is run once. needed: the lines that
-    are differentiated, where others stand between them.
+    are differentiated, where others stand between them. known: lines that earlier derivatives made, which stand for these derivatives.
 
     Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see `differentiate`.
     """
 
     __slots__ = ("steps", "forward")
 
-    def __init__(self, lines: Iterable[BoundSymbol], executors: Sequence, *, functional: bool = False, needed: set | None = None):
+    def __init__(self, lines: Iterable[BoundSymbol], executors: Sequence, *, functional: bool = False, needed: set | None = None, known: dict | None = None):
         self.steps: list = []
         line = None
         try:
             for line in lines:
-                if needed is not None and line not in needed:
+                if known and line in known:
+                    if not self.steps or self.steps[-1] is not known[line]:
+                        self.steps.append(known[line])
+                elif needed is not None and line not in needed:
                     self.steps.append(line)
                 else:
                     _derivatives(line, executors, self.steps, functional)

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder.core.dtypes import bool8
-from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
 from thunder.errors import MissingImplementationError
 from thunder.ops import LTORCH
@@ -94,6 +94,8 @@ class _Batch:
     def by_torch(self, line: BoundSymbol):
         """One operation that torch.vmap carries out; where the operation is none of PyTorch's, its decomposition."""
         symbol = line.sym
+        if any(isinstance(n, NumberProxy) and n.unbacked for o in line.outputs if isinstance(o, TensorProxy) for n in o.shape):
+            raise RuntimeError(f"vmap: We do not support batching operators that can output dynamic shape. Attempted to vmap over {symbol.name}.")
         differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs)
         if "formula" in symbol.info and differentiated:
             for sub in by_formula(line):

@@ -1,21 +1,23 @@
 """In-place operations again: what a program writes to is written to, where nobody reads the old value any more.
 
 Capture turns `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `copy_(x, t0)` at the end. Here the two become one again, and a temporary that the program
-overwrites is overwritten, so that nothing is copied that PyTorch does not copy.
+overwrites is overwritten, so that nothing is copied that PyTorch does not copy. Several writes to one argument all take place in its memory.
 
 Before: `t0 = torch.add(x, 1)`, `t1 = torch.sin(t0)`, `Tensor.copy_(x, t0)`. After: `t0 = Tensor.add_(x, 1)`, `t1 = torch.sin(t0)`.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.ops.define import inplace_form
+from thunder.ops.define import LTORCH, inplace_form
 from thunder.ops.inplace import write_back
 from thunder.transforms.memory_budget import roots
 
@@ -34,19 +36,22 @@ def reinplace(trace: Trace) -> Trace:
         if i in state.dropped:
             continue
         form = _form(line)
-        kept.append(state.in_place(i, line, *form) if form is not None and state.fits(i, line, form[1]) else line)
+        kept.append(state.in_place(i, line, *form) if form is not None and state.fits(i, line, form[1]) else state.as_it_is(line))
     return trace.replace(bound_symbols=kept)
 
 
-def _form(line: BoundSymbol) -> tuple[Callable, dict[int, int]] | None:
-    """(callable, which result overwrites which argument) of an operation that PyTorch executes and has an in-place form of."""
+def _form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
+    """(callable, what each of some results overwrites) of an operation that PyTorch executes and has an in-place form of."""
     if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
         return None
     original = line.subsymbols[0].sym
     if "inplace" in original.info:
-        return original.info["inplace"]
-    function = None if OpTags.RANDOM_OP in original.tags else inplace_form(original)
-    return (function, {0: 0}) if function is not None else None
+        function, pairs = original.info["inplace"]
+        found = pairs(line) if callable(pairs) else {o: line.args[a] for o, a in pairs.items()}
+        return (function, found) if found else None
+    # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
+    function = None if original.tags & {OpTags.RANDOM_OP, OpTags.VIEW} else inplace_form(original)
+    return (function, {0: line.args[0]}) if function is not None else None
 
 
 class _State:
@@ -57,11 +62,12 @@ class _State:
         self.roots, self.views = roots(lines, maybe=True), roots(lines)
         self.arguments = {a for a in trace.args if isinstance(a, TensorProxy)}
         self.reads: dict[Proxy, list[int]] = {}
-        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # value -> (argument it is written back to, line)
+        self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
+        self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
-                self.copies[line.args[1]] = line.args[0], i
+                self.copies[line.args[0]] = line.args[1], i
                 self.reads.setdefault(self.root(line.args[1]), []).append(i)
                 continue
             for value in line.inputs:
@@ -72,23 +78,38 @@ class _State:
     def root(self, value: Proxy) -> Proxy:
         return self.roots.get(value, value)
 
-    def fits(self, i: int, line: BoundSymbol, pairs: dict[int, int]) -> bool:
-        return all(self._fits(i, line, line.outputs[o], line.args[a]) for o, a in pairs.items() if o < len(line.outputs) or _raise(line))
+    def fits(self, i: int, line: BoundSymbol, pairs: dict[int, Any]) -> bool:
+        read = collections.Counter(map(self.root, line.inputs))
+        return all(self._fits(i, line, line.outputs[o], target, read) for o, target in pairs.items() if o < len(line.outputs) or _raise(line))
 
-    def _fits(self, i: int, line: BoundSymbol, result: Proxy, target) -> bool:
+    def _fits(self, i: int, line: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
         if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or result.dtype is not target.dtype or not same_shape(result.shape, target.shape):
             return False
-        if any(p is not target and self.root(p) is self.root(target) for p in line.inputs) or sum(p is target for p in line.inputs) > 1 or target in self.views:
+        home, reads = self.home.get(target), self.reads.get(self.root(target), ())
+        if read[self.root(target)] > 1 or target in self.views and home is None:
             return False
-        copied, at = self.copies.get(result, (None, None))
-        if target in self.arguments:
-            return copied is target and not any(i < r < at for r in self.reads.get(target, ()))  # type: ignore[operator]
-        return result.name in self.written and self.root(target) not in self.arguments and not any(r > i for r in self.reads.get(self.root(target), ()))
+        if home is None:
+            return result.name in self.written and self.root(target) not in self.home and not any(r > i for r in reads)
+        _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
+        return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 
-    def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, int]) -> BoundSymbol:
-        for o, a in pairs.items():
-            if line.args[a] in self.arguments:
-                self.dropped.add(self.copies[line.outputs[o]][1])
+    def as_it_is(self, line: BoundSymbol) -> BoundSymbol:
+        """A line that stays. A detached value is in the memory of what it was detached from."""
+        if line.sym.id == _DETACH and (home := self.home.get(line.inputs[0])) is not None:
+            self._at_home(line.outputs[0], home)
+        return line
+
+    def _at_home(self, value: Proxy, home: Proxy) -> None:
+        self.home[value] = home
+        last, at = self.copies.get(home, (None, -1))
+        if last is value:
+            self.dropped.add(at)
+
+    def in_place(self, i: int, line: BoundSymbol, function: Callable, pairs: dict[int, Any]) -> BoundSymbol:
+        for o, target in pairs.items():
+            home = self.home.get(target)
+            if home is not None:
+                self._at_home(line.outputs[o], home)
         path = ("Tensor", function.__name__) if getattr(torch.Tensor, function.__name__, None) == function else (None, function.__name__)
         made = Symbol(path[1], id=f"inplace.{path[1]}", module=path[0], is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
         return line.replace(sym=made, subsymbols=line.subsymbols)
@@ -99,3 +120,4 @@ def _raise(line: BoundSymbol):
 
 
 _WRITE_BACK = f"torch.{write_back.id}"
+_DETACH = f"torch.{LTORCH['detach'].id}"
