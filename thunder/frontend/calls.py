@@ -446,6 +446,8 @@ def _call_builtin(c, f, args, kwargs):
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
+    if type(s) is torch.Generator:
+        return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
