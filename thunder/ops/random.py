@@ -159,6 +159,12 @@ def _fill(name: str) -> None:
 
     symbol = torch_prim(name=name.rstrip("_") + "_fill", fn=run, tags=_TAGS)(lambda a, *args, **kwargs: like(a))
 
+    @symbol.vjp
+    def _(a, *args, **kwargs):
+        """What was there before has no part in it: its gradient is zero, as PyTorch's is."""
+        g = yield symbol(a, *args, **kwargs)
+        return (LTORCH["zeros_like"](g), *(None for _ in args))
+
     @symbol.samples
     def _(make):
         yield (make(2, 3), 0.4) if name == "geometric_" else (make(2, 3),)
