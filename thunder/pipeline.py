@@ -12,12 +12,13 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.extend import FusionExecutor
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
-from thunder.options import RNG_OPTIONS, JitOptions
+from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
 from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
+from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.offer_random import offer_random
 from thunder.transforms.open_reductions import open_reductions
@@ -64,7 +65,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
-        joint = joint_trace(trace, executors)
+        joint = joint_trace(exact_derivatives(trace) if options.numerics is NUMERICS_OPTIONS.EAGER else trace, executors)
         budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
