@@ -99,7 +99,7 @@ def sampled() -> list[str]:
 
 
 # with casts inside, and a form on fake tensors that looks at data: an error says so
-UNTYPED = {"cov", "corrcoef", "gru_of_packed_sequences", "lstm_of_packed_sequences", "rnn_tanh_of_packed_sequences", "rnn_relu_of_packed_sequences"}
+UNTYPED = {"cov", "corrcoef"}
 
 
 @pytest.mark.parametrize("name", sorted(UNTYPED))

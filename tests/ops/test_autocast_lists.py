@@ -27,10 +27,11 @@ OTHERWISE_ON_FAKES = set(
     (
         "binary_cross_entropy getitem grid_sample grouped_mm _grouped_mm im2col affine_grid linalg_cross stft istft argwhere nonzero masked_select unique unique_consecutive "
         "corrcoef cov ctc_loss gaussian_nll_loss geqrf gru gru_cell lstm lstm_cell rnn_tanh rnn_relu gru_of_packed_sequences lstm_of_packed_sequences "
-        "rnn_tanh_of_packed_sequences rnn_relu_of_packed_sequences histogram histogramdd linalg_lstsq"
+        "rnn_tanh_of_packed_sequences rnn_relu_of_packed_sequences histogram histogramdd linalg_lstsq choose_qparams_optimized combinations grid_sampler_2d grid_sampler_3d "
+        "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine"
     ).split()
 )
-WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell"}  # PyTorch cannot type them on fake tensors
+WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell", "grid_sampler"}  # PyTorch cannot type them on fake tensors
 VALUES = {"equal"}  # gives a Python bool, which is known only when the program runs
 
 
