@@ -76,11 +76,12 @@ def test_vmap_is_the_operation_on_each_element(name):
 
 # torch.func's forward mode is wrong (reduce="prod" with zeros left out, the other triangle of triangular_solve) or means a symmetric or triangular tangent; the tangent
 # is compared with a difference, or not at all
-DIFFERENCES = {"scatter_reduce", "triangular_solve", "embedding_backward", "as_strided_scatter"}
+DIFFERENCES = {"scatter_reduce", "triangular_solve", "embedding_backward"}
+REVERSE = {"as_strided_scatter"}  # PyTorch's reverse mode is wrong, of which tangents are made: gradcheck fails in eager
 SYMMETRIC = {"cholesky", "cholesky_inverse", "linalg_cholesky", "linalg_cholesky_ex", "linalg_eigh"}
 
 
-@pytest.mark.parametrize("name", [n for n in DETERMINED if n not in SYMMETRIC])
+@pytest.mark.parametrize("name", [n for n in DETERMINED if n not in SYMMETRIC | REVERSE])
 def test_jvp_is_forward_mode(name):
     for program, tensors in itertools.islice(programs(name), 2):
         places = [i for i, t in enumerate(tensors) if t.is_floating_point()]

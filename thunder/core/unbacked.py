@@ -18,7 +18,7 @@ from thunder.core.proxies import RELATIONS, Condition, NumberProxy, Proxy, Tenso
 from thunder.core.symbol import BoundSymbol, Names, OpTags, Recorder, Symbol, current_recorder, detached
 from thunder.errors import DataDependentError
 
-__all__ = ["fresh_size", "made_number", "assume", "as_size", "read_sizes", "with_sizes", "typed_by_examples", "size_symbol", "check_sizes", "check_condition"]
+__all__ = ["fresh_size", "made_number", "assume", "check_shapes", "as_size", "read_sizes", "with_sizes", "typed_by_examples", "size_symbol", "check_sizes", "check_condition"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines that make numbers
@@ -109,9 +109,19 @@ def assume(condition: Condition, message: str) -> None:
     condition.assume()
 
 
+def check_shapes(a: tuple, b: tuple, refusal: str) -> None:
+    """Two shapes are equal; where only the run tells, the program checks it. Raises RuntimeError where they are not, then or now."""
+    conditions = [m == n for m, n in zip(a, b)]
+    if len(a) != len(b) or any(equal is False for equal in conditions):
+        raise RuntimeError(refusal)
+    for equal in conditions:
+        if equal is not True:
+            assume(equal, refusal)
+
+
 def as_size(n, message: str) -> None:
     """A number of data is used as a size: from here on it is known to be at least 0, which the program checks."""
-    if isinstance(n, NumberProxy) and n.unbacked and isinstance(condition := n >= 0, Condition):
+    if isinstance(n, NumberProxy) and n.unbacked and isinstance(condition := n >= 0, Condition):  # type: ignore[operator]
         assume(condition, message)
 
 

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from thunder import _torch_compat as compat
 from thunder.core.proxies import TensorProxy, like, proxies_in
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
+from thunder.core.unbacked import check_shapes
 from thunder.errors import CaptureError
 from thunder.extend import resolve_executors
 from thunder.frontend import containers
@@ -314,9 +315,13 @@ def check_like(c, what: str, given: Sequence, given_spec, wanted: Sequence, want
     if given_spec != wanted_spec:
         raise RuntimeError(f"Expected {what} to have the same structure as {of}, got {given_spec} and {wanted_spec}")
     for g, w in zip(given, wanted, strict=True):
-        if type(w) is TensorProxy and (type(g) is not TensorProxy or g.shape != w.shape):
-            raise RuntimeError(f"Expected {what} to have the shapes of {of}, got {g!r} for {w!r}")
-        if type(w) is TensorProxy and g.dtype is not w.dtype:
+        if type(w) is not TensorProxy:
+            continue
+        refusal = f"Expected {what} to have the shapes of {of}, got {g!r} for {w!r}"
+        if type(g) is not TensorProxy:
+            raise RuntimeError(refusal)
+        check_shapes(g.shape, w.shape, refusal)
+        if g.dtype is not w.dtype:
             c.refuse(f"{what} have another dtype than {of}: {g.dtype.name} for {w.dtype.name}", "convert them")
 
 

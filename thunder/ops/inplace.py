@@ -12,7 +12,7 @@ import torch
 
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, hashable, user_location
-from thunder.core.unbacked import assume
+from thunder.core.unbacked import check_shapes
 from thunder.errors import CaptureError, DataDependentError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
@@ -100,7 +100,7 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if memory is None:
         memory = recorder.memory = Memory(recorder.bound_symbols, _own(recorder))
     current = memory.latest(target)
-    _check_shapes(current.shape, value.shape)
+    check_shapes(current.shape, value.shape, f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
     if value.dtype is not current.dtype:
         if value.dtype.category > current.dtype.category:
             raise RuntimeError(f"result type {scalar_type(value.dtype)} can't be cast to the desired output type {scalar_type(current.dtype)}")
@@ -111,17 +111,6 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if value is not current:
         memory.write(target, value)
     return memory.holder(target)
-
-
-def _check_shapes(have: tuple, given: tuple) -> None:
-    """What is written has the shape of what is written to; where only the run tells, the program checks it."""
-    refusal = f"output with shape {list(have)} doesn't match the broadcast shape {list(given)}"
-    conditions = [m == n for m, n in zip(have, given)]
-    if len(have) != len(given) or any(equal is False for equal in conditions):
-        raise RuntimeError(refusal)
-    for equal in conditions:
-        if equal is not True:
-            assume(equal, refusal)
 
 
 def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, kwargs: dict) -> None:
