@@ -201,7 +201,7 @@ class Facts:
     def _assume_at_least_0(self, e: Expression) -> None:
         names = [m[0] for m, c in e.terms.items() if len(m) == 1 and isinstance(m[0], str) and c == 1]
         if len(names) == 1 and len(e.terms) <= 2 and (len(e.terms) == 1 or () in e.terms):
-            least = -e.terms.get((), 0)
+            least: int = -e.terms.get((), 0)
             self.least[names[0]] = max(least, self.least.get(names[0], least))
         else:
             self.at_least_0.append(e)

@@ -24,11 +24,14 @@ def _op(name: str, *args, **kwargs):
 # ---------------------------------------------------------------------------------------------------------------- power averages
 
 
+_KNOWS_INFINITY = F.lp_pool1d(torch.full((1, 1, 1), 2.0), math.inf, 1).item() == 2.0  # as the largest of a window; before torch 2.13 it was a power like others
+
+
 def _lp_pool(rank: int) -> Symbol:
     """(sum of the windows' p-th powers) ** (1 / p), as PyTorch composes it."""
 
     def lp_pool(a, norm_type, kernel_size, stride=None, ceil_mode=False):
-        if norm_type in (math.inf, -math.inf):
+        if norm_type in (math.inf, -math.inf) and _KNOWS_INFINITY:
             largest = LTORCH[f"max_pool{rank}d"]
             size = _op("abs", a)
             return largest(size, kernel_size, stride, 0, 1, ceil_mode) if norm_type > 0 else -largest(-size, kernel_size, stride, 0, 1, ceil_mode)
