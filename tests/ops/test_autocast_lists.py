@@ -110,6 +110,7 @@ def typed_by_thunder(function, args: tuple, kwargs: dict, kinds: tuple) -> list[
         return [to_torch_dtype(x.dtype) for x in flat(call_torch(function, args, kwargs)) if isinstance(x, TensorProxy)]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single functions
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("name", [n for n in CUDA if n.split("-")[1] not in VALUES | WITHOUT_FAKES])
 def test_types_on_cuda_are_those_of_eager(name, low):
