@@ -11,8 +11,8 @@ writes to its arguments is the same; the generator of random numbers stands wher
 all others; of what is not initialised (`empty`) everything but the values is.
 under grad what is an argument may come back as a view of it. In place under grad and with out=, where thunder runs the function itself and PyTorch another kernel that rounds
 otherwise, the values are those of the function.
-gradient: where PyTorch differentiates, gradients for random cotangents are as close as rounding allows: within the tolerances of torch.testing, or no further from the
-gradient in float64 than four times what eager is.
+gradient: where PyTorch differentiates, the result and its gradients for random cotangents are as close as rounding allows: within the tolerances of torch.testing, or, for
+gradients, no further from the gradient in float64 than four times what eager is.
 refused: PyTorch raises an error, and so does thunder, of the same class and with the same first words. clear: PyTorch computes it, and thunder says by a CaptureError that
 it does not. wrong: everything else.
 
@@ -50,6 +50,13 @@ from thunder.ops.torch_types import to_torch_dtype
 DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "complex64": torch.complex64, "bfloat16": torch.bfloat16}
 # their values are whatever was in memory
 UNDEFINED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
+
+
+def is_defined(info, kwargs: dict) -> bool:
+    """Whether eager gives the same values twice: LAPACK's gelsy reads pivots that nobody set."""
+    return info.name not in UNDEFINED and not (info.name.startswith("linalg.lstsq") and kwargs.get("driver") == "gelsy")
+
+
 BARS = {"forward": 0.98, "gradient": 0.97, "opaque": 0.40}
 SEED = 42
 
@@ -357,11 +364,12 @@ def _computation(compiled):
 
 def _mistyped(compiled, result) -> str | None:
     """How the types that the trace gives its outputs differ from what it computes: what comes after an operation is decided by them."""
-    tensors, proxies = [x for x in leaves(result) if isinstance(x, torch.Tensor)], proxies_in(_computation(compiled).output, [])
+    computation = _computation(compiled)
+    tensors, proxies, arguments = [x for x in leaves(result) if isinstance(x, torch.Tensor)], proxies_in(computation.output, []), set(computation.args)
     if len(tensors) != len(proxies):  # a result is an argument, or one result stands in two places
         return None
     for x, p in zip(tensors, proxies, strict=True):
-        if type(p) is TensorProxy and all(type(n) is int for n in p.shape) and (p.shape, to_torch_dtype(p.dtype)) != (x.shape, x.dtype):
+        if type(p) is TensorProxy and p not in arguments and all(type(n) is int for n in p.shape) and (p.shape, to_torch_dtype(p.dtype)) != (x.shape, x.dtype):
             return f"the trace says {to_torch_dtype(p.dtype)}{list(p.shape)} where the result is {x.dtype}{list(x.shape)}"
     return None
 
@@ -383,7 +391,7 @@ def check_forward(info, function, form: str, args: tuple, kwargs: dict, report: 
         judged = judged_error(want, got)
         if judged is not None:
             return judged
-        different = difference(want, got, info.name not in UNDEFINED)
+        different = difference(want, got, is_defined(info, kwargs))
         different = different or _mistyped(compiled, got.result)
         if different is not None and not (form == "out" and different == _VALUES and _by_other_kernel(info.op, args, kwargs, got.result, want.result)):
             return "wrong", different + (" in the second call" if again else "")
@@ -391,6 +399,16 @@ def check_forward(info, function, form: str, args: tuple, kwargs: dict, report: 
         report.support |= {line.sym.qualified_name: kind_of(line.sym) for line in _computation(compiled).bound_symbols}
     report.recompiled += thunder.cache_misses(compiled) > 1
     return "equal", ""
+
+
+def _difference_with_grad(info, args: tuple, kwargs: dict, want: Outcome, got: Outcome, in_place: bool) -> str | None:
+    """As `difference`, but for rounding: PyTorch takes another kernel where a gradient is wanted (matmul folds batches), and in some forms that write to an argument."""
+    different = difference(want, got, is_defined(info, kwargs), identity=False)
+    if different != _VALUES:
+        return different
+    if all(close_enough(g, w, None) for g, w in zip(leaves(got.result), leaves(want.result), strict=True) if isinstance(w, torch.Tensor)):
+        return None
+    return None if in_place and _by_other_kernel(info.op, args, kwargs, got.result[0], want.result[0]) else different
 
 
 def check_gradient(info, function, form: str, args: tuple, kwargs: dict, after: Callable) -> tuple[str, str] | None:
@@ -409,8 +427,8 @@ def check_gradient(info, function, form: str, args: tuple, kwargs: dict, after: 
     judged = judged_error(want, got)
     if judged is not None:
         return judged
-    different = difference(want, got, info.name not in UNDEFINED, identity=False)
-    if different is not None and not (in_place and different == _VALUES and _by_other_kernel(info.op, args, kwargs, got.result[0], want.result[0])):
+    different = _difference_with_grad(info, args, kwargs, want, got, in_place)
+    if different is not None:
         return "wrong", different
     try:
         found = gradients(after(got.result), wanted)
@@ -418,7 +436,7 @@ def check_gradient(info, function, form: str, args: tuple, kwargs: dict, after: 
         return "clear", str(error).split("\n")[0]
     except REFUSALS as error:
         return "wrong", f"in the backward: {type(error).__name__}: {error}".split("\n")[0]
-    if info.name in UNDEFINED:
+    if not is_defined(info, kwargs):
         return "equal", ""
     reference = None
     for i, (g, e) in enumerate(zip(found, expected, strict=True)):

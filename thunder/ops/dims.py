@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from thunder.core.proxies import NumberProxy, TensorProxy, concrete
 
-__all__ = ["wrap_dim", "wrap_dims", "along", "is_int", "packed", "sizes_with_minus_one", "ceil_div", "check_tensor"]
+__all__ = ["wrap_dim", "wrap_dims", "along", "is_empty", "is_int", "packed", "sizes_with_minus_one", "ceil_div", "check_tensor"]
 
 
 def is_int(x) -> bool:
@@ -88,3 +88,8 @@ Canonicalizer = Callable[[tuple, dict], tuple[tuple, dict]]
 def along(a: TensorProxy, dim: int, entry) -> tuple:
     """The key for `entry` in one dimension and everything in the others."""
     return (*(slice(None),) * wrap_dim(dim, len(a.shape)), entry)
+
+
+def is_empty(a: TensorProxy) -> bool:
+    """Whether a tensor is known to have no elements."""
+    return any(type(n) is int and n == 0 for n in a.shape)

@@ -17,6 +17,7 @@ from thunder.errors import CaptureError, DataDependentError
 from thunder.ops import explain
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
+from thunder.ops.dims import is_empty
 from thunder.ops.memory import Memory, replacing
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import scalar_type
@@ -248,7 +249,7 @@ def write_out(function, out, result, args: tuple, kwargs: dict):
     for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
         _check_overlap(function, target, args, kwargs | {"out": out})
         now = recorder.latest(target)
-        if now.shape != value.shape and recorder.memory is not None and any(type(n) is int and n == 0 for n in now.shape) and recorder.memory.is_alone(target):
+        if now.shape != value.shape and recorder.memory is not None and is_empty(now) and recorder.memory.is_alone(target):
             recorder.memory.reform(target, LTORCH["empty"](value.shape, dtype=now.dtype, device=now.device))  # an `out` without elements gets the shape of the result
         if recorder.latest(target).shape != value.shape:
             _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")

@@ -15,6 +15,7 @@ from thunder.ops import backward
 from thunder.ops.backward import in_operations, sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, composite
+from thunder.ops.dims import is_empty
 from thunder.ops.normalization import compute_dtype, log_softmax
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import reshape, unsqueeze
@@ -523,7 +524,7 @@ def _likelihood(a, target, weight, how: str, ignore_index: int):
 
 
 def _has_kernel(a, weight) -> bool:
-    return not (weight is not None and weight.requires_grad) and not any(type(n) is int and n == 0 for n in a.shape)
+    return not (weight is not None and weight.requires_grad) and not is_empty(a)
 
 
 @nll_loss.vjp

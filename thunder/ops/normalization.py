@@ -13,7 +13,7 @@ from thunder.core.symbol import Symbol
 from thunder.ops import backward, inplace
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
-from thunder.ops.dims import numel, wrap_dim
+from thunder.ops.dims import is_empty, numel, wrap_dim
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
@@ -54,7 +54,7 @@ def _exponentials(a, dim, dtype):
 
 
 def _has_elements(a) -> bool:
-    return not any(type(n) is int and n == 0 for n in a.shape)
+    return not is_empty(a)
 
 
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax, torch.special.softmax)
@@ -360,11 +360,13 @@ def _instance_norm_builtin(a, weight, bias, running_mean, running_var, use_input
 def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
     if len(a.shape) < 3:
         raise ValueError(f"Expected 3D or higher dimensionality                          input (got {len(a.shape)} dimensions)")
-    return like(a, dtype=to_float(a.dtype))
+    return a if is_empty(a) else like(a, dtype=to_float(a.dtype))
 
 
 @composite(F.local_response_norm, meta=_lrn_meta)
 def local_response_norm(a, size, alpha=1e-4, beta=0.75, k=1.0):
+    if is_empty(a):  # PyTorch gives back its argument
+        return a
     squares = a * a
     before = size // 2
     padded = LTORCH["pad"](squares, (*(0, 0) * (len(a.shape) - 2), before, (size - 1) // 2))
@@ -536,7 +538,7 @@ native_group_norm_backward = Symbol(
 
 @group_norm.vjp
 def _(a, num_groups, weight=None, bias=None, eps=1e-5):
-    if any(type(n) is int and n == 0 for n in a.shape) or weight is None and bias is not None:
+    if is_empty(a) or weight is None and bias is not None:
         return NotImplemented
     sizes = (a.shape[0], a.shape[1], numel(a.shape[2:]), num_groups)
     y, mean, rstd = native_group_norm(a, weight, bias, *sizes, eps)

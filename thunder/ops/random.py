@@ -16,6 +16,7 @@ from thunder.errors import CaptureError
 from thunder.ops import backward
 from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of, _torch_kwargs, default_device
 from thunder.ops.define import LTORCH, alias, composite, lookup, prim, torch_prim
+from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
 from thunder.ops.promotion import broadcast_shapes, default_dtype
 from thunder.ops.torch_types import to_torch_device
@@ -326,7 +327,7 @@ dropout_noise = Symbol("dropout_noise", lambda a, p: like(a), id="dropout_noise"
 @dropout.vjp
 def _(a, p=0.5, training=True):
     """As `dropout` does: a fused kernel on accelerators, noise and a product elsewhere; the same numbers are drawn."""
-    if p == 1.0 or any(type(n) is int and n == 0 for n in a.shape):
+    if p == 1.0 or is_empty(a):
         return NotImplemented
     if a.device.type == "cuda":
         y, mask = backward.native_dropout(a, p, True)

@@ -8,7 +8,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops import backward
 from thunder.ops.define import LTORCH, composite, prim, torch_prim
-from thunder.ops.dims import wrap_dim
+from thunder.ops.dims import is_empty, wrap_dim
 from thunder.ops.promotion import broadcast_shapes, is_number
 from thunder.ops.shape import expand, reshape
 from thunder.ops.torch_types import scalar_type
@@ -19,7 +19,7 @@ INTEGERS = ("int64", "int32")
 def _check_index(name: str, index, dtypes: tuple = INTEGERS) -> None:
     if not isinstance(index, TensorProxy):
         raise TypeError(f"{name}(): argument 'index' must be Tensor, not {type(index).__name__}")
-    if index.dtype.name not in dtypes and not any(type(n) is int and n == 0 for n in index.shape):
+    if index.dtype.name not in dtypes and not is_empty(index):
         raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index")
 
 
@@ -62,7 +62,7 @@ def _(make):
 
 
 def _fits(a, index, d: int, name: str) -> None:
-    if any(type(n) is int and n == 0 for n in index.shape):
+    if is_empty(index):
         return
     if len(a.shape or (1,)) != len(index.shape or (1,)):
         raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
