@@ -837,3 +837,13 @@ def test_tensors_that_become_one():
     a.grad = None
     compiled(a, b, data(0, 3))
     assert_same([a.grad, b.grad], [data(0, 3), torch.ones(3)])
+
+
+def test_fused_kernels_after_dynamo_was_used():
+    """torch.compile puts wrappers around them, which are read through."""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.full((3,), 0.5)
+    optimizer = torch.optim.SGD([weight], lr=0.1, fused=True)
+    thunder.jit(lambda: optimizer.step())()
+    torch.testing.assert_close(weight.detach(), torch.full((3,), 0.95))

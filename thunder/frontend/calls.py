@@ -409,7 +409,7 @@ def _call_function(c, f, args, kwargs):
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
-        if module == "torch._compile" and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone: torch.manual_seed once torch._dynamo is imported
+        if module in ("torch._compile", "torch._dynamo.eval_frame") and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone, once it is imported or was used
             return call(c, f.__wrapped__, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
