@@ -297,3 +297,14 @@ def test_which_parameters_are_written():
     assert pointers(in_a_loop) == {"a_ptr", "c_ptr"}
     assert pointers(through_a_descriptor) == {"a_ptr"}
     assert written_parameters(assembly) == {"a_ptr"}
+
+
+def test_one_kernel_with_several_grids():
+    """The same kernel, in programs and within one: each launch has the grid that it was given."""
+    for size in (3, 400, 70):
+        x, y = torch.randn(size, requires_grad=True), torch.randn(size, requires_grad=True)
+        got = thunder.jit(lambda x, y: Add.apply(x.sin(), y) * y)(x, y)
+        assert torch.equal(got, (x.sin() + y) * y)
+    x, y = torch.randn(500), torch.randn(500)
+    got = thunder.jit(lambda x, y: (add(x[:2], y[:2]), add(x, y)))(x, y)
+    assert torch.equal(got[0], x[:2] + y[:2]) and torch.equal(got[1], x + y)

@@ -44,12 +44,12 @@ def _launch(c, f, args, kwargs):
     given = _bound(function, args, kwargs)
     for name, heuristic in _heuristics(layers):
         given[name] = _plain(c, c.call(heuristic, [dict(given)], {}))
-    launch, shown = _launcher(c, kernel, grid, given, layers)
+    launch, shown, grids = _launcher(c, kernel, grid, given, layers)
     tensors = {name: value for name, value in given.items() if isinstance(value, TensorProxy)}
     wanted = written_parameters(function)
     written = [value for name, value in tensors.items() if wanted is None or name in wanted]
     c.synchronize()
-    call_mutating(function.__name__, launch, tuple(args), {**kwargs, "grid": shown}, written, meta=lambda *a, **k: None, symbol_id=("triton", function.__name__, id(kernel)))
+    call_mutating(function.__name__, launch, tuple(args), {**kwargs, "grid": shown}, written, meta=lambda *a, **k: None, symbol_id=("triton", function.__name__, id(kernel), grids))
 
 
 def _unwrapped(kernel) -> tuple[Callable, list]:
@@ -79,21 +79,22 @@ def _heuristics(layers: list) -> list[tuple[str, Callable]]:
     return [item for layer in layers if hasattr(layer, "values") and isinstance(layer.values, dict) for item in layer.values.items()]
 
 
-def _launcher(c, kernel, grid, given: dict, layers: list) -> tuple[Callable, object]:
-    """(what launches the kernel, the grid as it is printed)."""
+def _launcher(c, kernel, grid, given: dict, layers: list) -> tuple[Callable, object, tuple]:
+    """(what launches the kernel, the grid as it is printed, the grids of all configurations: launches with other ones are another operation)."""
     tuned = next((layer.configs for layer in layers if hasattr(layer, "configs")), None)
     if not callable(grid):
         fixed = _grid(_plain(c, grid))
-        return _with_grid(kernel, fixed), fixed
+        return _with_grid(kernel, fixed), fixed, (fixed,)
     if tuned is None:
         fixed = _grid(_plain(c, c.call(grid, [dict(given)], {})))
-        return _with_grid(kernel, fixed), fixed
+        return _with_grid(kernel, fixed), fixed, (fixed,)
     grids = [(config.all_kwargs() | config.kwargs, _grid(_plain(c, c.call(grid, [given | config.all_kwargs()], {})))) for config in tuned]
 
     def chosen(meta):
         return next(g for config, g in grids if all(meta.get(name) == value for name, value in config.items() if name in meta))
 
-    return _with_grid(kernel, chosen), tuple(dict.fromkeys(g for _, g in grids))
+    found = tuple(g for _, g in grids)
+    return _with_grid(kernel, chosen), tuple(dict.fromkeys(found)), found
 
 
 def _grid(given) -> tuple[int, ...]:
