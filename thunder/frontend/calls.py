@@ -742,10 +742,6 @@ def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
 
-def _id(c, f, args, kwargs):
-    return id(args[0])
-
-
 def _fill(name):
     def handler(c, f, args, kwargs):
         return Host.call(c, f, args, kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from thunder.core import dtypes
 from thunder.core.devices import Device, cpu
 from thunder.core.dtypes import COMPLEX, FLOAT, dtype
-from thunder.core.proxies import NumberProxy, TensorProxy, like
+from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import current_recorder
 from thunder.errors import DataDependentError
 
@@ -124,7 +124,3 @@ def same_device(*tensors: TensorProxy) -> Device:
             raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {device} and {t.device}!")
     assert device is not None, "same_device needs a tensor"
     return device
-
-
-def elementwise_like(operands: list[TensorProxy], shape: tuple, dtype: dtype) -> TensorProxy:
-    return like(operands[0], shape, dtype, same_device(*operands) if len(operands) > 1 else operands[0].device)
