@@ -145,6 +145,7 @@ def test_types_of_every_operation_on_cuda(name):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="runs PyTorch's list on a GPU")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single functions
 @pytest.mark.parametrize("name", CUDA)
 def test_results_on_a_gpu_are_those_of_eager(name):
     function, args, kwargs = CUDA[name]

@@ -237,7 +237,8 @@ _DUNDERS = {
 }  # fmt: skip
 _COMPARE = {"<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"), ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__")}
 _PLAIN = (
-    int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, NumberProxy, Condition, TensorProxy, AnyProxy, torch.Tensor,
+    int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, NumberProxy, Condition, TensorProxy, AnyProxy,
+    torch.Tensor,
 )  # fmt: skip
 
 

@@ -10,10 +10,7 @@ from thunder.core.proxies import like
 from thunder.ops.define import LTORCH
 from thunder.ops.opaque import casts_inside
 
-_NAMES = (
-    "trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim native_group_norm "
-    "native_multi_head_attention"
-)
+_NAMES = "trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim native_group_norm native_multi_head_attention"
 for _name in _NAMES.split():
     LTORCH[_name].autocast = None
     casts_inside(*LTORCH[_name].torch_functions)
