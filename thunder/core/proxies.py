@@ -235,8 +235,10 @@ class UnbackedNumber(Proxy):
     def __init__(self, name: str, python_type: type, origin: str, facts: symbolic.Facts):
         self.name, self.python_type, self.origin, self.facts = name, python_type, origin, facts
 
-    def number(self) -> NumberProxy:
+    def number(self) -> NumberProxy | Condition:
         """What the program has in its hands."""
+        if self.python_type is bool:
+            return _compare(number_of(symbolic.symbol(self.name), int, (self,)), 0, "!=")
         return number_of(symbolic.symbol(self.name), self.python_type, (self,))
 
     def replace(self) -> UnbackedNumber:
@@ -255,7 +257,7 @@ def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependent
 
 
 class Condition:
-    """A relation of numbers that only the run tells. `torch._check` takes it; a program can not branch on it."""
+    """A relation of numbers that only the run tells: what a program has in its hands for a bool that data decides. It may return it, and `torch._check` takes it."""
 
     __slots__ = ("a", "relation", "b", "unbacked")
 
@@ -263,11 +265,12 @@ class Condition:
         self.a, self.relation, self.b, self.unbacked = a, relation, b, unbacked
 
     def __bool__(self) -> bool:
-        raise _undecided(f"whether {self}", self.unbacked)
+        found = _decided(self.a, self.relation, self.b, self.unbacked)  # the program may have checked it since
+        if found is None:
+            raise _undecided(f"whether {self.text()}", self.unbacked)
+        return found
 
-    __int__ = __index__ = __float__ = __bool__
-
-    def __str__(self) -> str:
+    def text(self) -> str:
         return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
 
     def assume(self) -> None:
@@ -277,6 +280,11 @@ class Condition:
 
     def __sym_not__(self) -> Condition:
         return Condition(self.a, {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[self.relation], self.b, self.unbacked)
+
+
+_BINARY_OF_BOOLS = [n for n in _BINARY_DUNDERS if n != "matmul"]
+for _name in ["int", "index", "float", "str", "format", "hash", "neg", "abs", "invert", *"eq ne lt le gt ge".split(), *_BINARY_OF_BOOLS, *(f"r{n}" for n in _BINARY_OF_BOOLS)]:
+    setattr(Condition, f"__{_name}__", lambda self, *other, _name=_name: getattr(Condition.__bool__(self), f"__{_name}__")(*other))
 
 
 class NumberProxy:
@@ -442,12 +450,15 @@ RELATIONS: dict[str, Callable] = {
 }
 
 
+def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
+    """Whether a relation holds that arithmetic, or what the program has checked, decides."""
+    return None if float in (_type_of(a), _type_of(b)) else unbacked[0].facts.decide(_expression(a), relation, _expression(b))
+
+
 def _compare(a, b, relation: str) -> bool | Condition:
     unbacked = _unbacked((a, b))
     if unbacked:
-        found = None
-        if _type_of(a) is not float and _type_of(b) is not float:
-            found = unbacked[0].facts.decide(_expression(a), relation, _expression(b))
+        found = _decided(a, relation, b, unbacked)
         return Condition(a, relation, b, unbacked) if found is None else found
     outcome = RELATIONS[relation](_hint(a), _hint(b))
     ea, eb = _expression(a), _expression(b)

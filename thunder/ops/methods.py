@@ -13,7 +13,7 @@ from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
-from thunder.ops.define import LTORCH, alias, inplace_of, lookup
+from thunder.ops.define import LTORCH, alias, inplace_of, lookup, torch_prim
 from thunder.ops.explain import as_torch
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -169,7 +169,7 @@ for _name, _what, _remedy in [
     METHODS[_name] = _refuse
 
 
-_KINDS = {1: int, 2: float}  # category of a dtype -> what its values are in Python
+_KINDS = {0: bool, 1: int, 2: float}  # category of a dtype -> what its values are in Python
 _MOST_NUMBERS = 1024  # of one tensor
 
 
@@ -237,6 +237,53 @@ def tolist(a: TensorProxy):
     if any(isinstance(n, NumberProxy) and n.unbacked for n in a.shape) or math.prod(map(concrete, a.shape)) > _MOST_NUMBERS:
         raise CaptureError(".tolist() asks for the values of a tensor that is large, or as large as data decides", location=user_location(), remedy=_VALUE)
     return _read_numbers(_tolist, a, tuple(map(concrete, a.shape)))
+
+
+def _asked(symbol: Symbol, *args, **kwargs):
+    """What an operation says that gives a bool: a condition that only the run tells, or the bool itself where it depends on no input."""
+    values = [_fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
+    if all(v is not None for v in values) and not any(isinstance(x, TensorProxy) for x in kwargs.values()):
+        with torch._C.DisableTorchFunction():
+            return symbol.fn(*values, **kwargs)  # type: ignore[misc]
+    return symbol(*args, **kwargs).number()
+
+
+def _said(name: str):
+    recorder = current_recorder()
+    assert recorder is not None, "what data decides is known in a trace only"
+    return made_number(recorder, bool, f"what {name} says")[0]
+
+
+@torch_prim(name="equal", fn=torch.equal)
+def _equal(a, other):
+    return _said("equal")
+
+
+@alias(torch.equal, torch.Tensor.equal)
+def equal(input, other):
+    """Whether two tensors have one shape and the same values."""
+    alike = input.dtype is other.dtype and input.device is other.device
+    if alike and (len(input.shape) != len(other.shape) or any((m == n) is False for m, n in zip(input.shape, other.shape))):
+        return False
+    return _asked(_equal, input, other)
+
+
+@torch_prim(name="allclose", fn=torch.allclose)
+def _allclose(a, other, rtol=1e-5, atol=1e-8, equal_nan=False):
+    LTORCH["isclose"].meta(a, other, rtol, atol, equal_nan)  # type: ignore[misc]
+    return _said("allclose")
+
+
+@alias(torch.allclose, torch.Tensor.allclose)
+def allclose(*args, **kwargs):
+    return _asked(_allclose, *args, **kwargs)
+
+
+@alias(torch.is_nonzero, torch.Tensor.is_nonzero)
+def is_nonzero(input):
+    if (input.numel_value != 1) is True:
+        raise RuntimeError(f"Boolean value of Tensor with {'no values' if input.numel_value == 0 else 'more than one value'} is ambiguous")
+    return item(LTORCH["ne"](input, 0))
 
 
 def as_number(a: TensorProxy, kind: type):

@@ -5,6 +5,8 @@ Operators registered with torch.library come the same way; their author gave the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 
@@ -40,7 +42,7 @@ def symbol_for(function) -> Symbol:
 
 
 def _make_under_autocast(function, kinds: tuple) -> Symbol:
-    plain = _make(function)
+    plain, typed = _make(function), _TYPED_UNDER_AUTOCAST.get(function)
     name = f"autocast_{plain.name}"
 
     def run(*args, **kwargs):
@@ -48,14 +50,22 @@ def _make_under_autocast(function, kinds: tuple) -> Symbol:
             return function(*args, **kwargs)
 
     def meta(*args, **kwargs):
-        return _typed_by_running(run, plain.name, args, kwargs)
+        return typed(dict(kinds), *args, **kwargs) if typed is not None else _typed_by_running(run, plain.name, args, kwargs)
 
     return Symbol(name, meta, id=("opaque", name, id(function), kinds), is_prim=True, tags=tuple(plain.tags), fn=run)
 
 
-def casts_inside(*functions) -> None:
-    """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are."""
+_TYPED_UNDER_AUTOCAST: dict = {}
+
+
+def casts_inside(*functions, typed: Callable | None = None) -> None:
+    """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are.
+
+    typed: types what they give then, for functions that fake tensors cannot run; called with the autocast dtype of each kind of device, and the arguments.
+    """
     for function in functions:
+        if typed is not None:
+            _TYPED_UNDER_AUTOCAST[function] = typed
         usual = lookup(function)
         assert usual is not None, f"{function} is no operation"
 
