@@ -14,6 +14,7 @@ from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.index import Index, Part, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, partial_place, reduced_place, tile_place
+from thunder.executors.triton_kernels.tiles import Tile, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, sources
 
 __all__ = ["Source", "emit", "stored_type", "HEADER"]
@@ -44,17 +45,9 @@ class _Term(NamedTuple):
     variables: frozenset
 
 
-PASS = 4096  # columns that a program sees at a time where a row does not fit
-
-
-def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool) -> Source:
-    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter."""
-    return _Emitter(name, schedule, kernel, strides, interpreted).run()
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is not less."""
-    return 1 << (n - 1).bit_length()
+def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile | None = None) -> Source:
+    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. tile: in place of the one that a rule gives."""
+    return _Emitter(name, schedule, kernel, strides, interpreted, tile or tile_of(kernel)).run()
 
 
 def _compute(d: dtype) -> str:
@@ -67,8 +60,8 @@ _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 
 
 
 class _Emitter:
-    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool):
-        self.name, self.kernel, self.interpreted = name, kernel, interpreted
+    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile):
+        self.name, self.kernel, self.interpreted, self.tile = name, kernel, interpreted, tile
         self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
         self.outer: list[str] = []
@@ -87,10 +80,10 @@ class _Emitter:
 
     # ------------------------------------------------------------------------------------------------------------ the three forms
     def run(self) -> Source:
-        grid, warps = getattr(self, f"_{self.kernel.kind}")()
+        grid = getattr(self, f"_{self.kernel.kind}")()
         body = "\n".join(f"    {line}" for line in self.outer)
         text = f"@triton.jit\ndef {self.name}({', '.join(self.buffers.values())}):\n{body}\n"
-        return Source(self.name, text, tuple(self.buffers), grid, warps, tuple(self.helpers))
+        return Source(self.name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers))
 
     def _program(self, axis: int) -> str:
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
@@ -115,7 +108,7 @@ class _Emitter:
 
     def _map(self):
         k = self.kernel
-        block = min(1024, power_of_two(k.columns))
+        block = self.tile.columns
         self.shape = [block]
         self.masks["x"] = k.columns % block != 0
         count = -(-k.columns // block)
@@ -133,15 +126,13 @@ class _Emitter:
         if partials:
             self._close()
             self._store_partials(partials, accumulators)
-        return (partials[0].shape[0] if partials else count, 1), 4 if block >= 512 else 1
+        return (partials[0].shape[0] if partials else count, 1)
 
     def _rows(self):
         k = self.kernel
         if not k.on_chip:
             return self._long_rows()
-        columns = power_of_two(k.columns)
-        across = any(not _along_memory(v) for v in k.reductions)
-        rows = max(1, min(power_of_two(k.rows), 32 if across else 4096, (16384 if across else 4096) // columns))
+        rows, columns, _ = self.tile
         self.shape = [rows, columns]
         self.masks |= {"r": k.rows % rows != 0, "c": columns != k.columns}
         count = -(-k.rows // rows)
@@ -157,12 +148,12 @@ class _Emitter:
         if partials:
             self._close()
             self._store_partials(partials, accumulators)
-        return (partials[0].shape[0] if partials else count, 1), max(1, min(32, rows * columns // 512))
+        return (partials[0].shape[0] if partials else count, 1)
 
     def _long_rows(self):
         """Rows that do not fit: a pass for each level of reductions, then one for what is stored."""
         k = self.kernel
-        columns = PASS
+        columns = self.tile.columns
         self.shape = [1, columns]
         self.masks["c"] = k.columns % columns != 0
         self._rows_line(self._program(0), self.outer)
@@ -191,7 +182,7 @@ class _Emitter:
             for v in stored:
                 self._store(v)
             self._close()
-        return (k.rows, 1), 16
+        return k.rows, 1
 
     def _pass(self, columns: int) -> None:
         self.header = f"for start in range(0, {self.kernel.columns}, {columns}):"
@@ -201,8 +192,7 @@ class _Emitter:
     def _columns(self):
         """Reductions over rows alone: each program sees some columns of its share of the rows."""
         k = self.kernel
-        columns = min(128, power_of_two(k.columns))
-        rows = min(2048 // columns, power_of_two(k.rows))
+        rows, columns, _ = self.tile
         self.shape = [rows, columns]
         self.masks |= {"r": k.rows % rows != 0, "c": k.columns % columns != 0}
         partials = self._partials()
@@ -213,7 +203,7 @@ class _Emitter:
         self._stores("rc", partials, accumulators)
         self._close()
         self._store_partials(partials, accumulators)
-        return (-(-k.columns // columns), partials[0].shape[0]), 4
+        return -(-k.columns // columns), partials[0].shape[0]
 
     def _rows_line(self, block: str, target: list[str]) -> None:
         rows = self.shape[0]
@@ -529,13 +519,6 @@ def _exponential_of(s: Value) -> Value | None:
     if not isinstance(m, Value) or m.kind != "reduce" or m.what != ("amax", s.what[1]):
         return None
     return m if m.operands[0] is x else None
-
-
-def _along_memory(reduction: Value) -> bool:
-    """Whether what is reduced is what lies next to each other in a row-major operand."""
-    operand, dims = reduction.operands[0], reduction.what[1]
-    long = [i for i, n in enumerate(operand.shape) if n != 1]
-    return bool(long) and long[-1] in dims and operand.kind != "partial"
 
 
 def _always(condition: tuple) -> bool:

@@ -16,7 +16,7 @@ from thunder.executors.triton_kernels.index import Index, Variable, join, split,
 from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.values import Place, Program, Value, sources
 
-__all__ = ["Kernel", "Schedule", "TooLarge", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "ON_CHIP"]
+__all__ = ["Kernel", "Schedule", "TooLarge", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "along_memory", "ON_CHIP"]
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
@@ -101,6 +101,13 @@ def _is_outer(reduction: Value) -> bool:
     long = _long(operand.shape)
     reduced = [d for d in long if d in dims]
     return bool(reduced) and len(reduced) < len(long) and long[: len(reduced)] == reduced
+
+
+def along_memory(reduction: Value) -> bool:
+    """Whether what is reduced is what lies next to each other in a row-major operand."""
+    operand, dims = reduction.operands[0], reduction.what[1]
+    long = _long(operand.shape)
+    return bool(long) and long[-1] in dims and operand.kind != "partial"
 
 
 # ---------------------------------------------------------------------------------------------------------------- partials
