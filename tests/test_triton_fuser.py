@@ -401,3 +401,41 @@ def test_regions_that_read_the_same_are_one():
     for got, want in zip(compiled(x), (torch.tanh(x) * 2, torch.sigmoid(x) + 1), strict=True):
         torch.testing.assert_close(got, want)
     assert [f.kernels for f in fusions(compiled)] == [1]
+
+
+class Layer(torch.nn.Module):
+    """A transformer's layer without attention: a normalization, a gated product, a residual, and a rotation by angles that all layers share."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.up, self.gate, self.down = (torch.nn.Linear(size, size, bias=False) for _ in range(3))
+        self.norm = torch.nn.RMSNorm(size)
+
+    def forward(self, x, angles):
+        y = self.norm(x)
+        turned = self.up(y)
+        turned = turned * angles.cos() + torch.cat((-turned[..., 4:], turned[..., :4]), -1) * angles.sin()
+        return x + self.down(F.silu(self.gate(y)) * turned)
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer(8) for _ in range(depth))
+
+    def forward(self, x, angles):
+        for layer in self.layers:
+            x = layer(x, angles)
+        return x
+
+
+def test_a_deep_model_compiles_the_regions_of_one_layer():
+    x, angles = torch.randn(3, 8, device=DEVICE, requires_grad=True), torch.randn(3, 8, device=DEVICE)
+    compilations, regions = {}, {}
+    for depth in (3, 5, 9):
+        executor = TritonFuser(f"deep{depth}")
+        entry, _ = thunder.jit(Layers(depth).to(DEVICE), executors=[executor])._compiled.entry_for((x, angles), {})
+        compilations[depth] = executor.compilations
+        regions[depth] = [sum(line.sym.is_fusion for line in traces[-1].bound_symbols) for traces in (entry.computation_traces, entry.backward_traces)]
+    assert compilations[3] == compilations[5] == compilations[9], "what a further layer needs is compiled already"
+    assert [n - m for n, m in zip(regions[9], regions[5], strict=True)] == [8, 8], "two regions a layer and direction"
