@@ -16,6 +16,7 @@ __all__ = [
     "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
+    "attention_backends", "attention_among",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -130,6 +131,38 @@ def _stack_of_modes() -> tuple:
         mode = _function_mode_at(i)
         found.append((type(mode), str(getattr(mode, "device", None)) if hasattr(mode, "device") else id(mode)))
     return tuple(found)
+
+
+_ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
+_attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
+_USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes the third at the first call where PyTorch prefers cuDNN; none before torch 2.6
+
+
+def attention_backends() -> tuple:
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; and the order in which it looks, None for PyTorch's own."""
+    flash, efficient, products, cudnn = _ATTENTION_FLAGS
+    order = _attention_order()
+    return flash(), efficient(), products(), cudnn(), None if order in _USUAL_ORDERS else tuple(order)
+
+
+@contextlib.contextmanager
+def attention_among(backends: tuple):
+    """In the block, scaled_dot_product_attention may use what `attention_backends` gave."""
+    before, order = attention_backends(), _attention_order()
+    try:
+        _allow(backends)
+        yield
+    finally:
+        _allow(before)
+        if _attention_order() != order:
+            torch._C._set_sdp_priority_order(order)
+
+
+def _allow(backends: tuple) -> None:
+    for name, enabled in zip(("flash", "mem_efficient", "math", "cudnn"), backends, strict=False):
+        getattr(torch._C, f"_set_sdp_use_{name}")(enabled)
+    if backends[-1] is not None:
+        torch._C._set_sdp_priority_order(list(backends[-1]))
 
 
 def describe_modes(old: tuple, new: tuple) -> str:

@@ -9,7 +9,7 @@ from thunder.core.check import check
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
-from thunder.extend import FusionExecutor
+from thunder.extend import Executor, FusionExecutor
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -33,7 +33,12 @@ __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradien
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run([acquired], [("Dead Code Elimination", dce), *_execution(options, executors)], options)
+    return _run([acquired], [("Dead Code Elimination", dce), *_combined(executors), *_execution(options, executors)], options)
+
+
+def _combined(executors: Sequence) -> list[tuple]:
+    """What executors make of several operations before these are differentiated."""
+    return [(f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined]
 
 
 def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
@@ -61,7 +66,7 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
-    traces = _run([acquired], [("Dead Code Elimination", dce)], options)
+    traces = _run([acquired], [("Dead Code Elimination", dce), *_combined(executors)], options)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:

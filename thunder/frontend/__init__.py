@@ -180,6 +180,7 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
 def _read(c: Capture) -> Captured:
     """Runs the program in the interpreter and closes the reading."""
     c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
+    c.recorder.context.names.backends = compat.attention_backends()
     try:
         with compat.modes_restored():
             with contextlib.ExitStack() as modes:
