@@ -13,7 +13,8 @@ from torch.utils._device import DeviceContext
 
 __all__ = [
     "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
-    "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
+    "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer",
+    "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among",
@@ -34,14 +35,24 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _AUTOCAST_KINDS = ("cpu", "cuda")
 
 
+_data_parallel: tuple | None = None
+
+
+def set_data_parallel(state: tuple) -> None:
+    """What thunder.distributed adds to the key of compiled programs."""
+    global _data_parallel
+    _data_parallel = state
+
+
 def modes_key() -> tuple:
-    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes."""
+    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes, data parallelism."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         autocast_state() if any_autocast() else None,
         _stack_of_modes() if _function_modes() else None,
+        _data_parallel,
     )
 
 
@@ -56,7 +67,7 @@ def without_function_modes():
             torch._C._push_on_torch_function_stack(mode)
 
 
-_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device")
+_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device", "placement of parameters, and no_sync,")
 
 
 def autocast_state() -> tuple | None:

@@ -9,6 +9,7 @@ from thunder.core.check import check
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
+from thunder.distributed.synchronize import gathered_again
 from thunder.extend import Executor, FusionExecutor
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
@@ -75,6 +76,8 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
         chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
+        if "communicates" in joint.tables:
+            chosen = gathered_again(joint).union(chosen)
         cut.append(partition(recompute(joint, chosen)))
         return cut[0].forward
 

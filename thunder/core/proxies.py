@@ -20,6 +20,7 @@ from thunder.errors import DataDependentError
 __all__ = [
     "Proxy",
     "TensorProxy",
+    "FutureTensorProxy",
     "NumberProxy",
     "IntegerProxy",
     "FloatProxy",
@@ -192,6 +193,20 @@ class TensorProxy(Proxy):
         return METHODS.call("__contains__", self, value)
 
     __hash__ = object.__hash__
+
+
+class FutureTensorProxy(TensorProxy):
+    """A tensor that a collective is still working on: `wait` makes it a tensor. Shape, dtype and device are those of that."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, tensor: TensorProxy, requires_grad: bool) -> FutureTensorProxy:
+        """The future of an unnamed tensor that a meta rule made."""
+        return cls(shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, requires_grad=requires_grad)
+
+    def replace(self, **changes) -> FutureTensorProxy:
+        return FutureTensorProxy(changes.pop("name", self.name), like=self, **changes)
 
 
 _BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
@@ -535,7 +550,7 @@ def same_shape(a: tuple, b: tuple) -> bool:
 def type_string(x) -> str:
     """How traces print the type of a value: `cpu f32[2, 2]`, `int 8`, `Collection`, `Any` ..."""
     if isinstance(x, TensorProxy):
-        return f"{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
+        return f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
     if isinstance(x, NumberProxy):
         return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {x.value!r}"
     if isinstance(x, UnbackedNumber):

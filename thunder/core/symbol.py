@@ -275,7 +275,7 @@ class Symbol:
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
-        if OpTags.DETACHED in self.tags or not any(type(i) is TensorProxy and i.requires_grad for i in inputs):
+        if OpTags.DETACHED in self.tags or not any(isinstance(i, TensorProxy) and i.requires_grad for i in inputs):
             return False
         return "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
 
