@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 
 __all__ = [
     "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
-    "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
+    "storage_uses", "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
 ]  # fmt: skip
@@ -23,6 +23,7 @@ any_autocast = torch._C._is_any_autocast_enabled
 # without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
