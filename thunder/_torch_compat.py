@@ -15,6 +15,7 @@ __all__ = [
     "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer",
     "any_autocast",
+    "storage_uses",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among",
@@ -25,6 +26,7 @@ any_autocast = torch._C._is_any_autocast_enabled
 # without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -187,9 +189,7 @@ def tensor_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
     Strides are free. The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
     """
     try:
-        guards = torch._C._dynamo.guards.TensorGuards(
-            *tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors]
-        )
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors])
         if guards.check(*tensors):
             return guards.check
     except (AttributeError, TypeError):
@@ -264,7 +264,6 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
     if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"
     return None
-
 
 
 def fake_mode_of_sizes():

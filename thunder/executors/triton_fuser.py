@@ -29,6 +29,8 @@ __all__ = ["triton_fuser"]
 class TritonFuser(FusionExecutor):
     """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device."""
 
+    capturable = True
+
     def unavailable(self) -> str | None:
         if not _has_triton():
             return "it needs the package triton: install it"

@@ -122,7 +122,10 @@ class Captured:
                 from thunder.core.codegen import line_owners
 
                 owner = line_owners(trace).get(traceback.tb_lineno)
-                return self.where(owner.location) if owner is not None and owner.location else None
+                if owner is None or owner.location:
+                    return self.where(owner.location) if owner is not None else None
+                trace = getattr(owner.sym.fn, "trace", None)  # of a line that stands for several
+                function = trace and trace._callable
             traceback = traceback.tb_next
         return None
 
