@@ -24,7 +24,7 @@ from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 # refused under autocast; not typed for a GPU where there is none, or of a size that depends on data; made of other operations on fake tensors; refused by the kernel alone
 OTHERWISE_ON_FAKES = set(
     (
-        "binary_cross_entropy getitem grid_sample grouped_mm _grouped_mm im2col affine_grid linalg_cross stft istft argwhere nonzero masked_select unique unique_consecutive "
+        "binary_cross_entropy getitem grid_sample grouped_mm _grouped_mm im2col affine_grid linalg_cross stft istft argwhere nonzero masked_select unique unique_consecutive bincount "
         "corrcoef cov ctc_loss gaussian_nll_loss geqrf gru gru_cell lstm lstm_cell rnn_tanh rnn_relu gru_of_packed_sequences lstm_of_packed_sequences "
         "rnn_tanh_of_packed_sequences rnn_relu_of_packed_sequences histogram histogramdd linalg_lstsq choose_qparams_optimized combinations grid_sampler_2d grid_sampler_3d "
         "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine"

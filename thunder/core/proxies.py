@@ -192,6 +192,9 @@ class TensorProxy(Proxy):
     def __contains__(self, value):
         return METHODS.call("__contains__", self, value)
 
+    def __reduce_ex__(self, protocol):
+        return METHODS.call("__reduce_ex__", self, protocol)
+
     __hash__ = object.__hash__
 
 

@@ -93,7 +93,8 @@ def _shape(p: TensorProxy):
 
 
 _STATED = {
-    "shape": lambda c, p: _shape(p), "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    "shape": lambda c, p: _shape(p), "name": lambda c, p: None,
+    "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
     **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
 }  # fmt: skip
 

@@ -93,6 +93,10 @@ _PLAIN_METHODS = {
     "is_signed": lambda a: a.dtype.signed,
     "element_size": lambda a: a.dtype.bytes,
     "get_device": lambda a: -1 if a.device.index is None else a.device.index,
+    "is_same_size": lambda a, other: tuple(a.shape) == tuple(other.shape),
+    "is_distributed": lambda a: False,
+    "sparse_dim": lambda a: 0,
+    "dense_dim": _dim,
     "requires_grad_": lambda a, requires_grad=True: _requires_grad(a, requires_grad),
 }
 
@@ -308,6 +312,64 @@ for _name, _remedy in {
         raise CaptureError(f"{name} of a tensor is called inside of it, and autograd's graph is not there yet", location=user_location(), remedy=remedy)
 
     alias(getattr(torch.Tensor, _name))(_refuse)
+
+
+def _of_memory(name: str):
+    def refuse(a, *args, **kwargs):
+        raise CaptureError(f"{name} asks for the memory or the values of a tensor", location=user_location(), remedy="ask for it outside of the compiled function")
+
+    return refuse
+
+
+for _name in ("storage", "untyped_storage", "_typed_storage", "storage_type", "const_data_ptr", "__dlpack__", "__reduce_ex__", "__getstate__", "__str__"):
+    METHODS[_name] = _of_memory(_name)
+    if (_function := getattr(torch.Tensor, _name, None)) not in (None, getattr(object, _name, None)):
+        alias(_function)(METHODS[_name])
+
+
+@alias(torch.Tensor.__deepcopy__)
+def deepcopy(a, memo):
+    """`copy.deepcopy(a)`: a new tensor with the same values."""
+    if id(a) not in memo:
+        if a.requires_grad:
+            raise CaptureError("copy.deepcopy makes a leaf of a tensor that requires grad", location=user_location(), remedy="use .clone(), or .detach().clone()")
+        memo[id(a)] = LTORCH["clone"](a)
+    return memo[id(a)]
+
+
+METHODS["__deepcopy__"] = deepcopy
+METHODS.properties["_cdata"] = _of_memory("_cdata")
+alias(torch.Tensor.__array__)(METHODS["numpy"])
+
+
+@alias(torch.Tensor.module_load)
+def module_load(a, other, assign=False):
+    return LTORCH["detach"](other if assign else inplace.copy_(a, other))
+
+
+@alias(torch.Tensor.slice_inverse, torch.slice_inverse)
+def slice_inverse(a, *args, **kwargs):
+    raise CaptureError("slice_inverse shows the memory around a tensor, of which nothing is known", location=user_location(), remedy="use torch.slice_scatter")
+
+
+def _checked_numel(a, shape: tuple) -> None:
+    if (math.prod(shape) == a.numel_value) is False:
+        raise RuntimeError(
+            f"requested resize to {'x'.join(map(str, shape))} ({math.prod(shape)} elements in total), but the given tensor has a size of {'x'.join(map(str, a.shape))} "
+            f"({a.numel_value} elements). autograd's resize can only change the shape of a given tensor, while preserving the number of elements. "
+        )
+
+
+@alias(torch.Tensor.resize)
+def resize(a, *sizes):
+    """A reshaped tensor, by a name that PyTorch has deprecated."""
+    _checked_numel(a, sizes)
+    return LTORCH["reshape"](a, sizes)
+
+
+@alias(torch.Tensor.resize_as)
+def resize_as(a, tensor):
+    return resize(a, *tensor.shape)
 
 
 @alias(torch.Tensor.type)

@@ -175,6 +175,9 @@ def _packed_recurrence(a, batch_sizes, state, parameters, biases, layers, dropou
     return like(a, (a.shape[0], states[0].shape[-1] * (2 if bidirectional else 1))), *map(like, states)
 
 
+_PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)  # results that say something of shapes and types
+
+
 def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
     recorder = current_recorder()
     grad = recorder is not None and recorder.context.grad_enabled
@@ -206,6 +209,9 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
 
     def typed(x):
         if not isinstance(x, torch.Tensor):
+            if not isinstance(x, _PLAIN):
+                what = f"{name} gives a {type(x).__name__}, which stands for memory of a tensor"
+                raise CaptureError(what, location=user_location(), remedy="ask for it outside of the compiled function")
             return x
         if id(x) in known:
             return known[id(x)]
