@@ -19,6 +19,7 @@ from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
+from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.offer_random import offer_random
@@ -78,7 +79,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
         if "communicates" in joint.tables:
             chosen = gathered_again(joint).union(chosen)
-        cut.append(partition(recompute(joint, chosen)))
+        cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
 
     execution = _execution(options, executors)

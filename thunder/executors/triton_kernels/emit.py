@@ -55,6 +55,7 @@ def _compute(d: dtype) -> str:
     return "tl.float32" if d.category == FLOAT and d.bytes < 4 else "tl.int1" if d.category == BOOL else f"tl.{d.name}"
 
 
+LOWEST = "-3.4028234663852886e38"  # of float32: where a maximum begins from which other numbers, which may be infinite, are subtracted
 _NONE: frozenset = frozenset()
 _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)}}
 
@@ -161,8 +162,8 @@ class _Emitter:
         self.masks["c"] = k.columns % columns != 0
         self._rows_line(self._program(0), self.outer)
         for level in self._levels():
-            accumulators = [self._accumulator(v) for v in level]
             online = {v: [(s, self._accumulator(s)) for s in self._exponentials(v)] for v in level}
+            accumulators = [self._accumulator(v, LOWEST if online[v] else "") for v in level]
             self._pass(columns)
             for v, accumulator in zip(level, accumulators, strict=True):
                 operand = self.value(v.operands[0], operand_place(v, Index.of(k.r), Index.of(k.c)), ())
@@ -172,10 +173,16 @@ class _Emitter:
                     self._accumulate(v, accumulator, operand, "c")
             self._close()
             for v, accumulator in zip(level, accumulators, strict=True):
-                best = self.memo["reduction", v] = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
+                best = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
                 for s, total in online[v]:
                     scaled = self._emit(f"{total} * tl.where({accumulator} == {best.text}, 1.0, tl.exp({accumulator} - {best.text}))", frozenset("rc"))
-                    self.memo["reduction", s] = self._emit(self._combined(s, scaled.text, 1), frozenset("r"))
+                    whole = self._emit(self._combined(s, scaled.text, 1), frozenset("r"))
+                    # infinite ones are subtracted from themselves: where all of the row is -inf, which leaves 0, or some of it inf
+                    none = f"({whole.text} == 0) | ({best.text} == float('inf'))"
+                    self.memo["reduction", s] = self._emit(f"tl.where({none}, float('nan'), {whole.text})", frozenset("r"))
+                if online[v]:
+                    best = self._emit(f"tl.where({whole.text} == 0, float('-inf'), {best.text})", frozenset("r"))
+                self.memo["reduction", v] = best
         stored = [v for v in k.stores if not self._is_row(v)]
         for v in k.stores:
             if self._is_row(v):
@@ -277,13 +284,13 @@ class _Emitter:
         return [s for s in self.kernel.reductions if v.what[0] == "amax" and _exponential_of(s) is v and v.dtype.name == "float32"]
 
     def _rescale(self, v: Value, accumulator: str, term: _Term, totals: list[str]) -> None:
-        """A step of a maximum, and of sums of exponentials relative to it."""
+        """A step of a maximum, and of sums of exponentials relative to it: one exponential for both, since either the element or what was the maximum is 0 from the new one."""
         text = f"tl.where(c_inside, {term.text}, {self._neutral(v)})" if self.masks["c"] else term.text
         self.inner.append(f"x = {text}")
-        self.inner.append(f"best = tl.maximum({accumulator}, x, propagate_nan=tl.PropagateNan.ALL)")
-        for total in totals:  # infinite ones are not subtracted from themselves
-            self.inner.append(f"{total} = {total} * tl.where({accumulator} == best, 1.0, tl.exp({accumulator} - best)) + tl.where(x == float('-inf'), 0.0, tl.exp(x - best))")
-        self.inner.append(f"{accumulator} = best")
+        self.inner.append(f"apart = tl.exp(-tl.abs(x - {accumulator}))")
+        for total in totals:
+            self.inner.append(f"{total} = tl.where(x > {accumulator}, {total} * apart + 1.0, {total} + apart)")
+        self.inner.append(f"{accumulator} = tl.maximum({accumulator}, x, propagate_nan=tl.PropagateNan.ALL)")
 
     def _neutral(self, v: Value) -> str:
         how = v.what[0]
@@ -293,9 +300,9 @@ class _Emitter:
             return 'float("-inf")' if how == "amax" else 'float("inf")'
         return str(_INTEGER_BOUNDS[v.dtype.name][how == "amin"])
 
-    def _accumulator(self, v: Value) -> str:
+    def _accumulator(self, v: Value, start: str = "") -> str:
         self.count += 1
-        self.outer.append(f"sum{self.count} = tl.full({self.shape}, {self._neutral(v)}, {_compute(v.dtype)})")
+        self.outer.append(f"sum{self.count} = tl.full({self.shape}, {start or self._neutral(v)}, {_compute(v.dtype)})")
         return f"sum{self.count}"
 
     def _accumulate(self, v: Value, accumulator: str, term: _Term, reduced: str) -> None:
