@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
-from thunder.executors.triton_kernels import launch, schedule, tiles
+from thunder.executors.triton_kernels import schedule, tiles
 from thunder.ops import LTORCH
 
 from .ops.harness import samples_of, tensors_in, torch_function
@@ -356,30 +356,6 @@ def rows0(in0, buffer1):
     v7 = v5 / v6
     tl.store(buffer1 + (r * 8 + c), v7)
 """
-
-
-def test_a_prepared_launch_passes_addresses_to_compiled_kernels(monkeypatch):
-    """What runs on a GPU after the first call, with a stand-in for what Triton compiled."""
-    monkeypatch.setattr(launch, "current_device", lambda: 0)
-    monkeypatch.setattr(launch, "current_stream", lambda index: 7)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    compiled = thunder.jit(lambda x, y: torch.tanh(x) * y, executors=[TritonFuser("prepared")])
-    x, y = tensor(64, grad=False), tensor(64, grad=False, seed=1)
-    compiled(x, y)
-    (region,) = fusions(compiled)
-    calls = []
-
-    class Kernel:
-        function, packed_metadata = "function", "metadata"
-
-        def run(self, *args):
-            calls.append(args)
-
-    monkeypatch.setattr(launch._Variant, "launch", property(lambda variant: lambda *tensors: ("general", [])))
-    run = launch._Variant(region, (x.stride(), y.stride())).prepared([Kernel()])
-    (out,) = run(x, y)
-    assert calls == [(1, 1, 1, 7, "function", "metadata", None, None, None, x.data_ptr(), y.data_ptr(), out.data_ptr())]
-    assert run(torch.empty(65)[1:], y) == "general" and len(calls) == 1, "kernels compiled for aligned tensors are not given others"
 
 
 def test_what_is_cheap_is_computed_in_the_region_that_reads_it():

@@ -12,10 +12,9 @@ import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
-    "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
-    "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer",
-    "any_autocast",
-    "storage_uses",
+    "current_device", "current_stream", "empty_strided_cuda",
+    "load_kernel", "launch_kernel", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
+    "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among",
@@ -27,6 +26,10 @@ any_autocast = torch._C._is_any_autocast_enabled
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
 storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, stride, dtype) on the current device, at half the price of torch.empty_strided
+_static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
+# (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
+launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -56,6 +59,11 @@ def modes_key() -> tuple:
         _stack_of_modes() if _function_modes() else None,
         _data_parallel,
     )
+
+
+def load_kernel(path: str, name: str, shared: int, device: int) -> int:
+    """The handle of a function in a file of machine code, in the context of the current device."""
+    return _static_launcher._load_kernel(path, name, shared, device)[-3]  # from torch 2.13 on the module comes first; then registers and spills
 
 
 @contextlib.contextmanager

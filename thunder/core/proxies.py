@@ -36,6 +36,7 @@ __all__ = [
     "number_value",
     "type_string",
     "proxies_in",
+    "has_numbers",
     "numbers_in",
     "extreme",
     "converted",
@@ -579,6 +580,25 @@ def numbers_in(value, found: list) -> list:
     elif isinstance(value, slice):
         numbers_in((value.start, value.stop, value.step), found)
     return found
+
+
+def has_numbers(value) -> bool:
+    """Whether there are symbolic numbers in a structure or in the shapes of its tensors."""
+    t = type(value)
+    if t is int or t is str or t is float or t is bool or value is None:
+        return False
+    if t is TensorProxy:
+        value = value.shape
+    elif t is dict:
+        value = value.values()
+    elif t is slice:
+        value = (value.start, value.stop, value.step)
+    elif t is not tuple and t is not list and not isinstance(value, (tuple, list)):
+        return isinstance(value, NumberProxy)
+    for x in value:
+        if type(x) is not int and has_numbers(x):
+            return True
+    return False
 
 
 def proxies_in(value, found: list) -> list:
