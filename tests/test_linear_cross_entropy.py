@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy, linear
 
 import thunder
 from thunder.executors import linear_cross_entropy as module
+from thunder.transforms.memory_budget import FLOPS_PER_BYTE, estimated_time
 
 CPU_OR_GPU = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -277,3 +278,12 @@ def test_the_kernel_that_multiplies(factor):
     expected = x * factor
     found = kernels.scale(x, torch.tensor(factor, device=device))
     assert found is x and torch.equal(x, expected)
+
+
+def test_a_memory_budget_knows_that_it_is_three_products():
+    x, w, labels = inputs()
+    compiled = thunder.jit(plain, executors=["linear_cross_entropy"])
+    gradients(compiled, x, w, labels)
+    (line,) = [b for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym is module.with_gradients]
+    products = 3 * 18 * 8 * 21
+    assert estimated_time(line) - 2 * products / FLOPS_PER_BYTE == sum(p.numel_value * p.dtype.bytes for p in (*line.inputs, *line.outputs))

@@ -27,7 +27,7 @@ import torch
 
 from thunder import _torch_compat as compat
 from thunder.core.dtypes import bfloat16, float32, float64
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -156,6 +156,7 @@ linear_cross_entropy = linear_cross_entropy_ex.register_operator(
 with_gradients = linear_cross_entropy_ex.register_operator(
     "linear_cross_entropy_with_gradients", meta=_with_gradients_meta, fn=_forward, tags=(OpTags.MATMUL_OP, OpTags.REDUCTION_OP)
 )
+with_gradients.info["multiply_adds"] = lambda hidden, weight, *rest: (1 + sum(rest[-1])) * hidden.numel_value * number_value(weight.shape[0])
 times_cotangent = linear_cross_entropy_ex.register_operator("times_cotangent", meta=lambda gradient, cotangent: like(gradient), fn=_scaled)
 
 

@@ -10,7 +10,7 @@ __all__ = ["over_rows", "scale"]
 
 
 @triton.jit
-def _over_rows(logits, target, keep, chosen, scale, losses, classes, stride, gradient: tl.constexpr, block: tl.constexpr):
+def _over_rows(logits, target, keep, chosen, scale, losses, classes: tl.constexpr, stride, gradient: tl.constexpr, block: tl.constexpr):
     """One row for each program: maximum and sum of exponentials in one pass; in a second one, which finds the row in the cache, the gradient."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride

@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thunder import _torch_compat as compat
 from thunder.core.dtypes import float32, int64
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
@@ -120,7 +120,7 @@ def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums:
         for label, tags in ((f"{name}_attention", ()), (f"{name}_attention_with_dropout", (OpTags.RANDOM_OP,)))
     ]
     for symbol in made:
-        symbol.info["not_differentiable"] = (1, 2, 3)
+        symbol.info |= {"not_differentiable": (1, 2, 3), "multiply_adds": lambda query, key, *rest: 2 * query.numel_value * number_value(key.shape[2])}
     last = Symbol(f"{name}_attention_backward", backward_meta, id=f"{name}_attention_backward", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=backward)
 
     @last.vjp
