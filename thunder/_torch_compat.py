@@ -14,7 +14,8 @@ from torch.utils._device import DeviceContext
 __all__ = [
     "current_device", "current_stream", "empty_strided_cuda",
     "load_kernel", "launch_kernel", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
-    "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
+    "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
+    "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among",

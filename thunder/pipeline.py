@@ -9,6 +9,8 @@ from thunder.core.check import check
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
+from thunder.distributed.bucketing import bucket
+from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
 from thunder.extend import Executor, FusionExecutor
 from thunder.ops.inplace import writes_back
@@ -35,7 +37,7 @@ __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradien
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run([acquired], [("Dead Code Elimination", dce), *_combined(executors), *_execution(options, executors)], options)
+    return _run([acquired], [("Dead Code Elimination", dce), *_combined(executors), *_execution(acquired, options, executors)], options)
 
 
 def _combined(executors: Sequence) -> list[tuple]:
@@ -43,12 +45,15 @@ def _combined(executors: Sequence) -> list[tuple]:
     return [(f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined]
 
 
-def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
+def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
+    communicates = "communicates" in program.tables
     offered = options.rng is RNG_OPTIONS.FUSED and any(isinstance(e, FusionExecutor) for e in executors)
     return [
         *([("Offer Random Operations", offer_random)] if offered else ()),
+        *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
+        *([("Overlap Communication", lambda trace: overlap(trace, _bytes_in_flight(options)))] if communicates else ()),
         ("Delete Last Used", del_last_used),
         *(
             (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
@@ -56,6 +61,10 @@ def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
             if asked(t, "transform_trace_post_optimization")
         ),
     ]
+
+
+def _bytes_in_flight(options: JitOptions) -> int:
+    return options.get("communication_bytes_in_flight", "the limit on the bytes of collectives that run at once", BYTES_IN_FLIGHT)
 
 
 def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
@@ -82,7 +91,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
 
-    execution = _execution(options, executors)
+    execution = _execution(acquired, options, executors)
     forward = _run(traces, [("Grad transform pass", differentiated), *execution], options)
     backward = _run([cut[0].backward], execution, options)
     return forward, backward, cut[0]
@@ -91,7 +100,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
 def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
-    return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(options, executors)], options)
+    return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(cut.backward, options, executors)], options)
 
 
 def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence) -> tuple[Trace, list[int]]:

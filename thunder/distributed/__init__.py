@@ -3,7 +3,7 @@
     model = thunder.jit(thunder.distributed.fsdp(model))
 
 In the order of the flow: `data_parallel` (`ddp` and `fsdp` prepare a module), `placement` (where the ranks hold a parameter), `synchronize` (programs gather parameters and reduce
-gradients), `accumulation` (`no_sync`). The collectives are operations: `thunder.ops.collectives`.
+gradients), `bucketing` (several at once), `schedule` (early starts, late waits), `accumulation` (`no_sync`). The collectives are operations: `thunder.ops.collectives`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ from thunder.ops.collectives import all_gather, all_reduce, reduce_scatter, wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.transforms.autodiff import sides
 
-__all__ = ["synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again"]
+__all__ = [
+    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of", "prepared_gradient", "reduced_part",
+]  # fmt: skip
 
 
 codegen.OBJECT_NAMES[Placement] = lambda placement: "placement_" + re.sub(r"\W", "_", placement.name)
@@ -31,34 +33,45 @@ def _typed_whole(held: TensorProxy, placement: Placement, synchronized: bool) ->
     return TensorProxy(shape=placement.shape, dtype=from_tensor_dtype(placement.dtype), device=held.device)
 
 
+def prepared_shard(held: TensorProxy, placement: Placement) -> TensorProxy:
+    """What is gathered."""
+    return LTORCH["to"](held, dtype=from_tensor_dtype(placement.dtype))
+
+
+def whole_of(gathered: TensorProxy, placement: Placement) -> TensorProxy:
+    """A gathered parameter without the padding."""
+    return gathered if gathered.shape[0] == placement.shape[0] else LTORCH["narrow"](gathered, 0, 0, placement.shape[0])
+
+
 def _gathered(held: TensorProxy, placement: Placement, synchronized: bool) -> TensorProxy:
-    whole = LTORCH["to"](held, dtype=from_tensor_dtype(placement.dtype))
-    if placement.shards is not None:
-        whole = wait(all_gather(whole, placement.shards, True))
-        if whole.shape[0] != placement.shape[0]:
-            whole = LTORCH["narrow"](whole, 0, 0, placement.shape[0])
-    return whole
+    held = prepared_shard(held, placement)
+    return held if placement.shards is None else whole_of(wait(all_gather(held, placement.shards, True)), placement)
 
 
 def _typed_held(gradient: TensorProxy, placement: Placement, dtype) -> TensorProxy:
     return TensorProxy(shape=placement.held_shape, dtype=dtype, device=gradient.device)
 
 
-def _reduced(gradient: TensorProxy, placement: Placement, dtype) -> TensorProxy:
-    g = gradient
+def prepared_gradient(gradient: TensorProxy, placement: Placement) -> TensorProxy:
+    """What is reduced: with as many rows as the ranks hold together."""
     if placement.reduce_dtype is not None:
-        g = LTORCH["to"](g, dtype=from_tensor_dtype(placement.reduce_dtype))
+        gradient = LTORCH["to"](gradient, dtype=from_tensor_dtype(placement.reduce_dtype))
+    missing = placement.shards is not None and placement.held_shape[0] * placement.shards.size() - placement.shape[0]
+    return LTORCH["pad"](gradient, (*(0, 0) * (len(placement.shape) - 1), 0, missing)) if missing else gradient
+
+
+def reduced_part(reduced: TensorProxy, dtype) -> TensorProxy:
+    """The gradient of what a rank holds."""
+    return LTORCH["to"](reduced, dtype=dtype)
+
+
+def _reduced(gradient: TensorProxy, placement: Placement, dtype) -> TensorProxy:
+    g = prepared_gradient(gradient, placement)
     if placement.shards is not None:
-        g = wait(reduce_scatter(padded(g, placement), "avg", placement.shards, True))
+        g = wait(reduce_scatter(g, "avg", placement.shards, True))
     for group in placement.replicas:
         g = wait(all_reduce(g, "avg", group, True))
-    return LTORCH["to"](g, dtype=dtype)
-
-
-def padded(gradient: TensorProxy, placement: Placement) -> TensorProxy:
-    """A gradient with as many rows as the ranks hold together."""
-    missing = placement.held_shape[0] * placement.shards.size() - placement.shape[0]
-    return LTORCH["pad"](gradient, (*(0, 0) * (len(placement.shape) - 1), 0, missing)) if missing else gradient
+    return reduced_part(g, dtype)
 
 
 synchronize = Symbol("synchronize", _typed_whole, module="ltorch", decomposition=_gathered)

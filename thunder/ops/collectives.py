@@ -19,7 +19,19 @@ from thunder.core.symbol import Symbol, current_recorder
 from thunder.errors import MissingImplementationError
 from thunder.ops.define import LTORCH, torch_prim
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter", "all_to_all", "wait", "group_of", "REDUCTIONS"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "broadcast",
+    "reduce_scatter",
+    "all_to_all",
+    "wait",
+    "group_of",
+    "REDUCTIONS",
+    "all_gather_together",
+    "reduce_scatter_together",
+    "all_reduce_together",
+]
 
 REDUCTIONS = ("sum", "avg", "min", "max", "product")
 
@@ -53,24 +65,39 @@ if dist.is_available():  # under the names of torch 2.13, and those before
     _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Future:
-    """A collective that was started. It keeps alive what the collective reads until somebody waits."""
+class Started:
+    """What the backend works on, for one tensor or several. It keeps alive what is read until somebody waits.
 
-    __slots__ = ("work", "finish", "kept")
+    Only the first wait is one: Gloo would do its last part again with each.
+    """
 
-    def __init__(self, work, finish: Callable[[], torch.Tensor], kept):
-        self.work, self.finish, self.kept = work, finish, kept
+    __slots__ = ("work", "kept")
 
-    def wait(self) -> torch.Tensor:
-        """On CUDA the current stream waits, not the process."""
+    def __init__(self, work, kept):
+        self.work, self.kept = work, kept
+
+    def wait(self) -> None:
         if self.work is not None:
             self.work.wait()
             self.work = self.kept = None
+
+
+class Future:
+    """One tensor of a collective that was started. finish: gives it, once the backend is done."""
+
+    __slots__ = ("started", "finish")
+
+    def __init__(self, started: Started, finish: Callable[[], torch.Tensor]):
+        self.started, self.finish = started, finish
+
+    def wait(self) -> torch.Tensor:
+        """The tensor. On CUDA the current stream waits, not the process."""
+        self.started.wait()
         return self.finish()
 
 
 def _run(start: Callable, finish: Callable[[], torch.Tensor], kept, async_op: bool):
-    future = Future(start(), finish, kept)
+    future = Future(Started(start(), kept), finish)
     return future if async_op else future.wait()
 
 
@@ -113,6 +140,30 @@ def _run_all_to_all(a, group, async_op=False):
     a = a.contiguous()
     out = torch.empty_like(a)
     return _run(lambda: dist.all_to_all_single(out, a, group=group, async_op=True), lambda: out, a, async_op)
+
+
+def _run_all_gather_together(tensors, group):
+    tensors = [a.contiguous() for a in tensors]
+    outs = [a.new_empty((a.shape[0] * group.size(), *a.shape[1:])) for a in tensors]
+    started = Started(group.allgather_into_tensor_coalesced(outs, tensors), tensors)
+    return tuple(Future(started, lambda out=out: out) for out in outs)
+
+
+def _run_reduce_scatter_together(tensors, op, group):
+    tensors = [a.contiguous() for a in tensors]
+    outs = [a.new_empty((a.shape[0] // group.size(), *a.shape[1:])) for a in tensors]
+    options = dist.ReduceScatterOptions()
+    options.reduceOp, divisor = _reduction(op, group, tensors[0].device)
+    started = Started(group.reduce_scatter_tensor_coalesced(outs, tensors, options), tensors)
+    return tuple(Future(started, lambda out=out: out.div_(divisor) if divisor != 1 else out) for out in outs)
+
+
+def _run_all_reduce_together(tensors, op, group):
+    outs = [a.clone(memory_format=torch.contiguous_format) for a in tensors]
+    options = dist.AllreduceCoalescedOptions()
+    options.reduceOp, divisor = _reduction(op, group, tensors[0].device)
+    started = Started(group.allreduce_coalesced(outs, options), None)
+    return tuple(Future(started, lambda out=out: out.div_(divisor) if divisor != 1 else out) for out in outs)
 
 
 # ---------------------------------------------------------------------------------------------------------------- operations
@@ -203,6 +254,16 @@ def wait(future):
 
 
 wait.explain = None
+
+
+def _together(name: str, run: Callable, meta: Callable) -> Symbol:
+    """A collective of several tensors that starts as one, and gives a future of each: for passes, which write it when derivatives are there already."""
+    return Symbol(name, lambda tensors, *rest: tuple(FutureTensorProxy.of(meta(a, rest[-1]), False) for a in tensors), module="ltorch", is_prim=True, fn=run)
+
+
+all_gather_together = _together("all_gather_together", _run_all_gather_together, lambda a, group: like(a, (a.shape[0] * group.size(), *a.shape[1:])))
+reduce_scatter_together = _together("reduce_scatter_together", _run_reduce_scatter_together, lambda a, group: like(a, (a.shape[0] // group.size(), *a.shape[1:])))
+all_reduce_together = _together("all_reduce_together", _run_all_reduce_together, lambda a, group: like(a))
 
 
 # ---------------------------------------------------------------------------------------------------------------- derivatives
