@@ -8,7 +8,7 @@ from benchmarks.training import CountCalls
 from tests.ops.harness import SAMPLED, as_program, by_decomposition, fits, gradient_cases, proxies_of, samples_of, saved_bytes, tensors_in, torch_function
 from thunder.core.symbol import OpTags
 from thunder.errors import ThunderError
-from thunder.ops import LTORCH
+from thunder.ops import LTORCH, collectives
 from thunder.ops.define import _BY_TORCH
 from thunder.ops.torch_types import to_torch_dtype
 
