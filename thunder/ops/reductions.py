@@ -116,7 +116,7 @@ def _sum_to_size_meta(a, size):
     lead = len(a.shape) - len(size)
     if lead < 0 or builtins.any((n == m) is False and (n == 1) is False for n, m in zip(size, a.shape[lead:])):
         raise RuntimeError(f"size {{{list(size)}}} is not expandable to size {{{list(a.shape)}}}.")
-    if same_shape(a.shape, size):
+    if size and same_shape(a.shape, size):  # to no dimensions PyTorch always adds up
         return a
     if a.dtype.category < dtypes.FLOAT:  # what is not added up keeps its type
         _decided(a.shape, size)
@@ -131,10 +131,12 @@ def _decided(a: tuple, b: tuple) -> bool:
 @composite(torch.Tensor.sum_to_size, meta=_sum_to_size_meta, canonicalize=_sum_to_size_arguments, autocast="cuda:float32")
 def sum_to_size(a, size):
     """The sum over what was stretched from `size`; the tensor itself where nothing was."""
+    if not size:
+        return sum(a)
     return a if _decided(a.shape[len(a.shape) - len(size) :], size) and len(a.shape) == len(size) else sum_to(a, size)
 
 
-sum_to_size.info["autocast_when"] = lambda kind, args, kwargs: not same_shape(args[0].shape, args[1])
+sum_to_size.info["autocast_when"] = lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1]))
 
 
 @sum_to_size.vjp
@@ -149,6 +151,7 @@ def _(make):
     yield make(2, 4, 3), 4, 1
     yield make(4, 3), (4, 3)
     yield make(4, 3), ()
+    yield make(), ()
 
 
 @sum_to_size.error_samples
