@@ -45,4 +45,5 @@ def _checker(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = Non
 matvec_ex = OperatorExecutor("matvec", version=torch.__version__)
 few_rows_linear = matvec_ex.register_operator("few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear, tags=(OpTags.MATMUL_OP,))
 matvec_ex.register_implementation(LTORCH["linear"], few_rows_linear, checker=_checker)
+matvec_ex.capturable = True
 register_executor(matvec_ex)
