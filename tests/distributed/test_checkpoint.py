@@ -77,6 +77,7 @@ def continues(rank, size, folder):
         for p in module.parameters():
             p.zero_()
     state = state_of(module, optimizer)
+    assert not optimizer.state  # to ask for state to load into is no step
     checkpoint.load(state, folder)
     checkpoint.load_model_state_dict(state["model"], module, OPTIONS)
     checkpoint.load_optimizer_state_dict(state["optimizer"], module, optimizer, OPTIONS)

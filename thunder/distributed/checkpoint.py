@@ -186,12 +186,20 @@ def _placements_by_name(module: torch.nn.Module) -> dict[str, Placement]:
     return {name: placement for name, p in _original(module).named_parameters() if (placement := placement_of(p)) is not None}
 
 
+def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's own tensors. PyTorch makes those of a new optimizer by a step with gradients of zero, which would count as one."""
+    new = not optimizer.state
+    found = torchs.get_optimizer_state_dict(_original(module), optimizer)
+    if new:
+        optimizer.state.clear()
+    return found
+
+
 @torch.no_grad()
 def get_optimizer_state_dict(module: torch.nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None = None) -> dict[str, Any]:
-    """The optimizer's state by the names of parameters, `{"state": {name: {...}}, "param_groups": [...]}`. Every rank calls it. State that is not there yet is made, as a first
-    step would make it."""
+    """The optimizer's state by the names of parameters, `{"state": {name: {...}}, "param_groups": [...]}`. Every rank calls it. Before the first step it is one to load into."""
     options, mesh, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
-    found = torchs.get_optimizer_state_dict(_original(module), optimizer)
+    found = _state_of(module, optimizer)
     found["state"] = {name: {k: _out(v, placements.get(name), options, mesh) for k, v in state.items()} for name, state in found["state"].items()}
     return found if _is_first() or not options.rank0_only else {}
 
@@ -204,7 +212,7 @@ def load_optimizer_state_dict(state_dict: dict[str, Any], module: torch.nn.Modul
         given = [state_dict if _is_first() else None]
         dist.broadcast_object_list(given, src=0)
         state_dict = given[0]
-    held = torchs.get_optimizer_state_dict(_original(module), optimizer)["state"]
+    held = _state_of(module, optimizer)["state"]
     state = {name: {k: _in(v, placements.get(name), held.get(name, {}).get(k), f"{k} of {name}") for k, v in values.items()} for name, values in state_dict["state"].items()}
     torchs.set_optimizer_state_dict(_original(module), optimizer, {"state": state, "param_groups": state_dict["param_groups"]})
 
