@@ -20,6 +20,7 @@ from thunder.errors import DataDependentError
 __all__ = [
     "Proxy",
     "TensorProxy",
+    "FutureTensorProxy",
     "NumberProxy",
     "IntegerProxy",
     "FloatProxy",
@@ -35,6 +36,7 @@ __all__ = [
     "number_value",
     "type_string",
     "proxies_in",
+    "has_numbers",
     "numbers_in",
     "extreme",
     "converted",
@@ -195,6 +197,20 @@ class TensorProxy(Proxy):
         return METHODS.call("__reduce_ex__", self, protocol)
 
     __hash__ = object.__hash__
+
+
+class FutureTensorProxy(TensorProxy):
+    """A tensor that a collective is still working on: `wait` makes it a tensor. Shape, dtype and device are those of that."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, tensor: TensorProxy, requires_grad: bool) -> FutureTensorProxy:
+        """The future of an unnamed tensor that a meta rule made."""
+        return cls(shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, requires_grad=requires_grad)
+
+    def replace(self, **changes) -> FutureTensorProxy:
+        return FutureTensorProxy(changes.pop("name", self.name), like=self, **changes)
 
 
 _BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
@@ -538,7 +554,7 @@ def same_shape(a: tuple, b: tuple) -> bool:
 def type_string(x) -> str:
     """How traces print the type of a value: `cpu f32[2, 2]`, `int 8`, `Collection`, `Any` ..."""
     if isinstance(x, TensorProxy):
-        return f"{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
+        return f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
     if isinstance(x, NumberProxy):
         return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {x.value!r}"
     if isinstance(x, UnbackedNumber):
@@ -564,6 +580,25 @@ def numbers_in(value, found: list) -> list:
     elif isinstance(value, slice):
         numbers_in((value.start, value.stop, value.step), found)
     return found
+
+
+def has_numbers(value) -> bool:
+    """Whether there are symbolic numbers in a structure or in the shapes of its tensors."""
+    t = type(value)
+    if t is int or t is str or t is float or t is bool or value is None:
+        return False
+    if t is TensorProxy:
+        value = value.shape
+    elif t is dict:
+        value = value.values()
+    elif t is slice:
+        value = (value.start, value.stop, value.step)
+    elif t is not tuple and t is not list and not isinstance(value, (tuple, list)):
+        return isinstance(value, NumberProxy)
+    for x in value:
+        if type(x) is not int and has_numbers(x):
+            return True
+    return False
 
 
 def proxies_in(value, found: list) -> list:

@@ -39,14 +39,19 @@ class OpTags(enum.Enum):
 
 
 class Names:
-    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data decides, by name."""
+    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data decides, by name.
 
-    __slots__ = ("taken", "counters", "facts")
+    backends: what attention might use when the reading of the program began; attends: whether the program depends on that.
+    """
+
+    __slots__ = ("taken", "counters", "facts", "backends", "attends")
 
     def __init__(self):
         self.taken: set[str] = set()
         self.counters: dict[str, int] = {}
         self.facts = Facts()
+        self.backends: tuple | None = None
+        self.attends = False
 
     def make(self, prefix: str = "t") -> str:
         """A new name, the prefix and a number."""
@@ -270,7 +275,7 @@ class Symbol:
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
-        if OpTags.DETACHED in self.tags or not any(type(i) is TensorProxy and i.requires_grad for i in inputs):
+        if OpTags.DETACHED in self.tags or not any(isinstance(i, TensorProxy) and i.requires_grad for i in inputs):
             return False
         return "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
 

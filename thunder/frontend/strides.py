@@ -56,7 +56,7 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
 
 def _address(c, value: TensorProxy) -> int:
     """An input's own, which the prologue compares: a tensor somewhere else is another program."""
-    if value not in c.real:
+    if value not in c.real or value in c.placements:
         c.refuse(".data_ptr() asks for the address of what the program computes, which is known only when it runs", "ask for an input's, or outside of the compiled function")
     real, source = c.real[value]
     c.guard(source, "data_ptr", real.data_ptr())
@@ -97,6 +97,9 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     real, source = c.real[proxy]
+    if proxy in c.placements and c.placements[proxy].shards is not None:  # gathered anew by each call
+        c.layouts[proxy] = torch.empty(tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=real.device)
+        return
     c.guard(source, "stride", tuple(real.stride()))
     if with_offset:
         c.guard(source, "offset", real.storage_offset())

@@ -24,7 +24,7 @@ from thunder.ops.define import LTORCH, inplace_form
 from thunder.ops.inplace import write_back
 from thunder.transforms.memory_budget import roots
 
-__all__ = ["reinplace"]
+__all__ = ["in_place_form", "reinplace"]
 
 
 def reinplace(trace: Trace) -> Trace:
@@ -38,7 +38,7 @@ def reinplace(trace: Trace) -> Trace:
     for i, line in enumerate(lines):
         if i in state.dropped:
             continue
-        form = _form(line)
+        form = in_place_form(line)
         if form is not None and state.fits(i, line, form[1]):
             kept.append(state.in_place(i, line, *form))
         else:
@@ -46,7 +46,7 @@ def reinplace(trace: Trace) -> Trace:
     return trace.replace(bound_symbols=kept)
 
 
-def _form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
+def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     """(callable, what each of some results overwrites) of an operation that PyTorch executes and has an in-place form of."""
     if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
         return None
