@@ -5,6 +5,7 @@ Operators registered with torch.library come the same way; their author gave the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -16,7 +17,7 @@ from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hash
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
 from thunder.ops.define import alias, lookup, torch_path
-from thunder.ops.explain import as_torch
+from thunder.ops.explain import as_torch, stand_in
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
 
@@ -58,10 +59,11 @@ def _make_under_autocast(function, kinds: tuple) -> Symbol:
 _TYPED_UNDER_AUTOCAST: dict = {}
 
 
-def casts_inside(*functions, typed: Callable | None = None) -> None:
+def casts_inside(*functions, typed: Callable | None = None, when: Callable = lambda lower, *args, **kwargs: True) -> None:
     """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are.
 
-    typed: types what they give then, for functions that fake tensors cannot run; called with the autocast dtype of each kind of device, and the arguments.
+    typed: types what they give then, for functions that fake tensors cannot run; called with the autocast dtype of each kind of device, and the
+    arguments. when: for which arguments, called alike.
     """
     for function in functions:
         if typed is not None:
@@ -71,7 +73,8 @@ def casts_inside(*functions, typed: Callable | None = None) -> None:
 
         def call(*args, function=function, usual=usual, **kwargs):
             recorder = current_recorder()
-            return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else usual)(*args, **kwargs)
+            inside = recorder is not None and recorder.context.autocast is not None and when(recorder.context.autocast.targets, *args, **kwargs)
+            return (symbol_for(function) if inside else usual)(*args, **kwargs)
 
         call.__name__, call.__wrapped__ = getattr(function, "__name__", "call"), usual  # type: ignore[attr-defined]
         alias(function)(call)
@@ -305,22 +308,28 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
 
 
 def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
-    inputs: list[torch.Tensor] = []
-
     def fake(x):
         if isinstance(x, TensorProxy):
             shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
             return torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
         return x.example if isinstance(x, AnyProxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    try:
-        with torch._C.DisableTorchFunction(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
-            given = _with_inputs(wanted, map_structure(fake, args), map_structure(fake, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
-            outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
-            gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
-        return wanted
-    return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
+    def real(x):
+        return x.example if isinstance(x, AnyProxy) else stand_in(x)
+
+    inputs: list[torch.Tensor] = []
+    for mode, made in ((FakeTensorMode(allow_non_fake_inputs=True), fake), (torch.random.fork_rng(devices=[]), real)):
+        try:
+            with torch._C.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+                given = _with_inputs(wanted, map_structure(made, args), map_structure(made, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
+                outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
+                gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+            return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
+        except DataDependentOutputException:  # it looks at values: zeros have some
+            inputs.clear()
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
+            break
+    return wanted
 
 
 def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:
