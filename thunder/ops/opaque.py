@@ -12,14 +12,14 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hashable, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
 from thunder.ops.define import alias, lookup, torch_path
-from thunder.ops.explain import as_torch, stand_in
+from thunder.ops.explain import as_torch, example, stand_in
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
-from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 __all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
 
@@ -188,17 +188,11 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
     given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
-        if isinstance(x, TensorProxy):
-            shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
-            out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), requires_grad=grad and x.requires_grad)
-            known[id(out)] = x
-            given.append(out)
-            return out
-        if isinstance(x, AnyProxy):
-            return x.example
-        if isinstance(x, torch.Tensor):
-            return mode.from_tensor(x)
-        return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
+        if not isinstance(x, TensorProxy):
+            return mode.from_tensor(x) if isinstance(x, torch.Tensor) else example(x)
+        given.append(example(x, requires_grad=grad and x.requires_grad))
+        known[id(given[-1])] = x
+        return given[-1]
 
     quiet = compat.quiet_fake_tensors()
     with quiet, torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
@@ -308,17 +302,11 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
 
 
 def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
-    def fake(x):
-        if isinstance(x, TensorProxy):
-            shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
-            return torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
-        return x.example if isinstance(x, AnyProxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
-
     def real(x):
-        return x.example if isinstance(x, AnyProxy) else stand_in(x)
+        return example(x) if isinstance(x, AnyProxy) else stand_in(x)
 
     inputs: list[torch.Tensor] = []
-    for mode, made in ((FakeTensorMode(allow_non_fake_inputs=True), fake), (torch.random.fork_rng(devices=[]), real)):
+    for mode, made in ((FakeTensorMode(allow_non_fake_inputs=True), example), (torch.random.fork_rng(devices=[]), real)):
         try:
             with torch._C.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
                 given = _with_inputs(wanted, map_structure(made, args), map_structure(made, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
