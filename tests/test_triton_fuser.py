@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
-from thunder.executors.triton_kernels import emit, schedule
+from thunder.executors.triton_kernels import schedule, tiles
 from thunder.ops import LTORCH
 
 from .ops.harness import samples_of, tensors_in, torch_function
@@ -229,7 +229,7 @@ def test_kernels_of_a_program(name, long, monkeypatch):
     """As many kernels as there have to be, nothing beside them, and gradients as exact as eager's. long: as if rows did not fit on the chip."""
     if long:
         monkeypatch.setattr(schedule, "ON_CHIP", 16)
-        monkeypatch.setattr(emit, "PASS", 16)
+        monkeypatch.setattr(tiles, "PASS", 16)
     program, make_inputs, forward, backward = PROGRAMS[name]
     inputs = make_inputs()
     leaves = [x for x in inputs if x.requires_grad]
@@ -265,7 +265,7 @@ def test_a_cross_entropy_saves_numbers_of_rows():
 
 def test_a_row_without_numbers_is_not_a_number(monkeypatch):
     monkeypatch.setattr(schedule, "ON_CHIP", 16)
-    monkeypatch.setattr(emit, "PASS", 16)
+    monkeypatch.setattr(tiles, "PASS", 16)
     x = tensor(4, 50, grad=False)
     x[0], x[1, 5], x[2, 7], x[3, :20] = float("-inf"), float("inf"), float("nan"), float("-inf")
     for program in (lambda x: torch.softmax(x + 0, -1), lambda x: torch.log_softmax(x + 0, -1), lambda x: (x + 0).amax(-1), lambda x: (x + 0).amin(-1)):
