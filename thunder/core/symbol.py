@@ -374,7 +374,7 @@ def _positional_parameters(function: Callable | None) -> tuple[KeysView[str], di
 class BoundSymbol:
     """One line of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat. Never changed once made."""
 
-    __slots__ = ("sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols", "aliases")
+    __slots__ = ("sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols", "aliases", "__weakref__")
 
     def __init__(self, sym: Symbol, args: tuple, kwargs: dict, output, *, context: Context | None = None, inputs=None, outputs=None, location=None):
         self.sym, self.args, self.kwargs, self.output, self.context = sym, args, kwargs, output, context
