@@ -76,14 +76,14 @@ class FusionExecutor(Executor):
         counter = 0
         regions = schedule(lines, groups, trace.output_proxies)
         for region in with_own_copies(regions, trace.output_proxies, self.can_fuse, self.is_cheap):
-            fused, core, views = None, region, ()
+            fused, core, before, after = None, region, (), ()
             if all(map(self.can_fuse, region.lines)):
-                core, views = without_views(region)
+                core, before, after = without_views(region)
                 if self.should_fuse(core) and self.get_fuel():
                     while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
                         counter += 1
                     fused = self.fuse(core, counter)
-            made += region.lines if fused is None else (fused, *views)
+            made += region.lines if fused is None else (*before, fused, *after)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
 
@@ -104,10 +104,11 @@ class FusionExecutor(Executor):
         return found
 
 
-def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
-    """The region without results that are views of its inputs or of other results, and the lines that make these afterwards.
+def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
+    """The region without results that are views of its inputs or of other results, the lines that make those of inputs before it, and those that make the others after it.
 
-    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that alone is left of what it shows, all of it, stays.
+    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that alone is left of what it shows, all of it, stays. A view of an input
+    that is read outside as well is read by the region too, so that regions which read it are alike wherever it was made.
     """
     producer = {o: line for line in region.lines for o in line.outputs}
     roots = {o: _root(o, producer) for o in region.outputs}
@@ -128,8 +129,11 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
         else:
             needed.add(value)
     if not afterwards:
-        return region, ()
-    return Region(leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
+        return region, (), ()
+    of_inputs = {line for line in afterwards if all(_root(o, producer) not in producer for o in line.outputs)}
+    inside = [line for line in region.lines if line not in of_inputs]
+    before, after = ([line for line in region.lines if line in afterwards and (line in of_inputs) is first] for first in (True, False))
+    return Region(leading_to(inside, needed), needed), tuple(before), tuple(after)
 
 
 def _root(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> Proxy:
