@@ -298,6 +298,7 @@ def quiet_fake_tensors():
     finally:
         log.disabled = before
 
+
 def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple]]:
     """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, and the strides that PyTorch gives the results.
 

@@ -2,10 +2,10 @@
 
     thunder.jit(model, executors=["inductor"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two lines as comments below. A region goes to Inductor as a graph of ATen operations,
-without Dynamo and AOTAutograd: what these would find out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that the regions between
-them are the same in every layer of a model, and are compiled once. Lookups stay, whose errors for a bad index Inductor does not repeat, and random operations, so that seeds mean what they
-mean there. The executor `torchcompile` takes products and lookups as well: one region for what torch.compile would run as one graph.
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two lines as comments below. A region goes to Inductor as a graph of ATen
+operations, without Dynamo and AOTAutograd: what these would find out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that
+the regions between them are the same in every layer of a model, and are compiled once. Lookups stay, whose errors for a bad index Inductor does not repeat, and random operations,
+so that seeds mean what they mean there. The executor `torchcompile` takes products and lookups as well: one region for what torch.compile would run as one graph.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def _in_loops(line: BoundSymbol) -> bool:
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
 _APART = {OpTags.MATMUL_OP, OpTags.OPAQUE}
-_LEFT = {"take", "index", "copy_with_setitem", "setitem", "as_strided", "device_put", "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all"}
+_LEFT = {
+    "take", "index", "copy_with_setitem", "setitem", "as_strided", "device_put", "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",
+}  # fmt: skip
 _DIVISIONS = {"floor_divide", "remainder", "fmod", "div", "divide"}  # integers by zero are PyTorch's error
 
 

@@ -106,10 +106,10 @@ class FusionExecutor(Executor):
 
 
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
-    """The region without results that are views of its inputs or of other results, the lines that make those of inputs before it, and those that make the others after it.
+    """The region without results that are views of its inputs or of other results, the lines that make those of inputs before it, and the others' after it.
 
-    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that all that is left is seen through, of all that it shows, stays. A view of an input
-    that is read outside as well is read by the region too, so that regions which read it are alike wherever it was made.
+    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that all else is seen through, of all that it shows, stays. A view of
+    an input that is read outside as well is read by the region too, so that regions which read it are alike wherever it was made.
     """
     producer = {o: line for line in region.lines for o in line.outputs}
     chains = {o: _chain(o, producer) for o in region.outputs}
