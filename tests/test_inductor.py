@@ -86,7 +86,7 @@ def test_what_is_written_to_and_negatives_of_memory():
 def test_what_pytorch_refuses_is_refused_and_random_numbers_are_its_own():
     def program(x, table, places, divisor):
         y = F.dropout(x.exp() * 2.0 + 1.0, 0.5)
-        return y, F.embedding(places, table) * 2.0 + 1.0, (places + 1) // divisor * 2 + 1
+        return y, F.embedding(places, table) * 2.0 + 1.0, (places + 1) // divisor * 2 + 1, torch.div(places + 1, divisor, rounding_mode="trunc") * 2
 
     compiled = thunder.jit(program, executors=["inductor"])
     args = torch.randn(8), torch.randn(4, 3), torch.tensor([0, 3]), torch.tensor([1, 2])

@@ -50,7 +50,7 @@ class InductorExecutor(FusionExecutor):
     def can_fuse(self, line: BoundSymbol) -> bool:
         if not fusible(line) or not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
             return False
-        if torch_ex.implementation(line) is None or not (self.whole or _in_loops(line)):
+        if torch_ex.implementation(line) is None or _divides_integers(line) or not (self.whole or _in_loops(line)):
             return False
         devices = {p.device.name for p in (*line.inputs, *line.outputs)}
         return len(devices) == 1 and _missing(next(iter(devices)).partition(":")[0]) is None
@@ -65,25 +65,29 @@ class InductorExecutor(FusionExecutor):
         return self.register_temporary_operation(f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
 
 
+def _divides_integers(line: BoundSymbol) -> bool:
+    """A zero is PyTorch's error; the processor stops the program for it."""
+    return line.sym.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs)
+
+
 def _in_loops(line: BoundSymbol) -> bool:
     """Whether Inductor writes loops for a line, or for all that it is made of: it computes, reduces or moves numbers, at places that no data decides."""
     symbol = line.sym
     if symbol.tags & _APART or symbol.name in _LEFT or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs)):
         return False
-    if symbol.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs):
-        return False
     if symbol.id in _LEAVES or symbol.info.get("elementwise") or "in_operations" in symbol.info or symbol.tags & _LOOPS:
         return True
-    return symbol.decomposition is not None and bool(line.subsymbols) and all(fusible(sub) and _in_loops(sub) for sub in line.subsymbols)
+    return symbol.decomposition is not None and bool(line.subsymbols) and all(fusible(sub) and not _divides_integers(sub) and _in_loops(sub) for sub in line.subsymbols)
 
 
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
 _APART = {OpTags.MATMUL_OP, OpTags.OPAQUE}
 _LEFT = {
-    "take", "index", "copy_with_setitem", "setitem", "as_strided", "device_put", "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",
+    "floor_divide", "nextafter", "take", "index", "copy_with_setitem", "setitem", "as_strided", "device_put", "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim",
+    "median_all", "nanmedian_all",
 }  # fmt: skip
-_DIVISIONS = {"floor_divide", "remainder", "fmod", "div", "divide"}  # integers by zero are PyTorch's error
+_DIVISIONS = {"div", "divide", "floor_divide", "remainder", "fmod"}
 
 
 class InductorRegion:
