@@ -4,8 +4,8 @@
 
 Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two lines as comments below. A region goes to Inductor as a graph of ATen
 operations, without Dynamo and AOTAutograd: what these would find out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that
-the regions between them are the same in every layer of a model, and are compiled once. Lookups stay, whose errors for a bad index Inductor does not repeat, and random operations,
-so that seeds mean what they mean there. The executor `torchcompile` takes products and lookups as well: one region for what torch.compile would run as one graph.
+the regions between them are the same in every layer of a model, and are compiled once. Lookups stay, since a bad index, an IndexError there, ends the process in a kernel, and
+random operations, so that seeds mean what they mean there. The executor `torchcompile` takes the products as well: the large regions that torch.compile would make.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 class InductorExecutor(FusionExecutor):
-    """label: what its regions are called. whole: whether they contain all that PyTorch executes, not only what Inductor writes loops for."""
+    """label: what its regions are called. products: whether they contain matrix products and attention."""
 
-    def __init__(self, name: str, label: str, whole: bool):
+    def __init__(self, name: str, label: str, products: bool):
         super().__init__(name, version=torch.__version__)
-        self.label, self.whole = label, whole
+        self.label, self.products = label, products
 
     def unavailable(self) -> str | None:
         if _missing("cpu") is None or (torch.cuda.is_available() and _missing("cuda") is None):
@@ -50,10 +50,23 @@ class InductorExecutor(FusionExecutor):
     def can_fuse(self, line: BoundSymbol) -> bool:
         if not fusible(line) or not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
             return False
-        if torch_ex.implementation(line) is None or _divides_integers(line) or not (self.whole or _in_loops(line)):
+        if torch_ex.implementation(line) is None or not self._computes(line):
             return False
         devices = {p.device.name for p in (*line.inputs, *line.outputs)}
         return len(devices) == 1 and _missing(next(iter(devices)).partition(":")[0]) is None
+
+    def _computes(self, line: BoundSymbol) -> bool:
+        """Whether a line, or all that it is made of, computes, reduces or moves numbers, at places that no data decides: Inductor writes loops for that."""
+        symbol = line.sym
+        if symbol.name in _LEFT or symbol.id in _LEFT or OpTags.OPAQUE in symbol.tags or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs)):
+            return False
+        if OpTags.MATMUL_OP in symbol.tags:
+            return self.products
+        if symbol.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs):
+            return False
+        if symbol.id in _LEAVES or symbol.info.get("elementwise") or "in_operations" in symbol.info or symbol.tags & _LOOPS:
+            return True
+        return symbol.decomposition is not None and bool(line.subsymbols) and all(fusible(sub) and self._computes(sub) for sub in line.subsymbols)
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
@@ -65,29 +78,15 @@ class InductorExecutor(FusionExecutor):
         return self.register_temporary_operation(f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
 
 
-def _divides_integers(line: BoundSymbol) -> bool:
-    """A zero is PyTorch's error; the processor stops the program for it."""
-    return line.sym.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs)
-
-
-def _in_loops(line: BoundSymbol) -> bool:
-    """Whether Inductor writes loops for a line, or for all that it is made of: it computes, reduces or moves numbers, at places that no data decides."""
-    symbol = line.sym
-    if symbol.tags & _APART or symbol.name in _LEFT or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs)):
-        return False
-    if symbol.id in _LEAVES or symbol.info.get("elementwise") or "in_operations" in symbol.info or symbol.tags & _LOOPS:
-        return True
-    return symbol.decomposition is not None and bool(line.subsymbols) and all(fusible(sub) and not _divides_integers(sub) and _in_loops(sub) for sub in line.subsymbols)
-
-
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
-_APART = {OpTags.MATMUL_OP, OpTags.OPAQUE}
-_LEFT = {
-    "floor_divide", "nextafter", "take", "index", "copy_with_setitem", "setitem", "as_strided", "device_put", "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim",
-    "median_all", "nanmedian_all",
+_LEFT = {  # names or ids
+    "take", "index", "one_hot", "copy_with_setitem", "setitem", "as_strided", "device_put", "binary_cross_entropy", "aten.binary_cross_entropy.default",
+    "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default",  # each looks at data, and has an error
+    "floor_divide", "nextafter",  # Inductor's results differ: for infinities, and below float32
+    "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",  # it has no loops for them
 }  # fmt: skip
-_DIVISIONS = {"div", "divide", "floor_divide", "remainder", "fmod"}
+_DIVISIONS = {"div", "divide", "remainder", "fmod"}  # an integer by zero is PyTorch's error; the processor stops the program for it
 
 
 class InductorRegion:
@@ -166,8 +165,8 @@ def _is_there(own: str | None, path: str | None) -> bool:
     return any(shutil.which(name, path=path) for name in ((own,) if own else _COMPILERS))
 
 
-inductor_ex = InductorExecutor("inductor", "Inductor", whole=False)
-torch_compile_ex = InductorExecutor("torchcompile", "TorchCompile", whole=True)
+inductor_ex = InductorExecutor("inductor", "Inductor", products=False)
+torch_compile_ex = InductorExecutor("torchcompile", "TorchCompile", products=True)
 torch_compile_cat_ex = inductor_ex  # what it was for, joins and RoPE, are loops
 for executor in (inductor_ex, torch_compile_ex):
     register_executor(executor)
