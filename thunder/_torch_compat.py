@@ -6,7 +6,12 @@ Tried on torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.utils._device import DeviceContext
@@ -18,7 +23,7 @@ __all__ = [
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
-    "attention_backends", "attention_among",
+    "attention_backends", "attention_among", "compile_with_inductor",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -293,3 +298,43 @@ def quiet_fake_tensors():
         yield
     finally:
         log.disabled = before
+
+
+def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple]]:
+    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, and the strides that PyTorch gives the results.
+
+    function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
+    empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv nothing is kept on disk
+    with torch._C.DisableTorchFunction(), without_function_modes(), torch.no_grad(), mode:
+        examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
+        strides = [o.stride() for o in function(*examples)]
+        functional = torch.func.functionalize(function, remove="mutations")
+        graph = make_fx(functional, decomposition_table=select_decomp_table())(*examples)
+    output = next(iter(reversed(graph.graph.nodes)))
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    # shapes are guarded, and strides looked at, before a region is called
+    options = {"size_asserts": False} | ({"cpp.vec_isa_ok": True} if config.cpp.vec_isa_ok is None and _vectors_are_known() else {})
+    with config.patch(options), tracing(TracingContext(mode)):
+        compiled = compile_fx_inner(graph, examples, is_inference=True)
+    return getattr(compiled, "current_callable", None) or compiled, strides
+
+
+@functools.cache
+def _vectors_are_known() -> bool:
+    """Whether it is plain which vector instructions the CPU, PyTorch and the C++ compiler have, so that Inductor need not compile and load a program for each to find out."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    flags = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"]}.get(torch.backends.cpu.get_cpu_capability())
+    if flags is None or sys.platform != "linux":
+        return False
+    return subprocess.run([get_cpp_compiler(), *flags, "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True).returncode == 0
