@@ -12,7 +12,7 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
-from thunder.extend import FusionExecutor
+from thunder.extend import Executor, FusionExecutor
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -21,6 +21,7 @@ from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
+from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.offer_random import offer_random
@@ -36,7 +37,12 @@ __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradien
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run([acquired], [("Dead Code Elimination", dce), *_execution(acquired, options, executors)], options)
+    return _run([acquired], [("Dead Code Elimination", dce), *_combined(executors), *_execution(acquired, options, executors)], options)
+
+
+def _combined(executors: Sequence) -> list[tuple]:
+    """What executors make of several operations before these are differentiated."""
+    return [(f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined]
 
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
@@ -71,7 +77,7 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
-    traces = _run([acquired], [("Dead Code Elimination", dce)], options)
+    traces = _run([acquired], [("Dead Code Elimination", dce), *_combined(executors)], options)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
@@ -82,7 +88,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
         if "communicates" in joint.tables:
             chosen = gathered_again(joint).union(chosen)
-        cut.append(partition(recompute(joint, chosen)))
+        cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
 
     execution = _execution(acquired, options, executors)

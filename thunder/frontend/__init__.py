@@ -125,7 +125,10 @@ class Captured:
                 from thunder.core.codegen import line_owners
 
                 owner = line_owners(trace).get(traceback.tb_lineno)
-                return self.where(owner.location) if owner is not None and owner.location else None
+                if owner is None or owner.location:
+                    return self.where(owner.location) if owner is not None else None
+                trace = getattr(owner.sym.fn, "trace", None)  # of a line that stands for several
+                function = trace and trace._callable
             traceback = traceback.tb_next
         return None
 
@@ -190,6 +193,7 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
 def _read(c: Capture) -> Captured:
     """Runs the program in the interpreter and closes the reading."""
     c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
+    c.recorder.context.names.backends = compat.attention_backends()
     try:
         with compat.modes_restored():
             with contextlib.ExitStack() as modes:

@@ -19,7 +19,7 @@ import numpy
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure
+from thunder.core.proxies import AnyProxy, Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.distributed.placement import Placement, placement_of
@@ -408,6 +408,8 @@ class Capture(Host):
     def lift(self, value):
         """A real tensor that came from nowhere the program can name: pinned."""
         assert not isinstance(value, torch._subclasses.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
+        if type(value) is Condition:
+            return bool(value)  # an error, where no check of the program decides it
         return self.tensor(value, self.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value
 
     def name_value(self, value, name: str) -> None:

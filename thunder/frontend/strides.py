@@ -17,7 +17,7 @@ from thunder.ops.layout import run_line
 
 __all__ = ["LAYOUT_QUESTIONS", "answer", "layout"]
 
-_OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared}  # the same for all views of a memory
+_OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared, torch.Tensor.is_inference, torch.is_inference}  # the same for all views of a memory
 _OF_BITS = {torch.Tensor.is_conj, torch.is_conj, torch.Tensor.is_neg, torch.is_neg}
 LAYOUT_QUESTIONS = {
     torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage_offset, torch.Tensor.dim_order, torch.Tensor.is_set_to, torch.Tensor.data_ptr,
@@ -43,6 +43,8 @@ def answer(c, function, args, kwargs):
 def _of_memory(c, function, value: TensorProxy) -> bool:
     """What comes from outside answers itself, and is asked again by the prologue; what the program makes is neither pinned nor shared, but by the operation that says so."""
     base = c.recorder.memory.base(value)
+    if base not in c.real and function in (torch.Tensor.is_inference, torch.is_inference):
+        return torch.is_inference_mode_enabled()
     if base not in c.real:
         return function is torch.Tensor.is_pinned and any(base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols)
     real, source = c.real[base]
