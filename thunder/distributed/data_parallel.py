@@ -79,13 +79,13 @@ def fsdp(
             if buffer is not None:
                 owner._buffers[name] = _moved(buffer, wanted, sources)
         for name, parameter in owner._parameters.items():
-            if parameter is None or placement_of(parameter) is not None:
+            if parameter is None or _is_sharded(parameter):
                 continue
             full_name = f"{path}.{name}" if path else name
             held_by = {"shards": shards, "replicas": replicas} if parameter.ndim else {"replicas": groups}
             placement = _placement(full_name, parameter, dtype=dtype, bucket=_bucket(full_name, buckets), **held_by, **options)
             whole = _moved(parameter.detach(), wanted if sources else None, sources)
-            parameter.data = placement.part_of(whole).to(wanted or whole.device)
+            parameter.data = placement.shard_of(whole).to(wanted or whole.device)
             parameter.grad = None
             place(parameter, placement)
     return model
@@ -99,7 +99,7 @@ def _module(model, what: str) -> torch.nn.Module:
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
-    placed = next((placement_of(p) for p in module.parameters() if placement_of(p) is not None), None)
+    placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and (q.shards is not None or q.replicas)), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
     return module
@@ -157,9 +157,16 @@ def _bucket(name: str, strategy: FSDPBucketingStrategy) -> str | None:
 # ---------------------------------------------------------------------------------------------------------------- tensors
 
 
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    placement = placement_of(parameter)
+    return placement is not None and (placement.shards is not None or bool(placement.replicas))
+
+
 def _placement(name: str, parameter: torch.Tensor, *, dtype: torch.dtype | None = None, **options) -> Placement:
+    """The placement of a parameter, which may be a part of a layer's already."""
     computed = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
-    return Placement(name, tuple(parameter.shape), computed, parameter.dtype, **options)
+    split = placement_of(parameter)
+    return Placement(name, tuple(parameter.shape), computed, parameter.dtype, slice=None if split is None else split.slice, **options)
 
 
 @torch.no_grad()

@@ -48,13 +48,26 @@ class Accumulated:
 
 
 @dataclass(frozen=True, eq=False)
+class Slice:
+    """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along `dim` of the whole `shape`, its own."""
+
+    group: Any
+    dim: int
+    shape: tuple[int, ...]
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """A view."""
+        return whole.chunk(self.group.size(), self.dim)[self.group.rank()]
+
+
+@dataclass(frozen=True, eq=False)
 class Placement:
     """How the ranks hold one parameter.
 
     shape, dtype: of the whole parameter, as programs see it. held_dtype: of what a rank holds. shards: the ranks that hold a part each, of ceil(shape[0] / ranks) rows, padded
     with zeros. replicas: groups of ranks that hold the same. Gradients are averaged over both. reduce_dtype: in which gradients are reduced, None: their own. again: the
     backward gathers the parameter once more. bucket: parameters of one bucket are communicated together; None: alone. bucket_bytes: the largest size of a bucket of
-    gradients of replicas.
+    gradients of replicas. slice: under tensor parallelism, the part of a still larger parameter that all of this is about.
     """
 
     name: str
@@ -67,7 +80,13 @@ class Placement:
     again: bool = False
     bucket: str | None = None
     bucket_bytes: int = 0
+    slice: Slice | None = None
     accumulated: Accumulated = field(default_factory=Accumulated)
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """The shape that programs see."""
+        return self.shape if self.slice is None else self.slice.shape
 
     @property
     def held_shape(self) -> tuple[int, ...]:
@@ -76,7 +95,12 @@ class Placement:
 
     @torch.no_grad()
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What this rank holds of the whole parameter: memory of its own where it is a part."""
+        """What this rank holds of the whole parameter, as programs see it: memory of its own where it is a shard."""
+        return self.shard_of(whole if self.slice is None else self.slice.part_of(whole))
+
+    @torch.no_grad()
+    def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of the parameter, or of its slice of it."""
         if self.shards is None:
             return whole
         rows = self.held_shape[0]
