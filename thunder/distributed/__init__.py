@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 
 _FROM = {
-    "thunder.distributed.data_parallel": ("ddp", "fsdp"),
+    "thunder.distributed.data_parallel": ("ddp", "fsdp", "copy_default_process_group"),
+    "thunder.distributed.transforms": ("DDPTransform", "FSDPTransform"),
     "thunder.distributed.tensor_parallel": ("column_parallel", "row_parallel"),
     "thunder.distributed.accumulation": ("no_sync", "clip_grad_norm_"),
     "thunder.distributed.placement": (

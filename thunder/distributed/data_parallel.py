@@ -15,7 +15,7 @@ from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Place
 from thunder.errors import OptionError
 from thunder.ops.collectives import group_of
 
-__all__ = ["ddp", "fsdp"]
+__all__ = ["ddp", "fsdp", "copy_default_process_group"]
 
 
 def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.0, process_group=None):
@@ -91,6 +91,11 @@ def fsdp(
     return model
 
 
+def copy_default_process_group():
+    """A new group of all ranks, of the default group's backend. Every rank calls it. Raises RuntimeError where there is no default group."""
+    return dist.new_group(range(group_of(None).size()), backend=dist.get_backend())
+
+
 # ---------------------------------------------------------------------------------------------------------------- arguments
 
 
@@ -99,7 +104,9 @@ def _module(model, what: str) -> torch.nn.Module:
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
-    placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and (q.shards is not None or q.replicas)), None)
+    if getattr(model, "_overrides_parameters", None):
+        raise RuntimeError(f"thunder.distributed.{what}: transforms replaced parameters of the compiled module: prepare the module first, thunder.jit({what}(module), ...)")
+    placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
     return module
@@ -159,7 +166,7 @@ def _bucket(name: str, strategy: FSDPBucketingStrategy) -> str | None:
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
     placement = placement_of(parameter)
-    return placement is not None and (placement.shards is not None or bool(placement.replicas))
+    return placement is not None and placement.synchronizes
 
 
 def _placement(name: str, parameter: torch.Tensor, *, dtype: torch.dtype | None = None, **options) -> Placement:
