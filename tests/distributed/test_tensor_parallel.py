@@ -21,6 +21,18 @@ class Gated(torch.nn.Module):
         return x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
 
 
+class Scaled(torch.nn.Module):
+    """Between two layers, parameters that all ranks hold: one number, one for each feature, one for each sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(6, 8), torch.nn.Linear(8, 6)
+        self.number, self.features, self.rows = (torch.nn.Parameter(torch.randn(n)) for n in ((), 8, (4, 1)))
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)) * self.number + self.features * self.rows + torch.where(self.rows > 0, self.up(x), 0.5))
+
+
 class Attention(torch.nn.Module):
     def __init__(self, heads=4, by_hand=False):
         super().__init__()
@@ -104,6 +116,11 @@ def gated(rank, size):
     assert all(torch.equal(g, other) for other in same)
 
 
+def scaled(rank, size):
+    mine = train(made(Scaled), lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]), [x[:4] for x in batches(size, torch.float64)])
+    assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (1, 0)
+
+
 def language(rank, size, by_hand):
     mine = train(made(Language, by_hand=by_hand), split_language, tokens(size))
     # embeddings: a sum and a join; attention: a sum; head: a join
@@ -114,6 +131,7 @@ def language(rank, size, by_hand):
 
 def test_layers_train_as_in_one_process(ranks):
     ranks(2)(gated)
+    ranks(2)(scaled)
     ranks(2)(language, False)
     ranks(2)(language, True)
 

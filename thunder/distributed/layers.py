@@ -132,8 +132,9 @@ def _elementwise(state: _Split, line: BoundSymbol) -> _Part | None:
     size = line.output.shape[place]
     table = {p: part.value for p, part in known.items()}
     for p in tensors:
-        if p not in known and len(p.shape) >= -place and p.shape[place] == size:
-            table[p] = part_of_rank(p, group, len(p.shape) + place)
+        if p not in known:  # what is broadcast along the dimension has a gradient from every rank
+            whole = len(p.shape) >= -place and p.shape[place] == size
+            table[p] = part_of_rank(p, group, len(p.shape) + place) if whole else state.copied(p, group)
     return state.computed(line, table, group, rank + place)
 
 
