@@ -303,7 +303,7 @@ class Capture(Host):
             guarded = tuple(value.shape)
         placement = placement_of(value)
         if placement is not None:  # whole in the program, a part of it in this process
-            shape, dtype = placement.shape, from_tensor_dtype(placement.dtype)
+            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
         proxy = TensorProxy(
             names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip

@@ -160,8 +160,8 @@ def _run_reduce_scatter_together(tensors, op, group):
     return tuple(Future(started, lambda out=out: out.div_(divisor) if divisor != 1 else out) for out in outs)
 
 
-def _run_all_reduce_together(tensors, op, group):
-    outs = [a.clone(memory_format=torch.contiguous_format) for a in tensors]
+def _run_all_reduce_together(tensors, op, own, group):
+    outs = [a if mine and a.is_contiguous() else a.clone(memory_format=torch.contiguous_format) for a, mine in zip(tensors, own, strict=True)]
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp, divisor = _reduction(op, group, tensors[0].device)
     started = Started(group.allreduce_coalesced(outs, options), None)
@@ -265,6 +265,7 @@ def _together(name: str, run: Callable, meta: Callable) -> Symbol:
 
 all_gather_together = _together("all_gather_together", _run_all_gather_together, lambda a, group: like(a, (a.shape[0] * group.size(), *a.shape[1:])))
 reduce_scatter_together = _together("reduce_scatter_together", _run_reduce_scatter_together, lambda a, group: like(a, (a.shape[0] // group.size(), *a.shape[1:])))
+# own: for each tensor whether nobody else reads it, so that it is overwritten
 all_reduce_together = _together("all_reduce_together", _run_all_reduce_together, lambda a, group: like(a))
 
 
