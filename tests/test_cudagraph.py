@@ -474,12 +474,12 @@ def test_an_error_names_the_users_line():
         assert "F.embedding(i, y) * 2" in "".join(caught.value.__notes__)
 
 
-def test_fusions_inside_are_found():
-    compiled = thunder.jit(lambda x: (x.sin() + 1) * 2 + x.sum(), transforms=[Imitated()], executors=["triton_fuser"])
-    for _ in range(2):
-        compiled(torch.ones(4, 2))
-    compiled = thunder.jit(lambda x, w: ((x.sin() + 1) @ w).exp() + 1, transforms=[Imitated()], executors=["triton_fuser"])
-    compiled(torch.ones(4, 2), torch.ones(2, 2))
+@pytest.mark.parametrize("transform, device", TRANSFORMS if not torch.cuda.is_available() else TRANSFORMS[1:])
+def test_fusions_inside_are_found(transform, device):
+    compiled = thunder.jit(lambda x, w: ((x.sin() + 1) @ w).cos() + 1, transforms=[transform()], executors=["triton_fuser"])
+    x, w = torch.ones(4, 2, device=device), torch.ones(2, 2, device=device)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x, w), ((x.sin() + 1) @ w).cos() + 1)
     assert [name for name, _ in thunder.examine.get_fusions(thunder.last_traces(compiled)[-1])] == ["TritonFusion0", "TritonFusion1"]
 
 

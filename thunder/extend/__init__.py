@@ -248,7 +248,7 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex", "torch_compile", "triton_fuser", "cross_entropy", "apexex"):
+        for name in ("torchex", "pythonex", "torch_compile", "triton_fuser", "cross_entropy", "apexex", "float8"):
             importlib.import_module(f"thunder.executors.{name}")
 
 

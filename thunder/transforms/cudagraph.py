@@ -120,7 +120,8 @@ class CUDAGraphTransform(Transform):
             )  # fmt: skip
             symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
             made.append(symbol.bind(*region.inputs, output=list(region.outputs), subsymbols=region.lines, context=region.lines[0].context))
-            graphs |= {o.name for o in region.outputs if o not in returned}
+            inside, inputs = roots(region.lines, maybe=True), set(region.inputs)
+            graphs |= {o.name for o in region.outputs if o not in returned and inside.get(o) not in inputs}
         if not backward:
             self._last = trace.names, frozenset(graphs)
         return del_last_used(trace.replace(bound_symbols=made))
