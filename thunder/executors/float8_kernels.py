@@ -57,7 +57,8 @@ def _largest_of(x, partial, m, k, stride_m, stride_k, parts, tile: tl.constexpr)
 
 @triton.jit
 def _write(
-    x, partial, q, columns, scale, m, k, stride_m, stride_k, parts, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr, padded: tl.constexpr, tile: tl.constexpr
+    x, partial, q, columns, scale, m, k, stride_m, stride_k, parts, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
+    padded: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """One tile, rounded, and its transpose."""
     part = tl.arange(0, padded)

@@ -1,7 +1,8 @@
 """Linear layers in float8: what `thunder.transforms.float8` writes in their place, with its derivative.
 
-A matrix is divided by a scale, so that its largest number is the largest that float8 holds, and rounded. One scale for a matrix, or one for each row of each operand of a product.
-A product of A (m, k) and B (k, n) wants the rows of A and the columns of B to lie together in memory, so that a matrix of two products, as all are in training, is needed as its transpose, too.
+A matrix is divided by a scale, so that its largest number is the largest that float8 holds, and rounded. One scale for a matrix, or one for each row of each operand of a
+product. A product of A (m, k) and B (k, n) wants the rows of A and the columns of B to lie together in memory, so that a matrix of two products, as all are in training, is
+needed as its transpose, too.
 """
 
 from __future__ import annotations

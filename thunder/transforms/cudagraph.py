@@ -404,8 +404,7 @@ class Recording:
             else:
                 for i, o in zip(places, members, strict=True):
                     self.results[i] = o
-                if members[0].device == self.memory.device:
-                    self.watched[data] = members[0].untyped_storage()
+                self.watched[data] = members[0].untyped_storage()
 
     def _uses(self) -> list[int]:
         """How often the storage of each watched result is held, by tensors and by Python."""

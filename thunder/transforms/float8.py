@@ -8,8 +8,8 @@ Before: `t0 = ltorch.linear(x, weight, None)`. After:
     (t4, t5, t6) = ltorch.float8_quantize(weight, dtypes.float8_e4m3fn, False, True)
     t0 = ltorch.float8_linear(x, weight, None, (t1, t2, t3, t2), (t4, t5, t6, t5), dtypes.float8_e5m2)
 
-Scales are found anew in each call, from what is rounded. The backward rounds its cotangents, and reads the transposes that the forward made. What several layers read is rounded once. Parameters,
-their gradients and the optimizer keep their type.
+Scales are found anew in each call, from what is rounded. The backward rounds its cotangents, and reads the transposes that the forward made. What several layers read is
+rounded once. Parameters, their gradients and the optimizer keep their type.
 """
 
 from __future__ import annotations
