@@ -181,16 +181,17 @@ def test_kernels(make, to):
 
 
 def steps(transforms, count, dtype):
-    """Losses of training a small GPT on sequences that can be learned."""
+    """Losses of training a small GPT to count in threes, in a sequence with a fifth of wrong numbers."""
     torch.manual_seed(0)
-    model = NanoGPT(GPTConfig(block_size=16, vocab_size=64, n_layer=2 if DEVICE == "cuda" else 1, n_head=2, n_embd=32)).to(DEVICE, dtype)
+    model = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2 if DEVICE == "cuda" else 1, n_head=2, n_embd=32)).to(DEVICE, dtype)
     compiled = thunder.jit(model, transforms=transforms)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(count):
-        start, step = torch.randint(0, 64, (8, 1), generator=generator), torch.randint(1, 5, (8, 1), generator=generator)
-        tokens = ((start + step * torch.arange(17)) % 64).to(DEVICE)
+        tokens = (torch.randint(0, 32, (8, 1), generator=generator) + 3 * torch.arange(17)) % 32
+        others = torch.randint(0, 32, (8, 17), generator=generator)
+        tokens = torch.where(torch.rand(8, 17, generator=generator) < 0.2, others, tokens).to(DEVICE)
         loss = compiled(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())[1]
         optimizer.zero_grad()
         loss.backward()
@@ -204,7 +205,7 @@ def test_training_learns_as_without(scaling):
     """200 steps beside bfloat16, 24 beside float32 on a CPU, where a product takes 40 ms: in each quarter of them the mean loss stays within 2 %."""
     count, dtype = (200, torch.bfloat16) if DEVICE == "cuda" else (24, torch.float32)
     without, float8 = steps([], count, dtype), steps([Float8Transform(scaling=scaling)], count, dtype)
-    assert without[-1] < 0.9 * without[0]
+    assert without[-1] < 0.97 * without[0]
     for quarter in range(4):
         part = slice(count // 4 * quarter, count // 4 * (quarter + 1))
         assert abs(sum(float8[part]) - sum(without[part])) < 0.02 * sum(without[part])

@@ -1,6 +1,6 @@
 """The float8 executor: what rounds matrices to float8 (`thunder/ops/float8.py`), by two kernels: one that finds the scale, one that writes the matrix and its transpose.
 
-It is asked after the user's executors, and takes nothing where no transform writes such operations. Elsewhere than on a GPU with Triton their decomposition runs.
+The transform that writes such operations brings it. Elsewhere than on a GPU with Triton their decomposition runs.
 """
 
 from __future__ import annotations
@@ -12,22 +12,11 @@ import importlib.util
 import torch
 
 from thunder.core.proxies import TensorProxy
-from thunder.extend import OperatorExecutor, add_always_executor, register_executor
+from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops.float8 import quantize
 from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["float8_ex"]
-
-
-class Float8Executor(OperatorExecutor):
-    """Takes matrices on GPUs."""
-
-    capturable = True
-
-    def unavailable(self) -> str | None:
-        if not _has_triton():
-            return "it needs the package triton: install it"
-        return None if torch.cuda.is_available() else "there is no GPU"
 
 
 @functools.cache
@@ -44,8 +33,8 @@ def _run(x: torch.Tensor, to, by_rows: bool, transposed: bool) -> tuple[torch.Te
     return (kernels.by_rows if by_rows else kernels.whole)(x, to_torch_dtype(to), transposed)
 
 
-float8_ex = Float8Executor("float8")
+float8_ex = OperatorExecutor("float8")
+float8_ex.capturable = True
 _operation = float8_ex.register_operator("quantize_float8", meta=quantize.meta, fn=_run)
 float8_ex.register_implementation(quantize, _operation, checker=_takes)
 register_executor(float8_ex)
-add_always_executor(float8_ex)

@@ -47,6 +47,8 @@ class Float8Transform(Transform):
     Raises OptionError for options it does not know.
     """
 
+    executors = ("float8",)
+
     def __init__(self, *, scaling: str = "tensorwise", gradient_dtype: torch.dtype | None = None, filter: Callable[[Any, str], bool] | None = None):
         if scaling not in _SCALINGS:
             raise OptionError(f"Float8Transform(scaling={scaling!r}): valid: {', '.join(map(repr, _SCALINGS))}")
