@@ -241,7 +241,8 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), _identity, True))
     else:
         raise MissingImplementationError(
-            f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, or call it under torch.no_grad()"
+            f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
+            "or call it under torch.no_grad()"
         )
 
 
