@@ -1,10 +1,10 @@
 """`Transform`: what a user's transform may change, and when it is asked.
 
-class Doubling(thunder.Transform):
-    def transform_trace_post_optimization(self, computation_trace, **kwargs):
-        return rewrite(computation_trace, ...)
+    class Doubling(thunder.Transform):
+        def transform_trace_post_optimization(self, computation_trace, **kwargs):
+            return rewrite(computation_trace, ...)
 
-thunder.jit(model, transforms=[Doubling()])
+    thunder.jit(model, transforms=[Doubling()])
 """
 
 from __future__ import annotations
