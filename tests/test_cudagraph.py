@@ -461,6 +461,18 @@ def test_a_result_in_use_keeps_its_recording():
     torch.testing.assert_close(torch.autograd.grad(out.sum(), list(module.parameters())), torch.autograd.grad(module(x).sum(), list(module.parameters())))
 
 
+def test_flags_of_pytorch_are_part_of_a_recording():
+    compiled = thunder.jit(lambda x: (x @ x + 1) * 2, transforms=[Imitated()])
+    x, before = torch.randn(3, 3), torch.backends.cuda.matmul.allow_tf32
+    try:
+        for allowed in (True, True, False, False, True):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            compiled(x)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert len(recordings(compiled)) == 2
+
+
 def test_an_error_names_the_users_line():
     def f(x, i):
         y = x.sin() + 1

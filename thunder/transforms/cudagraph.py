@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from thunder._torch_compat import storage_uses
+from thunder._torch_compat import kernel_flags, storage_uses
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -303,12 +303,12 @@ class GraphedRegion:
             return self.run(*tensors)
         with self.memory.lock:
             strides = [t.stride() for t in tensors]
-            addresses = [tensors[i].data_ptr() for i in self.fixed]
+            places = [*kernel_flags(), *(tensors[i].data_ptr() for i in self.fixed)]
             for recording in self.recordings:
-                if recording.strides == strides and recording.addresses == addresses:
+                if recording.strides == strides and recording.places == places:
                     break
             else:
-                recording = self._record(strides, addresses, tensors)
+                recording = self._record(strides, places, tensors)
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
                     return recording.replay(tensors)
@@ -318,9 +318,9 @@ class GraphedRegion:
                 )
         return self.run(*tensors)
 
-    def _record(self, strides: list, addresses: list, tensors: Sequence[torch.Tensor]) -> Recording | None:
+    def _record(self, strides: list, places: list, tensors: Sequence[torch.Tensor]) -> Recording | None:
         """A recording for inputs like these, if they come in like this for the second time: what runs first may compile, or choose kernels."""
-        key = (*strides, *addresses)
+        key = (*strides, *places)
         if key not in self.seen:
             self.seen.add(key)
             if len(self.seen) > 4 * RECORDINGS:
@@ -332,7 +332,7 @@ class GraphedRegion:
             self._warn(f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, or addresses of parameters")
             return None
         try:
-            recording = Recording(self, strides, addresses, tensors)
+            recording = Recording(self, strides, places, tensors)
         except Refused as reason:
             return self.stop(str(reason))
         except RuntimeError as error:
@@ -352,11 +352,11 @@ class GraphedRegion:
 
 
 class Recording:
-    """What a region launches for inputs of these strides, with the fixed ones at these addresses, and where it leaves its results."""
+    """What a region launches for inputs of these strides, and where it leaves its results. places: PyTorch's flags, and the addresses of fixed inputs."""
 
-    def __init__(self, region: GraphedRegion, strides: list, addresses: list, tensors: Sequence[torch.Tensor]):
+    def __init__(self, region: GraphedRegion, strides: list, places: list, tensors: Sequence[torch.Tensor]):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
-        self.strides, self.addresses, self.place = strides, addresses, 0
+        self.strides, self.places, self.place = strides, places, 0
         others = [i for i in range(len(tensors)) if i not in region.fixed]
         self.pooled = [i for i in others if _is_result(tensors[i])]
         self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]

@@ -44,6 +44,7 @@ class Float8Transform(Transform):
     holds the weight and its path; (None, "") where the weight is no parameter of the compiled module. None means all.
 
     Taken are layers with a weight (n, k) of bfloat16, float16 or float32, n and k divisible by 16, and in training a number of rows divisible by 16. Others stay as they are.
+    Weights are rounded in each call, which products of several hundred rows and more win back.
     Raises OptionError for options it does not know.
     """
 
