@@ -152,6 +152,16 @@ def test_checkpoints():
     torch.testing.assert_close(*found)
 
 
+def test_the_transform_brings_its_executor():
+    def names(compiled):
+        return [e.name for e in compiled._lc_cd.options.executors]
+
+    layer = nn.Linear(32, 16)
+    assert "float8" not in names(thunder.jit(layer))
+    assert names(thunder.jit(layer, transforms=[Float8Transform()], executors=["torchcompile"])) == ["torchcompile", "torch", "python", "float8"]
+    assert names(thunder.add_transform(thunder.jit(layer), transform=Float8Transform()))[-1] == "float8"
+
+
 def test_options():
     for wrong in ({"scaling": "blockwise"}, {"gradient_dtype": torch.bfloat16}, {"filter": "lm_head"}):
         with pytest.raises(OptionError, match="Float8Transform"):
