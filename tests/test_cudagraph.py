@@ -226,6 +226,17 @@ def test_parameters_at_other_addresses(transform, device):
     assert len(recordings(compiled)) == 2
 
 
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_parameters_of_modules_that_a_function_calls_are_not_copied(transform, device):
+    module = model(device)
+    for compiled, given in ((thunder.jit(lambda x: module(x), transforms=[transform()]), ()), (thunder.jit(lambda m, x: m(x), transforms=[transform()]), (module,))):
+        for _ in range(4):
+            x = torch.randn(3, 8, device=device)
+            torch.testing.assert_close(compiled(*given, x), module(x))
+        (recording, *others) = recordings(compiled)
+        assert len(recording.copied) == 1 and not others
+
+
 def test_parameters_that_move_all_the_time():
     module = model().requires_grad_(False)
     transform = Imitated()

@@ -51,7 +51,8 @@ class Transform:
         """At each compilation, before differentiation. Returns the three traces; the same object means no change.
 
         epilogue_trace is None where the computation's value is the program's. The prologue returns the computation's arguments in order, so that a new argument
-        needs both (`with_parameter` does it). computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers. kwargs has executors_list
+        needs both (`with_parameter` does it). computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers; "held" has the
+        names of those that are parameters and buffers of other modules, too. kwargs has executors_list
         and model, the compiled module that is called (None for a function): one transform may serve several.
         """
         return prologue_trace, computation_trace, epilogue_trace

@@ -104,7 +104,7 @@ class CUDAGraphTransform(Transform):
         returned |= {shown.get(p, p) for p in returned}
         names, made_before = self._last if backward else (None, frozenset())
         expected = made_before if names is trace.names else frozenset()
-        parameters = trace.tables.get("parameters", {})
+        parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
         counter, graphs, made = itertools.count(), set(), []
         for region in schedule(lines, groups, trace.output_proxies):
             if not self.can_fuse(region.lines[0]) or sum(OpTags.SHAPE_OP not in line.sym.tags for line in region.lines) < 2:
