@@ -23,7 +23,7 @@ __all__ = [
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
-    "attention_backends", "attention_among", "compile_with_inductor",
+    "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -37,6 +37,14 @@ empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, strid
 _static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
 # (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
 launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
+_FLAGS = [
+    getattr(torch._C, f"_get_{name}")
+    for name in (
+        "cublas_allow_tf32", "cudnn_allow_tf32", "float32_matmul_precision", "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_fp16_accumulation", "deterministic_algorithms", "cudnn_deterministic", "cudnn_enabled",
+    )
+    if hasattr(torch._C, f"_get_{name}")
+]  # fmt: skip
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -163,6 +171,11 @@ def _stack_of_modes() -> tuple:
 
 _ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
 _attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
+def kernel_flags() -> list:
+    """The flags by which PyTorch chooses kernels on a GPU when it runs them."""
+    return [flag() for flag in _FLAGS]
+
+
 _USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes the third at the first call where PyTorch prefers cuDNN; none before torch 2.6
 
 
