@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Container
 
 import torch
 
@@ -50,7 +51,8 @@ class TritonFuser(FusionExecutor):
         return len(devices) == 1 and _runs_on(next(iter(devices)))
 
     def is_cheap(self, line: BoundSymbol) -> bool:
-        return not _reduces(line)
+        """A table of sines is written once, not computed in each layer."""
+        return not _reduces(line) and not _contains(line, ("sin", "cos"))
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one operation is PyTorch's already."""
@@ -80,6 +82,10 @@ def _in_primitives(line: BoundSymbol) -> bool:
 
 def _reduces(line: BoundSymbol) -> bool:
     return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, parts(line)[0]))
+
+
+def _contains(line: BoundSymbol, names: Container[str]) -> bool:
+    return line.sym.name in names or not primitive(line) and any(_contains(sub, names) for sub in parts(line)[0])
 
 
 def _runs_on(device: str) -> bool:

@@ -64,6 +64,8 @@ class _Emitter:
     def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile):
         self.name, self.kernel, self.interpreted, self.tile = name, kernel, interpreted, tile
         self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
+        before = schedule.kernels[: schedule.kernels.index(kernel)]
+        self.dear = {v for k in before for v in k.stores if v in schedule.dear}  # loaded, where others that are elementwise are computed again
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
         self.outer: list[str] = []
         self.inner: list[str] = []  # of the loop that begins with `header`
@@ -352,7 +354,7 @@ class _Emitter:
 
     def _computed(self, v: Value, place: Place, conditions: tuple) -> _Term:
         kind = v.kind
-        if kind in ("input", "reduce", "partial"):
+        if kind in ("input", "reduce", "partial") or v in self.dear:
             return self._load(v, place, conditions)
         if kind == "map":
             return self._mapped(v, place, conditions)

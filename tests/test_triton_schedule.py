@@ -1,0 +1,64 @@
+"""Which kernels the Triton fuser makes of a region, where there is a choice: what is stored and what is computed again, which pass comes first."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thunder
+from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.triton_kernels import schedule
+
+pytest.importorskip("triton", reason="kernels need Triton")
+# numpy says so where the interpreter computes what is not used, or not a number
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tensor(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
+
+
+def fused(program, *inputs):
+    """The regions of a program, which computes what eager computes."""
+    compiled = thunder.jit(program, executors=[TritonFuser("scheduled")])
+    torch.testing.assert_close(compiled(*inputs), program(*inputs), rtol=1e-5, atol=1e-5)
+    return [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]
+
+
+def turned(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+@pytest.mark.parametrize("work, kernels", [(1 << 27, 1), (1, 2)])
+def test_a_table_that_many_read_is_computed_once(work, kernels, monkeypatch):
+    monkeypatch.setattr(schedule, "WORK", work)
+    (region,) = fused(lambda x, angles: turned(x, angles.cos(), angles.sin()), tensor(5, 6, 8), tensor(6, 8))
+    spaces = [k.numel for k in region.sym.fn.schedule.kernels]
+    assert spaces == [48, 240][-kernels:]
+    assert region.sym.fn.source.count("tl.cos") == 1
+
+
+def test_sines_are_read_from_the_region_that_makes_them():
+    def layers(x, angles, w):
+        tables = angles.cos(), angles.sin()
+        return turned(turned(x, *tables) @ w, *tables)
+
+    first, second = fused(layers, tensor(6, 8), tensor(6, 8), tensor(8, 8))
+    assert len(first.outputs) == 3 and len(second.inputs) == 3, "cos and sin"
+    assert "tl.cos" not in second.sym.fn.source
+
+
+
+
+def test_a_pass_comes_after_the_small_sums_that_it_reads():
+    (region,) = fused(lambda x, y: torch.softmax(x, -1) * 2 / (y * y).sum(), tensor(40, 50), tensor(90))
+    assert [(k.rows, k.columns) for k in region.sym.fn.schedule.kernels] == [(1, 90), (40, 50)], "in the order of the program the rows would be read twice"
+
+
+def test_a_padded_place_is_known_to_be_inside():
+    def program(x):
+        return F.pad(x.reshape(6, 4), (2, 2)).reshape(-1).tanh() * 2
+
+    (region,) = fused(program, tensor(24))
+    assert region.sym.fn.source.count("//") == 1, "no division of what is inside of a row"
