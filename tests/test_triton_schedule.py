@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import thunder
 from thunder.executors.triton_fuser import TritonFuser
@@ -56,9 +55,6 @@ def test_a_pass_comes_after_the_small_sums_that_it_reads():
     assert [(k.rows, k.columns) for k in region.sym.fn.schedule.kernels] == [(1, 90), (40, 50)], "in the order of the program the rows would be read twice"
 
 
-def test_a_padded_place_is_known_to_be_inside():
-    def program(x):
-        return F.pad(x.reshape(6, 4), (2, 2)).reshape(-1).tanh() * 2
-
-    (region,) = fused(program, tensor(24))
-    assert region.sym.fn.source.count("//") == 1, "no division of what is inside of a row"
+def test_a_joined_place_is_known_to_be_inside():
+    (region,) = fused(lambda x, cos, sin: turned(x.reshape(6, 2, 8).transpose(0, 1), cos, sin), tensor(6, 16), tensor(6, 8), tensor(6, 8))
+    assert region.sym.fn.source.count("//") == 2, "head and row of an element, not those of one that may lie before or after its row"
