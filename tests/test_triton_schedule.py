@@ -56,5 +56,5 @@ def test_a_pass_comes_after_the_small_sums_that_it_reads():
 
 
 def test_a_joined_place_is_known_to_be_inside():
-    (region,) = fused(lambda x, cos, sin: turned(x.reshape(6, 2, 8).transpose(0, 1), cos, sin), tensor(6, 16), tensor(6, 8), tensor(6, 8))
+    (region,) = fused(lambda x, cos, sin: turned(x.reshape(1, 6, 2, 8).transpose(1, 2), cos, sin), tensor(1, 6, 16), tensor(6, 8), tensor(6, 8))
     assert region.sym.fn.source.count("//") == 2, "head and row of an element, not those of one that may lie before or after its row"
