@@ -32,6 +32,8 @@ __all__ = ["triton_fuser"]
 class TritonFuser(FusionExecutor):
     """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device."""
 
+    capturable = True
+
     def __init__(self, name: str, **options):
         super().__init__(name, **options)
         scaled = Symbol("times_cotangent", times_cotangent.meta, id=f"{name}.times_cotangent", is_prim=True, fn=_times_cotangent, executor=self)

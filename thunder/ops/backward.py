@@ -32,7 +32,7 @@ def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
     if not shape:
         return op("sum")(g)
     if any(isinstance(n, NumberProxy) and n.unbacked and (n == g.shape[i - len(shape)]) is not True for i, n in enumerate(shape)):
-        return sum_to_size(g, shape)  # whether it was stretched, only the run tells
+        return op("sum_to_size")(g, tuple(shape))  # whether it was stretched, only the run tells
     lead = len(g.shape) - len(shape)
     dims = (*range(lead), *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])))
     out = op("sum")(g, dims, True) if dims else g
@@ -60,7 +60,6 @@ def _like_first(g, *args, **kwargs):
     return like(g)
 
 
-sum_to_size = Symbol("sum_to_size", lambda g, shape: like(g, tuple(shape)), id="sum_to_size", is_prim=True, fn=torch.Tensor.sum_to_size)
 tanh_backward = kernel("tanh_backward", "default", _like_first)
 sigmoid_backward = kernel("sigmoid_backward", "default", _like_first)
 gelu_backward = kernel("gelu_backward", "default", _like_first)

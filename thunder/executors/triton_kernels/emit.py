@@ -99,7 +99,10 @@ class _Emitter:
 
     def _blocks(self, count: int, programs: int, variable: str) -> None:
         """The loop of a program over its share of the blocks."""
-        self.header = f"for block in range(tl.program_id({1 if self.kernel.kind == 'columns' else 0}), {count}, {programs}):"
+        first = f"tl.program_id({1 if self.kernel.kind == 'columns' else 0})"
+        if self.interpreted:  # Triton 3.6 makes no number of it for range() with NumPy 2.4
+            first += ".handle.data.item()"
+        self.header = f"for block in range({first}, {count}, {programs}):"
         self.looping = frozenset(variable)
 
     def _close(self) -> None:
