@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,20 +108,25 @@ class FusionExecutor(Executor):
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
     """The region without results that are views of its inputs or of other results, and the lines that make these afterwards.
 
-    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that alone is left of what it shows, all of it, stays.
+    What shares memory with what has to be seen from the lines of a program: a region hides it. Of views of one result, what all of them show stays, where that is all of the
+    result: of a matrix that was turned before, and its transpose, the region writes the matrix.
     """
     producer = {o: line for line in region.lines for o in line.outputs}
-    roots = {o: _root(o, producer) for o in region.outputs}
-    shown = Counter(roots.values())
+    views: dict[Proxy, list[list[Proxy]]] = {}
+    for o in region.outputs:
+        way = _way(o, producer)
+        views.setdefault(way[-1], []).append(way)
     afterwards: dict[BoundSymbol, None] = {}
     needed: set[Proxy] = set()
-    waiting = []
-    for o, root in roots.items():
-        needed.add(o) if root in producer and shown[root] == 1 and _size(o) == _size(root) else waiting.append(o)
+    for root, ways in views.items():
+        base = next(v for v in ways[0] if all(any(v is u for u in way) for way in ways))
+        if root in producer and _size(base) == _size(root):
+            needed.add(base)
+    waiting = [o for o in region.outputs if o not in needed]
     while waiting:
         value = waiting.pop()
         line = producer.get(value)
-        if line is None or line in afterwards:
+        if line is None or line in afterwards or value in needed:
             continue
         if may_view(line):
             afterwards[line] = None
@@ -134,11 +138,13 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
     return Region(leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
 
 
-def _root(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> Proxy:
-    """What a value is a view of, or the value itself."""
+def _way(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
+    """A value, what it is a view of, and so on."""
+    way = [value]
     while (line := producer.get(value)) is not None and may_view(line) and isinstance(line.args[0], Proxy):
         value = line.args[0]
-    return value
+        way.append(value)
+    return way
 
 
 def _size(value: Proxy) -> int | None:

@@ -150,7 +150,7 @@ class _Interpreted(_Variant):
             lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
         lines += self.allocations
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, source.name, {})
+            self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
             lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
         return self._function(lines)
 

@@ -139,7 +139,7 @@ def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value
     how, dims = reduction.what
     if _is_outer(reduction) and reduced > FEW_ROWS:
         with_rows = (reduced, kept) in spaces and kept <= ON_CHIP
-        blocks = min(programs, reduced) if with_rows else min(-(-reduced // FEW_ROWS), max(2, 4 * programs // -(-kept // 128)))
+        blocks = _programs(reduced, kept, programs) if with_rows else min(-(-reduced // FEW_ROWS), max(2, 4 * programs // -(-kept // 128)))
         shape: tuple = (blocks, kept)
     elif kept == 1 and reduced > WHOLE:
         blocks = min(programs, -(-reduced // 1024))
@@ -149,6 +149,12 @@ def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value
     partial = Value("partial", reduction.operands, shape, reduction.dtype, (how, dims))
     total = Value("reduce", (partial,), shape[1:], reduction.dtype, (how, (0,)))
     return Value("reshape", (total,), reduction.shape, reduction.dtype)
+
+
+def _programs(rows: int, columns: int, programs: int) -> int:
+    """How many programs share the rows of a normalization: half as many where each would see few blocks, since their sums are written and read again."""
+    blocks = -(-rows // max(1, 4096 // columns))
+    return min(blocks, programs if blocks >= 4 * programs else -(-programs // 2))
 
 
 # ---------------------------------------------------------------------------------------------------------------- which kernel
