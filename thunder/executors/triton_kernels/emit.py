@@ -46,9 +46,12 @@ class _Term(NamedTuple):
     variables: frozenset
 
 
-def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile | None = None) -> Source:
-    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. tile: in place of the one that a rule gives."""
-    return _Emitter(name, schedule, kernel, strides, interpreted, tile or tile_of(kernel)).run()
+def emit(
+    name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0, tile: Tile | None = None
+) -> Source:  # fmt: skip
+    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. shared: bytes of a multiprocessor's shared memory.
+    tile: in place of the one that a rule gives."""
+    return _Emitter(name, schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel)).run()
 
 
 def _compute(d: dtype) -> str:
@@ -62,8 +65,8 @@ _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 
 
 
 class _Emitter:
-    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile):
-        self.name, self.kernel, self.interpreted, self.tile = name, kernel, interpreted, tile
+    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int, tile: Tile):
+        self.name, self.kernel, self.interpreted, self.shared, self.tile = name, kernel, interpreted, shared, tile
         self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
         before = schedule.kernels[: schedule.kernels.index(kernel)]
         self.dear = {v for k in before for v in k.stores if v in schedule.dear}  # loaded, where others that are elementwise are computed again
@@ -109,7 +112,7 @@ class _Emitter:
         self.looping = frozenset(variable)
 
     def _close_blocks(self) -> None:
-        self.header = f"for block in range({self.header}):" if self.interpreted else f"for block in tl.range({self.header}, num_stages={stages(self.ahead)}):"
+        self.header = f"for block in range({self.header}):" if self.interpreted else f"for block in tl.range({self.header}, num_stages={stages(self.ahead, self.shared)}):"
         self._close()
 
     def _close(self) -> None:

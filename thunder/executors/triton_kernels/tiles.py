@@ -9,7 +9,7 @@ from thunder.executors.triton_kernels.schedule import Kernel, along_memory
 __all__ = ["Tile", "tile_of", "stages", "power_of_two"]
 
 PASS = 8192  # columns that a program sees at a time where a row does not fit
-AHEAD = 200_000  # bytes of a program's shared memory that loads for later blocks may fill
+OTHERS = 1 << 16  # bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block
 
 
 class Tile(NamedTuple):
@@ -51,6 +51,6 @@ def _columns(kernel: Kernel) -> Tile:
     return Tile(min(2048 // columns, power_of_two(kernel.rows)), columns, 4)
 
 
-def stages(nbytes: int) -> int:
-    """How many blocks of a loop are under way at a time, where the loads of one are nbytes: those of later ones overlap with what is computed of this one."""
-    return 3 if 2 * nbytes <= AHEAD else 1
+def stages(nbytes: int, shared: int) -> int:
+    """How many blocks of a loop are under way at a time, where the loads of one are nbytes: those of later ones, in shared memory, overlap with what is computed of this one."""
+    return 3 if 2 * nbytes <= shared - OTHERS else 1
