@@ -41,7 +41,7 @@ def directory(tmp_path, monkeypatch):
 def driver(directory, monkeypatch):
     """A GPU of capability 9.0 that only writes down what it is asked."""
     calls = []
-    found = types.SimpleNamespace(multi_processor_count=132)
+    found = types.SimpleNamespace(multi_processor_count=132, shared_memory_per_multiprocessor=233472)
     for name, value in {
         "current_device": lambda: 0, "get_device_capability": lambda device: (9, 0), "get_device_properties": lambda device: found, "device": lambda device: contextlib.nullcontext(),
     }.items():  # fmt: skip
