@@ -9,21 +9,26 @@ some columns of the result, so that no partial sums are added up and every run g
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 
 import torch
 import torch.nn.functional as F
 
+from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import OpTags
-from thunder.extend import OperatorExecutor, register_executor
+from thunder.extend import OperatorExecutor, add_default_executor, register_executor
 from thunder.ops import LTORCH
+from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["matvec_ex"]
 
 ROWS = 16  # at most
-SMALLEST = 1 << 22  # elements of a weight: smaller ones stay in the cache, and PyTorch's call is as fast
+SMALLEST = 1 << 22  # elements of a weight; smaller ones were not measured
+AS_FAST = ((12288, 4096),)  # shapes of weights that PyTorch's call multiplies one row by as fast, as measured
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -34,16 +39,40 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
     return few_rows(x, weight, bias)
 
 
+class MatvecExecutor(OperatorExecutor):
+    """Takes linear layers of few rows."""
+
+    capturable = True
+
+    def unavailable(self) -> str | None:
+        return None if _has_triton() else "it needs the package triton: install it"
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _is_large(device: Device) -> bool:
+    """Whether a GPU is of the kind that was measured, by the memory its programs have: A100, H100 and later ones."""
+    return torch.cuda.get_device_properties(to_torch_device(device)).shared_memory_per_block_optin >= 1 << 17
+
+
 def _checker(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
-    if not x.device.name.startswith("cuda") or len(weight.shape) != 2 or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape)):
+    if x.device.type != "cuda" or not _has_triton() or not _is_large(x.device) or len(weight.shape) != 2 or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape)):
         return False
     if x.dtype not in (bfloat16, float16) or bias is not None and tuple(bias.shape) != (weight.shape[0],):
         return False
-    return 0 < math.prod(x.shape[:-1]) <= ROWS and math.prod(weight.shape) >= SMALLEST and weight.shape[1] % 8 == 0
+    n, k = weight.shape
+    rows = math.prod(x.shape[:-1])
+    faster = (n, k) not in AS_FAST if rows == 1 else n >= k
+    return 0 < rows <= ROWS and n * k >= SMALLEST and k % 8 == 0 and faster
 
 
-matvec_ex = OperatorExecutor("matvec", version=torch.__version__)
+matvec_ex = MatvecExecutor("matvec", version=torch.__version__)
 few_rows_linear = matvec_ex.register_operator("few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear, tags=(OpTags.MATMUL_OP,))
 matvec_ex.register_implementation(LTORCH["linear"], few_rows_linear, checker=_checker)
-matvec_ex.capturable = True
 register_executor(matvec_ex)
+if torch.cuda.is_available() and _has_triton():
+    add_default_executor(matvec_ex)

@@ -74,5 +74,7 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
-    """(columns of a program, elements of a row at a time, warps, stages)."""
-    return (2, 1024, 4, 2) if m == 1 else (16, 256, 4, 4)
+    """(columns of a program, elements of a row at a time, warps, stages), as measured on an H200 for bfloat16 weights of 8 to 250 MiB."""
+    if m == 1:
+        return (1, 4096, 8, 1) if 2048 < k <= 4096 else (4, 1024, 4, 1)
+    return (32 if 8192 <= n < 16384 else 64, 128, 4, 5)
