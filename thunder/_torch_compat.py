@@ -12,8 +12,10 @@ import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
-    "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
-    "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
+    "current_device", "current_stream", "empty_strided_cuda",
+    "load_kernel", "launch_kernel", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
+    "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
+    "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among",
@@ -24,6 +26,11 @@ any_autocast = torch._C._is_any_autocast_enabled
 # without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, stride, dtype) on the current device, at half the price of torch.empty_strided
+_static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
+# (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
+launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -34,15 +41,30 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _AUTOCAST_KINDS = ("cpu", "cuda")
 
 
+_data_parallel: tuple | None = None
+
+
+def set_data_parallel(state: tuple) -> None:
+    """What thunder.distributed adds to the key of compiled programs."""
+    global _data_parallel
+    _data_parallel = state
+
+
 def modes_key() -> tuple:
-    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes."""
+    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes, data parallelism."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         autocast_state() if any_autocast() else None,
         _stack_of_modes() if _function_modes() else None,
+        _data_parallel,
     )
+
+
+def load_kernel(path: str, name: str, shared: int, device: int) -> int:
+    """The handle of a function in a file of machine code, in the context of the current device."""
+    return _static_launcher._load_kernel(path, name, shared, device)[-3]  # from torch 2.13 on the module comes first; then registers and spills
 
 
 @contextlib.contextmanager
@@ -56,7 +78,7 @@ def without_function_modes():
             torch._C._push_on_torch_function_stack(mode)
 
 
-_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device")
+_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device", "placement of parameters, and no_sync,")
 
 
 def autocast_state() -> tuple | None:
@@ -176,9 +198,7 @@ def tensor_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
     Strides are free. The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
     """
     try:
-        guards = torch._C._dynamo.guards.TensorGuards(
-            *tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors]
-        )
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors])
         if guards.check(*tensors):
             return guards.check
     except (AttributeError, TypeError):
@@ -253,7 +273,6 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
     if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"
     return None
-
 
 
 def fake_mode_of_sizes():

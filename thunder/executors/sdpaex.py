@@ -18,7 +18,7 @@ Keys and values that are repeated for groups of queries, and go to attention alo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ from thunder.ops import LTORCH
 from thunder.ops.attention import attention_bias, attention_with_dropout, differentiated_by_products, fits_flash_for_cpu, scaled_dot_product_attention
 from thunder.ops.backward import aten, sum_to
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
-from thunder.transforms.autodiff import get_grad, put_grad
+from thunder.transforms.autodiff import get_grad, put_grads
 from thunder.transforms.dce import dce
 
 __all__ = ["sdpa_ex"]
@@ -128,6 +128,16 @@ def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums:
     for symbol in made:
         symbol.info |= {"not_differentiable": (1, 2, 3), "multiply_adds": lambda query, key, *rest: 2 * query.numel_value * number_value(key.shape[2])}
     last = Symbol(f"sdpa_{name}_backward", backward_meta, id=f"sdpa_{name}_backward", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=backward)
+
+    for symbol in made:
+
+        @symbol.vjp
+        def _(query, key, value, bias, dropout_p, is_causal, scale, symbol=symbol):
+            out, *saved = symbol(query, key, value, bias, dropout_p, is_causal, scale)
+            g, *_ = yield out, *saved
+            of_bias = (True,) if bias is not None and bias.requires_grad else ()
+            gradients = last(g, query, key, value, bias, out, *saved, dropout_p, is_causal, scale, *of_bias)
+            return *gradients[:3], sum_to(gradients[3], bias.shape) if of_bias else None
 
     @last.vjp
     def _(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, *of_bias):
@@ -266,13 +276,12 @@ def _differentiated(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=
     bias = attn_mask
     if attn_mask is not None and attn_mask.dtype.category == 0:
         bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
-    out, *saved = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward)(query, key, value, bias, dropout_p, is_causal, scale)
-    of_bias = (True,) if attn_mask is not None and attn_mask.requires_grad else ()
-    gradients: Sequence = kernel.backward(get_grad(out), query, key, value, bias, out, *saved, dropout_p, is_causal, scale, *of_bias)
-    for x, gradient in zip((query, key, value), gradients, strict=False):
-        put_grad(x, gradient)
-    if of_bias:
-        put_grad(attn_mask, sum_to(gradients[3], attn_mask.shape))
+    steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(query, key, value, bias, dropout_p, is_causal, scale)
+    out, *saved = next(steps)
+    try:
+        steps.send((get_grad(out), *(None for _ in saved)))
+    except StopIteration as done:
+        put_grads((query, key, value, attn_mask), done.value)
     return out
 
 

@@ -48,7 +48,10 @@ class Executor:
     """A named carrier-out of operations. `implementation(line)` says how it would execute a line, or None.
 
     exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
+    capturable: its operations launch kernels and do nothing else on the host, so that a CUDA graph may record them.
     """
+
+    capturable = False
 
     def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
         self.name, self.version, self.exact = name, version, exact

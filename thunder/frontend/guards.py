@@ -384,7 +384,7 @@ class PrologueWriter:
         return guard
 
     _guard_is_conj, _guard_is_neg, _guard_is_pinned, _guard_is_shared = map(_answers, ("is_conj", "is_neg", "is_pinned", "is_shared"))
-    _guard_data_ptr = _answers("data_ptr")
+    _guard_data_ptr, _guard_is_inference = map(_answers, ("data_ptr", "is_inference"))
 
     def _guard_array(self, source: Source, path: str, want) -> None:
         self.objects["same_array"] = same_array
