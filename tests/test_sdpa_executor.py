@@ -281,3 +281,48 @@ def test_second_derivatives():
         exact = second(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True))
     for a, b in zip(found, exact, strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the way around a kernel, with one that the CPU has
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """A kernel for the CPU in the place of those for GPUs."""
+    aten = torch.ops.aten
+
+    def forward(query, key, value, bias, dropout_p, is_causal, scale):
+        found = aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale)
+        return *found, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+
+    def backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(g, query, key, value, out, sums, dropout_p, is_causal, attn_mask=bias, scale=scale)
+
+    kernel = sdpaex._kernel("cpu", 9, forward, backward, lambda b, h, n: (b, h, n), sdpaex._on_the_host, float("-inf"))
+    monkeypatch.setattr(sdpaex, "_choose", lambda *args: kernel)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True, "scale": 0.2}, {"attn_mask": torch.ones(24, 24, dtype=torch.bool).tril()}, {"attn_mask": torch.ones(24, 24).tril().log()}]
+)
+def test_forward_and_backward_are_lines(on_the_cpu, options):
+    torch.manual_seed(0)
+    inputs = [heads(4) for _ in range(3)]
+    compiled = thunder.jit(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), executors=["sdpa"])
+    for a, b in zip(with_gradients(compiled, *inputs), with_gradients(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), *inputs), strict=True):
+        assert torch.equal(a, b)
+    assert names(thunder.last_traces(compiled)[-1])[-1:] == ["sdpa_cpu"] and names(thunder.last_backward_traces(compiled)[-1])[0] == "sdpa_cpu_backward"
+    with torch.no_grad():
+        assert torch.equal(compiled(*inputs), scaled_dot_product_attention(*inputs, **options))
+    assert "sdpa_cpu" not in names(thunder.last_traces(compiled)[-1])
+
+
+def test_only_wanted_gradients_and_second_ones(on_the_cpu):
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 2, 3, 4, dtype=torch.float64) for _ in range(3)]
+    compiled = thunder.jit(lambda q, k, v: scaled_dot_product_attention(q, k, v), executors=["sdpa"])
+    assert torch.autograd.gradgradcheck(compiled, [x.clone().requires_grad_() for x in inputs])
+    key = inputs[1].clone().requires_grad_()
+    (found,) = torch.autograd.grad(compiled(inputs[0], key, inputs[2]).sum(), key)
+    (expected,) = torch.autograd.grad(scaled_dot_product_attention(inputs[0], key, inputs[2]).sum(), key)
+    assert torch.equal(found, expected)
