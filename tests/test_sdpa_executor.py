@@ -138,7 +138,7 @@ def allow(monkeypatch, *usable):
 def test_the_fastest_that_may_be_used_unless_the_user_gave_an_order(monkeypatch, usable, order, products, expected):
     allow(monkeypatch, *usable)
     sdpaex._usable.cache_clear()
-    found = sdpaex._usable(described(), 0.0, True, False, (True, True, products, True, order))
+    found = sdpaex._usable(described(), 0.0, True, False, (True, True, products, True, False, order))
     sdpaex._usable.cache_clear()
     assert (found and found.name) == expected
 
@@ -210,6 +210,13 @@ def test_without_flags_it_is_pytorchs_choice():
         assert "sdpa_flash" in names(thunder.last_traces(compiled)[-1])
     with_gradients(compiled, *inputs)
     assert "sdpa_cudnn" in names(thunder.last_traces(compiled)[-1]) and thunder.cache_misses(compiled) == 2
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (with_gradients(compiled, *inputs) for _ in range(2))
+        assert thunder.cache_misses(compiled) == 3 and "sdpa_cudnn" not in names(thunder.last_traces(compiled)[-1])
+        assert all(map(torch.equal, first, second))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @GPU

@@ -156,15 +156,16 @@ def _stack_of_modes() -> tuple:
 
 
 _ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
+_deterministic = torch._C._get_deterministic_algorithms
 _attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
 _USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes the third at the first call where PyTorch prefers cuDNN; none before torch 2.6
 
 
 def attention_backends() -> tuple:
-    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; and the order in which it looks, None for PyTorch's own."""
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it has to be deterministic; the order in which it looks, None for PyTorch's own."""
     flash, efficient, products, cudnn = _ATTENTION_FLAGS
     order = _attention_order()
-    return flash(), efficient(), products(), cudnn(), None if order in _USUAL_ORDERS else tuple(order)
+    return flash(), efficient(), products(), cudnn(), _deterministic(), None if order in _USUAL_ORDERS else tuple(order)
 
 
 @contextlib.contextmanager
