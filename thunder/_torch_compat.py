@@ -162,7 +162,7 @@ _USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes
 
 
 def attention_backends() -> tuple:
-    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it has to be deterministic; the order in which it looks, None for PyTorch's own."""
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it is to be deterministic; in which order it looks, None for PyTorch's own."""
     flash, efficient, products, cudnn = _ATTENTION_FLAGS
     order = _attention_order()
     return flash(), efficient(), products(), cudnn(), _deterministic(), None if order in _USUAL_ORDERS else tuple(order)
