@@ -79,6 +79,9 @@ def test_repeated_keys_and_values_are_not_made(repeat, device):
     assert names(thunder.last_traces(compiled)[-1]) == ["scaled_dot_product_attention"]
 
 
+chosen = torch.tensor([1, 0])
+
+
 @pytest.mark.parametrize(
     "attend",
     [
@@ -86,8 +89,9 @@ def test_repeated_keys_and_values_are_not_made(repeat, device):
         lambda q, k, v: scaled_dot_product_attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 2)[:, :, ::3].repeat(1, 3, 1, 1)),
         lambda q, k, v: scaled_dot_product_attention(q, k[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16), v[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16)),
         lambda q, k, v: scaled_dot_product_attention(q[:, :, :2], k.repeat_interleave(12, 2).transpose(1, 2)[:, :6, :2], v.repeat_interleave(3, 1)[:, :, :2]),
+        lambda q, k, v: scaled_dot_product_attention(q, *(x[:, chosen, None].expand(2, 2, 3, 24, 16).reshape(2, 6, 24, 16) for x in (k, v))),
     ],
-    ids=["tiled", "keys alone", "expanded before", "along another dimension"],
+    ids=["tiled", "keys alone", "expanded before", "along another dimension", "chosen heads"],
 )
 def test_other_repetitions_are_made(attend):
     torch.manual_seed(0)

@@ -248,7 +248,7 @@ def _picks_rows(key, rank: int) -> bool:
     if not all(k is ... or isinstance(k, slice) for k in keys) or sum(k is ... for k in keys) > 1:
         return False
     reaches_last = keys[-1] is not ... and (... in keys or len(keys) == rank)
-    return not reaches_last or keys[-1] == slice(None)
+    return not reaches_last or keys[-1].start is keys[-1].stop is keys[-1].step is None
 
 
 def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):

@@ -11,7 +11,7 @@ depends that was compiled with them. Of those that do, the first in the order of
 in bfloat16 on an H200, forward / backward in ms: cuDNN 0.084 / 0.258, flash 0.167 / 0.471, memory-efficient 0.269 / 0.909. Without a kernel, and without grad,
 attention is PyTorch's own call.
 
-Keys and values that are repeated for groups of queries, and go to attention alone, are not repeated where the kernel takes fewer heads of them: `k.repeat_interleave(n,
+Keys and values that are repeated for groups of queries are not repeated where the kernel takes fewer heads of them: `k.repeat_interleave(n,
 1)` as well as `k[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)`.
 """
 
@@ -235,7 +235,7 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
         return None
     if line.sym is LTORCH["repeat_interleave"]:
         given, times, dim = (*line.args, None, None)[:3]
-        return (given, times) if type(times) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4 else None
+        return (given, times) if type(times) is int and type(dim) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4 else None
     if not any(line.sym is LTORCH[name] for name in ("reshape", "view", "flatten")):
         return None
     spread = producer.get(line.args[0])
@@ -255,8 +255,11 @@ def _inserts_third(line: BoundSymbol) -> bool:
     if line.sym is LTORCH["unsqueeze"]:
         return line.args[1] in (2, -3)
     key = line.args[1] if line.sym is LTORCH["getitem"] and isinstance(line.args[1], tuple) else ()
-    whole = slice(None)
-    return len(key) >= 3 and key[:2] == (whole, whole) and key[2] is None and all(k is ... or k == whole for k in key[3:])
+    return len(key) >= 3 and key[2] is None and all(_is_all(k) for k in key[:2]) and all(k is ... or _is_all(k) for k in key[3:])
+
+
+def _is_all(key) -> bool:
+    return isinstance(key, slice) and key.start is None and key.stop is None and key.step is None
 
 
 # ---------------------------------------------------------------------------------------------------------------- the derivative
