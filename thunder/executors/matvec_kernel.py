@@ -14,13 +14,17 @@ ALIGNMENT = 16  # bytes, of addresses that kernels are compiled for
 
 
 @triton.jit
-def _one_row(x, weight, bias, out, N: tl.constexpr, K: tl.constexpr, biased: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
+def _one_row(x, weight, bias, out, N, K, biased: tl.constexpr, even: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     total = tl.zeros((BN, BK), tl.float32)
     for start in tl.range(0, K, BK, num_stages=stages):
         k = start + tl.arange(0, BK)
-        w = tl.load(weight + n[:, None].to(tl.int64) * K + k[None, :], mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
-        total += w.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
+        at = weight + n[:, None].to(tl.int64) * K + k[None, :]
+        if even:
+            w, row = tl.load(at, eviction_policy="evict_first"), tl.load(x + k)
+        else:
+            w, row = tl.load(at, mask=(n[:, None] < N) & (k[None, :] < K), other=0.0), tl.load(x + k, mask=k < K, other=0.0)
+        total += w.to(tl.float32) * row.to(tl.float32)[None, :]
     result = tl.sum(total, 1)
     if biased:
         result += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
@@ -28,16 +32,18 @@ def _one_row(x, weight, bias, out, N: tl.constexpr, K: tl.constexpr, biased: tl.
 
 
 @triton.jit
-def _some_rows(
-    x, weight, bias, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, biased: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr
-):  # fmt: skip
+def _some_rows(x, weight, bias, out, M, N, K, biased: tl.constexpr, even: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
     total = tl.zeros((BN, BM), tl.float32)
     for start in tl.range(0, K, BK, num_stages=stages):
         k = start + tl.arange(0, BK)
-        w = tl.load(weight + n[:, None].to(tl.int64) * K + k[None, :], mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
-        rows = tl.load(x + m[None, :] * K + k[:, None], mask=(m[None, :] < M) & (k[:, None] < K), other=0.0)
+        at, rows_at = weight + n[:, None].to(tl.int64) * K + k[None, :], x + m[None, :] * K + k[:, None]
+        if even:
+            w, rows = tl.load(at, eviction_policy="evict_first"), tl.load(rows_at, mask=m[None, :] < M, other=0.0)
+        else:
+            w = tl.load(at, mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
+            rows = tl.load(rows_at, mask=(m[None, :] < M) & (k[:, None] < K), other=0.0)
         total = tl.dot(w, rows, total)
     if biased:
         total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
@@ -59,17 +65,17 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     aligned = not (addresses[0] | addresses[1] | addresses[2] | addresses[3]) % ALIGNMENT
     found = _COMPILED.get(key) if aligned else None
     if found is not None and current_device() == key[-1]:
-        run, function, metadata, grid, constants = found
-        run(grid, 1, 1, current_stream(key[-1]), function, metadata, None, None, None, *addresses, *constants)
+        run, function, metadata, grid, numbers = found
+        run(grid, 1, 1, current_stream(key[-1]), function, metadata, None, None, None, *addresses, *numbers)
         return out
-    rows = () if m == 1 else (m,)
     columns, inner, warps, stages = _blocks(m, n, k)
     grid = triton.cdiv(n, columns)
-    constants = (*rows, n, k, bias is not None, *(() if m == 1 else (16,)), columns, inner, stages)
+    even = n % columns == 0 and k % inner == 0
+    numbers = (n, k, bias is not None, even, columns, inner, stages) if m == 1 else (m, n, k, bias is not None, even, 16, columns, inner, stages)
     with torch.cuda.device_of(x):
-        compiled = (_one_row if m == 1 else _some_rows)[(grid,)](*given, *constants, num_warps=warps)
+        compiled = (_one_row if m == 1 else _some_rows)[(grid,)](*given, *numbers, num_warps=warps)
     if aligned and compiled is not None:  # Triton's interpreter compiles nothing
-        _COMPILED[key] = compiled.run, compiled.function, compiled.packed_metadata, grid, constants
+        _COMPILED[key] = compiled.run, compiled.function, compiled.packed_metadata, grid, numbers
     return out
 
 
