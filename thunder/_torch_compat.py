@@ -170,6 +170,7 @@ def _stack_of_modes() -> tuple:
 
 
 _ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
+_deterministic = torch._C._get_deterministic_algorithms
 _attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
 def kernel_flags() -> list:
     """The flags by which PyTorch chooses kernels on a GPU when it runs them."""
@@ -180,10 +181,10 @@ _USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes
 
 
 def attention_backends() -> tuple:
-    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; and the order in which it looks, None for PyTorch's own."""
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it is to be deterministic; in which order it looks, None for PyTorch's own."""
     flash, efficient, products, cudnn = _ATTENTION_FLAGS
     order = _attention_order()
-    return flash(), efficient(), products(), cudnn(), None if order in _USUAL_ORDERS else tuple(order)
+    return flash(), efficient(), products(), cudnn(), _deterministic(), None if order in _USUAL_ORDERS else tuple(order)
 
 
 @contextlib.contextmanager

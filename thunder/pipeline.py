@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
-from thunder.extend import Executor, FusionExecutor
+from thunder.extend import FusionExecutor
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -37,12 +38,14 @@ __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradien
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run([acquired], [("Dead Code Elimination", dce), *_combined(executors), *_execution(acquired, options, executors)], options)
+    return _run(_combined(acquired, options, executors), _execution(acquired, options, executors), options)
 
 
-def _combined(executors: Sequence) -> list[tuple]:
-    """What executors make of several operations before these are differentiated."""
-    return [(f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined]
+def _combined(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
+    """A computation without what nobody needs, and where executors join operations of it, as they make it."""
+    traces = _run([acquired], [("Dead Code Elimination", dce)], options)
+    joined = functools.reduce(lambda trace, executor: executor.combined(trace), executors, traces[-1])
+    return traces if joined is traces[-1] else _run(traces, [("Combine Operations", lambda _: joined)], options)
 
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
@@ -77,7 +80,7 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
-    traces = _run([acquired], [("Dead Code Elimination", dce), *_combined(executors)], options)
+    traces = _combined(acquired, options, executors)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
