@@ -560,7 +560,7 @@ def _literal(x, d: dtype) -> str:
     if d.category == BOOL:
         return str(bool(x))
     if d.category != FLOAT:
-        return str(int(x))
+        return str((int(x) - _INTEGER_BOUNDS[d.name][0]) % 2 ** (8 * d.bytes) + _INTEGER_BOUNDS[d.name][0])  # as PyTorch wraps numbers around
     x = float(x)
     if d.bytes <= 4:
         try:

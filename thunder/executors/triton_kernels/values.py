@@ -85,7 +85,7 @@ def primitive(line: BoundSymbol) -> bool:
         return _function(line.sym.name, line.args) is not None
     if maker is _reduction:
         return _reduces(line)
-    return maker is not _gather or _out(line).dtype.category == FLOAT
+    return maker is not _gather or _out(line).dtype.category == FLOAT and len(line.args[0].shape) > 0
 
 
 def _reduces(line: BoundSymbol) -> bool:
@@ -237,7 +237,7 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         starts, _, steps = what
         there = tuple(p * step + start for p, start, step in zip(place, starts, steps, strict=True))
     elif kind == "flip":
-        dims = {d % len(value.shape) for d in what[0]}
+        dims = {d % len(value.shape) for d in what[0] if value.shape}
         there = tuple(p * -1 + (n - 1) if i in dims else p for i, (p, n) in enumerate(zip(place, value.shape, strict=True)))
     else:
         assert kind == "pad", f"{kind} says nothing about places"
