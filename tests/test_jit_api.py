@@ -826,3 +826,30 @@ def test_under_make_fx_the_original_is_traced():
         warnings.simplefilter("ignore", UserWarning)
         graph = make_fx(compiled)(ONES)
     assert [n.name for n in graph.graph.nodes if n.op == "call_function"] == ["sin", "sum_1"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- garbage collection
+
+
+def test_garbage_is_not_looked_for_while_compiling():
+    class Asks(thunder.Transform):
+        def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
+            found.append(gc.isenabled())
+            if refuse:
+                raise ValueError("refused")
+            return prologue_trace, computation_trace, epilogue_trace
+
+    found, refuse = [], False
+    thunder.jit(scaled, transforms=[Asks()])(ONES)
+    assert found == [False] and gc.isenabled()
+    refuse = True
+    with pytest.raises(ValueError, match="refused"):
+        thunder.jit(scaled, transforms=[Asks()])(ONES)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        refuse = False
+        thunder.jit(scaled, transforms=[Asks()])(ONES)
+        assert not gc.isenabled(), "as the user left it"
+    finally:
+        gc.enable()

@@ -11,7 +11,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
-from thunder.executors.triton_kernels import emit, launch, schedule
+from thunder.executors.triton_kernels import schedule, tiles
 from thunder.ops import LTORCH, lookup
 
 from .ops.harness import samples_of, tensors_in, torch_function
@@ -231,7 +231,7 @@ def test_kernels_of_a_program(name, long, monkeypatch):
     """As many kernels as there have to be, nothing beside them, and gradients as exact as eager's. long: as if rows did not fit on the chip."""
     if long:
         monkeypatch.setattr(schedule, "ON_CHIP", 16)
-        monkeypatch.setattr(emit, "PASS", 16)
+        monkeypatch.setattr(tiles, "PASS", 16)
     program, make_inputs, forward, backward = PROGRAMS[name]
     inputs = make_inputs()
     leaves = [x for x in inputs if x.requires_grad]
@@ -267,7 +267,7 @@ def test_a_cross_entropy_saves_numbers_of_rows():
 
 def test_a_row_without_numbers_is_not_a_number(monkeypatch):
     monkeypatch.setattr(schedule, "ON_CHIP", 16)
-    monkeypatch.setattr(emit, "PASS", 16)
+    monkeypatch.setattr(tiles, "PASS", 16)
     x = tensor(4, 50, grad=False)
     x[0], x[1, 5], x[2, 7], x[3, :20] = float("-inf"), float("inf"), float("nan"), float("-inf")
     for program in (lambda x: torch.softmax(x + 0, -1), lambda x: torch.log_softmax(x + 0, -1), lambda x: (x + 0).amax(-1), lambda x: (x + 0).amin(-1)):
@@ -360,30 +360,6 @@ def rows0(in0, buffer1):
 """
 
 
-def test_a_prepared_launch_passes_addresses_to_compiled_kernels(monkeypatch):
-    """What runs on a GPU after the first call, with a stand-in for what Triton compiled."""
-    monkeypatch.setattr(launch, "current_device", lambda: 0)
-    monkeypatch.setattr(launch, "current_stream", lambda index: 7)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    compiled = thunder.jit(lambda x, y: torch.tanh(x) * y, executors=[TritonFuser("prepared")])
-    x, y = tensor(64, grad=False), tensor(64, grad=False, seed=1)
-    compiled(x, y)
-    (region,) = fusions(compiled)
-    calls = []
-
-    class Kernel:
-        function, packed_metadata = "function", "metadata"
-
-        def run(self, *args):
-            calls.append(args)
-
-    monkeypatch.setattr(launch._Variant, "launch", property(lambda variant: lambda *tensors: ("general", [])))
-    run = launch._Variant(region, (x.stride(), y.stride())).prepared([Kernel()])
-    (out,) = run(x, y)
-    assert calls == [(1, 1, 1, 7, "function", "metadata", None, None, None, x.data_ptr(), y.data_ptr(), out.data_ptr())]
-    assert run(torch.empty(65)[1:], y) == "general" and len(calls) == 1, "kernels compiled for aligned tensors are not given others"
-
-
 def test_what_is_cheap_is_computed_in_the_region_that_reads_it():
     def program(x, w):
         wide = x.float() * 0.5
@@ -403,3 +379,41 @@ def test_regions_that_read_the_same_are_one():
     for got, want in zip(compiled(x), (torch.tanh(x) * 2, torch.sigmoid(x) + 1), strict=True):
         torch.testing.assert_close(got, want)
     assert [f.kernels for f in fusions(compiled)] == [1]
+
+
+class Layer(torch.nn.Module):
+    """A transformer's layer without attention: a normalization, a gated product, a residual, and a rotation by angles that all layers share."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.up, self.gate, self.down = (torch.nn.Linear(size, size, bias=False) for _ in range(3))
+        self.norm = torch.nn.RMSNorm(size)
+
+    def forward(self, x, angles):
+        y = self.norm(x)
+        turned = self.up(y)
+        turned = turned * angles.cos() + torch.cat((-turned[..., 4:], turned[..., :4]), -1) * angles.sin()
+        return x + self.down(F.silu(self.gate(y)) * turned)
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer(8) for _ in range(depth))
+
+    def forward(self, x, angles):
+        for layer in self.layers:
+            x = layer(x, angles)
+        return x
+
+
+def test_a_deep_model_compiles_the_regions_of_one_layer():
+    x, angles = torch.randn(3, 8, device=DEVICE, requires_grad=True), torch.randn(3, 8, device=DEVICE)
+    compilations, regions = {}, {}
+    for depth in (3, 5, 9):
+        executor = TritonFuser(f"deep{depth}")
+        entry, _ = thunder.jit(Layers(depth).to(DEVICE), executors=[executor])._compiled.entry_for((x, angles), {})
+        compilations[depth] = executor.compilations
+        regions[depth] = [sum(line.sym.is_fusion for line in traces[-1].bound_symbols) for traces in (entry.computation_traces, entry.backward_traces)]
+    assert compilations[3] == compilations[5] == compilations[9], "what a further layer needs is compiled already"
+    assert [n - m for n, m in zip(regions[9], regions[5], strict=True)] == [8, 8], "two regions a layer and direction"

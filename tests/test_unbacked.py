@@ -212,6 +212,13 @@ PROGRAMS = {
     "checked": conditions,
     "the size is at least zero": lambda x: x + 1 if x[rows(x)].shape[0] >= 0 else x,
     "a size equals itself": lambda x: (lambda y: y + 1 if y.exp().shape[0] == y.shape[0] else y)(x[rows(x)]),
+    "conditions returned": lambda x: [x[rows(x)].shape[0] > 3, {"most": x.max().item() <= 0.5}, torch.sym_not(x[rows(x)].shape[0] == 0), isinstance(x.max().item() > 0, bool)],
+    "equal": lambda x: (torch.equal(x, x.abs()), x.equal(x + 0), x.equal(x[0]), torch.equal(x[x > 0], x[x[:, 0] > 0].reshape(-1)), type(x.equal(x + 0))),
+    "allclose": lambda x: (torch.allclose(x, x.abs()), x.allclose(x * (1 + 1e-7)), torch.allclose(input=x, other=x + 1, atol=2.0), x.allclose(x / 0 * 0, equal_nan=True)),
+    "equal constants": lambda x: x + 1 if torch.equal(torch.arange(3), torch.tensor([0, 1, 2])) and not torch.allclose(torch.ones(2), torch.zeros(2)) else x,
+    "is_nonzero": lambda x: (torch.is_nonzero(rows(x).sum()), (x > 0).any().is_nonzero()),
+    "bools": lambda x: ((x > 0).all().item(), rows(x).tolist(), (x > 0).all().item(), int((x > 0).any())),
+    "a checked bool": lambda x: (lambda same: (torch._check(torch.sym_not(same)), x + 1 + same if not same else x)[1])(torch.equal(x, x + 1)),
     "experts": experts,
     "loss over a mask": masked_loss,
     "boxes": filtered_boxes,
@@ -509,7 +516,14 @@ REFUSED = {
     "a range": (lambda x: sum(x[i].sum() for i in range(rows(x).sum().item())), "the value of u0"),
     "a text": (lambda x: f"{x[rows(x)].shape[0]} rows", "the value of u0"),
     "a dimension that may go": (lambda x: x[rows(x)].squeeze(), "whether u0 == 1"),
-    "a condition returned": (lambda x: (x, x[rows(x)].shape[0] > 3), "whether u0 > 3 leaves the compiled function"),
+    "a branch on equality": (lambda x: x if torch.equal(x, x.abs()) else -x, "(u0 is what equal says)"),
+    "a branch on a bool": (lambda x: x if (x > 0).all().item() else -x, "whether u0 != 0"),
+    "a condition negated": (lambda x: not torch.allclose(x, x.abs()), "(u0 is what allclose says)"),
+    "a condition compared": (lambda x: (x.max().item() > 0.5) == True, "whether v0 > 0.5"),  # noqa: E712
+    "conditions joined": (lambda x: (x.max().item() > 0.5) & (x.min().item() > 0.5), "whether v0 > 0.5"),
+    "a condition as a text": (lambda x: f"{x.max().item() > 0.5}", "whether v0 > 0.5"),
+    "a condition as an operand": (lambda x: x * (x.max().item() > 0.5), "whether v0 > 0.5"),
+    "a condition in a tensor": (lambda x: torch.tensor([x.max().item() > 0.5]), "whether v0 > 0.5"),
     "a condition as a number": (lambda x: x * int(x[rows(x)].shape[0] > 3), "whether u0 > 3"),
     "parts as many as a size": (lambda x: x[rows(x)].split(2), "u0"),
     "the sign of an exponent": (lambda x: x * 2 ** rows(x).sum().item(), "the sign of the exponent"),
@@ -540,6 +554,15 @@ def test_checks_run_with_the_program():
     assert thunder.cache_misses(compiled) == 1
     with pytest.raises(RuntimeError, match="more than 1 row is needed"):
         compiled(DATA[1])
+
+
+def test_equality_is_computed_by_pytorch():
+    nan = torch.tensor([1.0, math.nan])
+    for a, b in ((nan, nan.clone()), (nan, nan), (nan.int(), nan), (nan, nan.double()), (nan, torch.ones(3))):
+        for function in (torch.equal, torch.allclose):
+            assert_same(outcome(thunder.jit(lambda a, b, function=function: function(a, b)), a, b), outcome(function, a, b))
+    with pytest.raises(RuntimeError, match="Boolean value of Tensor with more than one value is ambiguous"):
+        thunder.jit(torch.is_nonzero)(nan)
 
 
 def test_conditions_that_are_checked_decide():

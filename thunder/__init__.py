@@ -35,7 +35,7 @@ _FROM = {
 _MODULES = {
     "devices": "thunder.core.devices", "dtypes": "thunder.core.dtypes", "torch": "thunder.torch", "extend": "thunder.extend", "core": "thunder.core",
     "executors": "thunder.executors", "functional": "thunder.functional", "examine": "thunder.examine", "errors": "thunder.errors",
-    "interpreter": "thunder.interpreter", "transforms": "thunder.transforms", "ops": "thunder.ops",
+    "distributed": "thunder.distributed", "interpreter": "thunder.interpreter", "transforms": "thunder.transforms", "ops": "thunder.ops",
 }  # fmt: skip
 _DTYPES = (
     "bool8", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bfloat16", "float16", "float32", "float64", "complex32", "complex64",

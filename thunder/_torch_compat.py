@@ -12,10 +12,13 @@ import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
-    "current_device", "current_stream", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
-    "modes_key", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling", "foreign_tracer", "any_autocast",
+    "current_device", "current_stream", "empty_strided_cuda",
+    "load_kernel", "launch_kernel", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
+    "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
+    "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
+    "attention_backends", "attention_among",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -23,6 +26,11 @@ any_autocast = torch._C._is_any_autocast_enabled
 # without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, stride, dtype) on the current device, at half the price of torch.empty_strided
+_static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
+# (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
+launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -33,15 +41,30 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _AUTOCAST_KINDS = ("cpu", "cuda")
 
 
+_data_parallel: tuple | None = None
+
+
+def set_data_parallel(state: tuple) -> None:
+    """What thunder.distributed adds to the key of compiled programs."""
+    global _data_parallel
+    _data_parallel = state
+
+
 def modes_key() -> tuple:
-    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes."""
+    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes, data parallelism."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         autocast_state() if any_autocast() else None,
         _stack_of_modes() if _function_modes() else None,
+        _data_parallel,
     )
+
+
+def load_kernel(path: str, name: str, shared: int, device: int) -> int:
+    """The handle of a function in a file of machine code, in the context of the current device."""
+    return _static_launcher._load_kernel(path, name, shared, device)[-3]  # from torch 2.13 on the module comes first; then registers and spills
 
 
 @contextlib.contextmanager
@@ -55,7 +78,7 @@ def without_function_modes():
             torch._C._push_on_torch_function_stack(mode)
 
 
-_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device")
+_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device", "placement of parameters, and no_sync,")
 
 
 def autocast_state() -> tuple | None:
@@ -132,6 +155,38 @@ def _stack_of_modes() -> tuple:
     return tuple(found)
 
 
+_ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
+_attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
+_USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes the third at the first call where PyTorch prefers cuDNN; none before torch 2.6
+
+
+def attention_backends() -> tuple:
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; and the order in which it looks, None for PyTorch's own."""
+    flash, efficient, products, cudnn = _ATTENTION_FLAGS
+    order = _attention_order()
+    return flash(), efficient(), products(), cudnn(), None if order in _USUAL_ORDERS else tuple(order)
+
+
+@contextlib.contextmanager
+def attention_among(backends: tuple):
+    """In the block, scaled_dot_product_attention may use what `attention_backends` gave."""
+    before, order = attention_backends(), _attention_order()
+    try:
+        _allow(backends)
+        yield
+    finally:
+        _allow(before)
+        if _attention_order() != order:
+            torch._C._set_sdp_priority_order(order)
+
+
+def _allow(backends: tuple) -> None:
+    for name, enabled in zip(("flash", "mem_efficient", "math", "cudnn"), backends, strict=False):
+        getattr(torch._C, f"_set_sdp_use_{name}")(enabled)
+    if backends[-1] is not None:
+        torch._C._set_sdp_priority_order(list(backends[-1]))
+
+
 def describe_modes(old: tuple, new: tuple) -> str:
     """In words, what differs between two keys."""
     return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(_NAMES, old, new, strict=True) if a != b)
@@ -143,9 +198,7 @@ def tensor_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
     Strides are free. The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
     """
     try:
-        guards = torch._C._dynamo.guards.TensorGuards(
-            *tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors]
-        )
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors])
         if guards.check(*tensors):
             return guards.check
     except (AttributeError, TypeError):
@@ -220,7 +273,6 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
     if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"
     return None
-
 
 
 def fake_mode_of_sizes():

@@ -54,7 +54,8 @@ def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[
 
 def get_fusion_symbols(trace: Trace) -> list[Symbol]:
     """The operations of a trace that fusion executors made."""
-    return [line.sym for line in trace.bound_symbols if line.sym.is_fusion]
+    lines = [inner for line in trace.bound_symbols for inner in (line.subsymbols if line.sym.is_fusion and line.sym.executor is None else (line,))]  # those of CUDA graphs
+    return [line.sym for line in lines if line.sym.is_fusion]
 
 
 def examine(fn: Callable, *args, **kwargs) -> None:

@@ -248,7 +248,10 @@ class ThunderModule(torch.nn.Module):
 
         Nothing to do for a module that is not distributed.
         """
-        yield
+        from thunder.distributed import no_sync
+
+        with no_sync(self):
+            yield
 
     # --- copies keep module, options and overrides, and drop what was compiled
     def __deepcopy__(self, memo):

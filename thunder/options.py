@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from thunder.errors import OptionError
 
 __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions", "resolve_cache_option", "resolve_sharp_edges",
-    "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "MAX_ENTRIES",
+    "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "MAX_ENTRIES", "cache_directory",
 ]  # fmt: skip
 
 
@@ -48,6 +51,18 @@ class RNG_OPTIONS(enum.Enum):
 
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
 MAX_ENTRIES = 64  # compiled programs kept for one function; the least recently used goes
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept from process to process: what THUNDER_CACHE_DIR says, or `thunder` where the platform keeps a user's caches."""
+    given = os.environ.get("THUNDER_CACHE_DIR")
+    if given:
+        return Path(given).expanduser().absolute()
+    if sys.platform == "win32":
+        home = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    else:
+        home = os.environ.get("XDG_CACHE_HOME") or ("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
+    return Path(home).expanduser().absolute() / "thunder"
 
 
 def _resolve(kind: type[enum.Enum], given: Any, what: str):

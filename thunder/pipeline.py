@@ -9,7 +9,10 @@ from thunder.core.check import check
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace, timed_pass
-from thunder.extend import FusionExecutor
+from thunder.distributed.bucketing import bucket
+from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
+from thunder.distributed.synchronize import gathered_again
+from thunder.extend import Executor, FusionExecutor
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -18,6 +21,7 @@ from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
+from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.offer_random import offer_random
@@ -33,15 +37,23 @@ __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradien
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run([acquired], [("Dead Code Elimination", dce), *_execution(options, executors)], options)
+    return _run([acquired], [("Dead Code Elimination", dce), *_combined(executors), *_execution(acquired, options, executors)], options)
 
 
-def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
+def _combined(executors: Sequence) -> list[tuple]:
+    """What executors make of several operations before these are differentiated."""
+    return [(f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined]
+
+
+def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
+    communicates = "communicates" in program.tables
     offered = options.rng is RNG_OPTIONS.FUSED and any(isinstance(e, FusionExecutor) for e in executors)
     return [
         *([("Offer Random Operations", offer_random)] if offered else ()),
+        *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
+        *([("Overlap Communication", lambda trace: overlap(trace, _bytes_in_flight(options)))] if communicates else ()),
         ("Delete Last Used", del_last_used),
         *(
             (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
@@ -49,6 +61,10 @@ def _execution(options: JitOptions, executors: Sequence) -> list[tuple]:
             if asked(t, "transform_trace_post_optimization")
         ),
     ]
+
+
+def _bytes_in_flight(options: JitOptions) -> int:
+    return options.get("communication_bytes_in_flight", "the limit on the bytes of collectives that run at once", BYTES_IN_FLIGHT)
 
 
 def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
@@ -61,7 +77,7 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
-    traces = _run([acquired], [("Dead Code Elimination", dce)], options)
+    traces = _run([acquired], [("Dead Code Elimination", dce), *_combined(executors)], options)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
@@ -70,10 +86,12 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
         chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
-        cut.append(partition(recompute(joint, chosen)))
+        if "communicates" in joint.tables:
+            chosen = gathered_again(joint).union(chosen)
+        cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
 
-    execution = _execution(options, executors)
+    execution = _execution(acquired, options, executors)
     forward = _run(traces, [("Grad transform pass", differentiated), *execution], options)
     backward = _run([cut[0].backward], execution, options)
     return forward, backward, cut[0]
@@ -82,7 +100,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
 def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
-    return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(options, executors)], options)
+    return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(cut.backward, options, executors)], options)
 
 
 def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence) -> tuple[Trace, list[int]]:

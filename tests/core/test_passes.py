@@ -121,6 +121,34 @@ def test_a_chain_is_one_region_and_a_detour_splits_it():
     assert groups == [[0], [1], [2]], "sin and mul in one group would need the product before and after"
 
 
+def test_groups_that_read_the_same_join_where_no_path_leads_between_them():
+    def groups_of(program):
+        return convex_regions(thunder.trace()(program, *INPUTS).bound_symbols, lambda line: line.sym.name != "matmul")
+
+    apart = groups_of(lambda a, b: (ltorch.matmul(ltorch.sin(a), b), ltorch.mul(a, ltorch.matmul(b, b))))
+    assert apart == [[2], [0, 3], [1]], "sin waits for the product that mul reads, and the product of sin for both"
+    path = groups_of(lambda a, b: ltorch.mul(a, ltorch.matmul(ltorch.sin(a), b)))
+    assert path == [[0], [1], [2]], "mul waits for what reads sin"
+    producer = groups_of(lambda a, b: (lambda s: (ltorch.matmul(s, b), ltorch.mul(s, ltorch.matmul(b, b))))(ltorch.sin(a)))
+    assert producer == [[2], [0, 3], [1]], "mul reads what sin makes, and so does a product that mul does not wait for"
+
+
+@pytest.mark.parametrize("steps, joined", [(1, True), (20, False)])
+def test_what_is_far_apart_does_not_join(steps, joined):
+    """Two groups that read the same values, with lines that run apart between them: as one they would keep the results of the second from the start."""
+
+    def program(a, b):
+        shared, x = ltorch.cos(a), b
+        first = ltorch.mul(shared, ltorch.sin(b))
+        for _ in range(steps):
+            x = ltorch.neg(x)
+        return first, x, ltorch.add(shared, ltorch.sin(b)), ltorch.tan(a)
+
+    lines = thunder.trace()(program, *INPUTS).bound_symbols
+    home = {lines[i].sym.name: n for n, group in enumerate(convex_regions(lines, lambda line: line.sym.name != "neg")) for i in group}
+    assert (home["mul"] == home["add"]) == (home["mul"] == home["tan"]) == joined
+
+
 # ---------------------------------------------------------------------------------------------------------------- rewriting
 
 

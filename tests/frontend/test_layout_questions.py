@@ -1,5 +1,8 @@
 """What a program asks about a tensor's memory beyond its strides: the answer is eager's, for inputs and for what the program computes, and stays so."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -27,6 +30,63 @@ def test_the_answer_is_a_guard():
     compiled = thunder.jit(lambda x: x[0].is_shared())
     assert not compiled(torch.ones(2))
     assert compiled(torch.ones(2).share_memory_())
+
+
+def test_inference_tensors():
+    def program(x):
+        return x.is_inference(), torch.is_inference(x[0]), (x + 1).is_inference()
+
+    with torch.inference_mode():
+        made = torch.ones(2)
+    compiled = thunder.jit(program)
+    for x in (torch.ones(2), made, torch.ones(2)):
+        assert compiled(x) == program(x)
+    with torch.inference_mode():
+        assert compiled(made) == program(made) and compiled(torch.ones(2)) == program(torch.ones(2))
+
+
+REFUSED = {
+    "storage": lambda x: x.untyped_storage().nbytes(), "typed storage": lambda x: x.storage().size(), "storage type": lambda x: x.storage_type(), "dlpack": lambda x: torch.from_dlpack(x),
+    "numpy": lambda x: x.__array__(), "state": lambda x: x.__getstate__(), "text": lambda x: x.__str__(), "pickle": lambda x: pickle.dumps(x + 1), "copy": lambda x: copy.copy(x),
+    "another address": lambda x: x.const_data_ptr(), "object": lambda x: x._cdata, "memory around": lambda x: torch.slice_inverse(x[0], x),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("name", REFUSED)
+def test_memory_itself_is_refused(name):
+    REFUSED[name](torch.ones(2, 3))
+    with pytest.raises(CaptureError) as raised:
+        thunder.jit(REFUSED[name])(torch.ones(2, 3))
+    assert "please report" not in str(raised.value) and raised.value.remedy
+
+
+def test_copies_of_tensors():
+    def program(x):
+        y, z = copy.deepcopy([x, x])
+        y += 1
+        return y, z, x, x.module_load(x + 3), x.__idiv__(2.0), x.name
+
+    x, y = torch.ones(2, 3).t(), torch.ones(2, 3).t()
+    got, want = thunder.jit(program)(x), program(y)
+    assert got[0] is got[1] and want[0] is want[1] and got[-1] is want[-1] is None
+    for a, b in zip((*got[:-1], x), (*want[:-1], y), strict=True):
+        assert torch.equal(a, b) and a.stride() == b.stride()
+    with pytest.raises(CaptureError, match="makes a leaf"):
+        thunder.jit(copy.deepcopy)(torch.ones(2, requires_grad=True))
+
+
+@pytest.mark.filterwarnings("ignore:non-inplace resize")
+def test_resized():
+    x = torch.arange(6.0).reshape(2, 3)
+    for program in (lambda x: x.resize(3, 2) * 2, lambda x: x.t().resize_as(x), lambda x: x.resize(4)):
+        try:
+            want = program(x)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=str(error)[:20]):
+                thunder.jit(program)(x)
+            continue
+        assert torch.equal(thunder.jit(program)(x), want)
 
 
 @pytest.mark.parametrize("x", [COMPLEX, COMPLEX.conj()], ids=["plain", "conjugated"])

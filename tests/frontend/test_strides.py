@@ -60,3 +60,43 @@ def test_symbolic_sizes_become_fixed(cache):
     for n in (4, 5):
         x = torch.ones(3, n)
         assert torch.equal(compiled(x), x * n)
+
+
+OVERWRITTEN = {
+    "addmm": lambda a, x: a.addmm_(x, x),
+    "baddbmm": lambda a, x: a.expand(3, 4, 4).clone().transpose(1, 2).clone().baddbmm_(x.expand(3, 4, 4), x.expand(3, 4, 4), alpha=2),
+    "addbmm": lambda a, x: a.addbmm_(x.expand(3, 4, 4), x.expand(3, 4, 4)),
+    "cumsum of what is saved": lambda a, x: (lambda y: (y.sigmoid() * x, y.cumsum_(0))[1])(a + 0),
+    "cumprod": lambda a, x: a.cumprod_(0),
+    "masked_scatter": lambda a, x: a.masked_scatter_(torch.eye(4) > 0, x),
+    "renorm": lambda a, x: a.renorm_(2, 0, 1.0),
+    "tril": lambda a, x: a.tril_(),
+    "index_add": lambda a, x: a.index_add_(0, torch.tensor([1, 3]), x[:2]),
+    "scatter": lambda a, x: a.scatter_(0, torch.tensor([[0, 1]]), 2.0),
+    "mul": lambda a, x: a.mul_(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", OVERWRITTEN)
+def test_what_is_overwritten_keeps_its_strides(name, grad, dtype):
+    """Where PyTorch's derivative is kept, or the old value is saved, the operation does not run in place; its own result would lie otherwise."""
+    a = torch.arange(16.0).reshape(4, 4).t().to(dtype).mul_(0.1).requires_grad_(grad)
+    x = torch.arange(16.0).reshape(4, 4).to(dtype).mul_(0.1).requires_grad_(grad)
+
+    def program(a, x):
+        return OVERWRITTEN[name](a.clone(), x)
+
+    try:
+        want = program(a, x)
+    except RuntimeError as error:  # of complex numbers
+        with pytest.raises(RuntimeError, match=str(error)[:20]):
+            thunder.jit(program)(a, x)
+        return
+    got = thunder.jit(program, debug_options=thunder.DebugOptions(check_traces=True))(a, x)
+    assert equal(got.detach(), want.detach()) and got.stride() == want.stride()
+    if grad:
+        cotangent = torch.randn(want.shape, dtype=dtype)
+        for g, w in zip(torch.autograd.grad(got, (a, x), cotangent, allow_unused=True), torch.autograd.grad(want, (a, x), cotangent, allow_unused=True), strict=True):
+            assert (g is None) == (w is None) and (g is None or torch.allclose(g, w))

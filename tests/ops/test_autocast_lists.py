@@ -16,7 +16,6 @@ from tests.ops.test_autocast import arguments, flat, half_lowered, lowered, make
 from thunder import _torch_compat as compat
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
-from thunder.errors import CaptureError
 from thunder.ops import LTORCH
 from thunder.ops.autocast import policy
 from thunder.ops.methods import call_torch
@@ -25,14 +24,13 @@ from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 # refused under autocast; not typed for a GPU where there is none, or of a size that depends on data; made of other operations on fake tensors; refused by the kernel alone
 OTHERWISE_ON_FAKES = set(
     (
-        "binary_cross_entropy getitem grid_sample grouped_mm _grouped_mm im2col affine_grid linalg_cross stft istft argwhere nonzero masked_select unique unique_consecutive "
+        "binary_cross_entropy getitem grid_sample grouped_mm _grouped_mm im2col affine_grid linalg_cross stft istft argwhere nonzero masked_select unique unique_consecutive bincount "
         "corrcoef cov ctc_loss gaussian_nll_loss geqrf gru gru_cell lstm lstm_cell rnn_tanh rnn_relu gru_of_packed_sequences lstm_of_packed_sequences "
         "rnn_tanh_of_packed_sequences rnn_relu_of_packed_sequences histogram histogramdd linalg_lstsq choose_qparams_optimized combinations grid_sampler_2d grid_sampler_3d "
         "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine"
     ).split()
 )
-WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell", "grid_sampler"}  # PyTorch cannot type them on fake tensors
-VALUES = {"equal"}  # gives a Python bool, which is known only when the program runs
+WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell", "grid_sampler", "equal"}  # PyTorch cannot type them on fake tensors
 
 
 def entries(lists: object) -> dict[str, tuple]:
@@ -74,10 +72,6 @@ def test_results_on_the_cpu_are_those_of_eager(entry, low):
                 thunder.jit(program)(*args)
             return
         torch.manual_seed(0)
-        if function.__name__ in VALUES:
-            with pytest.raises(CaptureError, match="depends on data"):
-                thunder.jit(program)(*args)
-            return
         got = thunder.jit(program)(*args)
     for g, w in zip(flat(got), flat(want), strict=True):
         if isinstance(w, torch.Tensor):
@@ -112,7 +106,7 @@ def typed_by_thunder(function, args: tuple, kwargs: dict, kinds: tuple) -> list[
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single functions
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("name", [n for n in CUDA if n.split("-")[1] not in VALUES | WITHOUT_FAKES])
+@pytest.mark.parametrize("name", [n for n in CUDA if n.split("-")[1] not in WITHOUT_FAKES])
 def test_types_on_cuda_are_those_of_eager(name, low):
     function, args, kwargs = CUDA[name]
     kinds = (("cuda", low),)
@@ -151,7 +145,8 @@ def test_types_of_every_operation_on_cuda(name):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="runs PyTorch's list on a GPU")
-@pytest.mark.parametrize("name", [n for n in CUDA if n.split("-")[1] not in VALUES])
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single functions
+@pytest.mark.parametrize("name", CUDA)
 def test_results_on_a_gpu_are_those_of_eager(name):
     function, args, kwargs = CUDA[name]
     args = map_structure(lambda x: x.cuda() if isinstance(x, torch.Tensor) else x, args)
@@ -164,4 +159,4 @@ def test_results_on_a_gpu_are_those_of_eager(name):
             return
         got = thunder.jit(lambda *args: function(*args, **kwargs))(*args)
     for g, w in zip(flat(got), flat(want), strict=True):
-        assert not isinstance(w, torch.Tensor) or g.dtype is w.dtype
+        assert g.dtype is w.dtype if isinstance(w, torch.Tensor) else g == w

@@ -47,7 +47,7 @@ def close_to(found, wanted, tolerance):
 
 # an operation whose result's shape depends on values, for an element of a batch
 NOT_MAPPED = {
-    **dict.fromkeys(("setitem", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"), "dynamic shape"),
+    **dict.fromkeys(("setitem", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"), "dynamic shape"),
     "as_strided_scatter": "aten::as_strided_scatter requires special handling",
     "cov": "Batching rule not implemented for aten::equal", "histogramdd": "Batching rule not implemented for aten::histogramdd",
     **{name: "Batching rule not implemented for aten::" + name.partition("_of_")[0] for name in (

@@ -29,6 +29,8 @@ IMPORTS = {
     "math": "import math",
 }
 
+OBJECT_NAMES: dict[type, Callable[[Any], str]] = {}  # how objects of a type are called in traces, where that says more than the type's name
+
 
 class Text:
     """A Python expression, where a value of a trace would stand."""
@@ -106,9 +108,14 @@ class Printer:
         name = self._names.get(id(x))
         if name is None:
             t = type(x)
-            stem = f"_{t.__module__.split('.')[0]}_{t.__name__}" if t.__module__ != "builtins" else "_object"
-            stem += f"_{x.name}" if hasattr(t, "__members__") else ""
-            name = next(n for i in itertools.count() if (n := f"{stem}_{i}") not in self._taken)
+            if t in OBJECT_NAMES:
+                stem = first = OBJECT_NAMES[t](x)
+            else:
+                stem = f"_{t.__module__.split('.')[0]}_{t.__name__}" if t.__module__ != "builtins" else "_object"
+                stem += f"_{x.name}" if hasattr(t, "__members__") else ""
+                first = f"{stem}_0"
+            names = itertools.chain([first], (f"{stem}_{i}" for i in itertools.count(1)))
+            name = next(n for n in names if n not in self._taken and n not in self.variables)
             self._names[id(x)] = name
             self._taken.add(name)
         if not self._comment:

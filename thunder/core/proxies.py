@@ -20,6 +20,7 @@ from thunder.errors import DataDependentError
 __all__ = [
     "Proxy",
     "TensorProxy",
+    "FutureTensorProxy",
     "NumberProxy",
     "IntegerProxy",
     "FloatProxy",
@@ -35,6 +36,7 @@ __all__ = [
     "number_value",
     "type_string",
     "proxies_in",
+    "has_numbers",
     "numbers_in",
     "extreme",
     "converted",
@@ -191,7 +193,24 @@ class TensorProxy(Proxy):
     def __contains__(self, value):
         return METHODS.call("__contains__", self, value)
 
+    def __reduce_ex__(self, protocol):
+        return METHODS.call("__reduce_ex__", self, protocol)
+
     __hash__ = object.__hash__
+
+
+class FutureTensorProxy(TensorProxy):
+    """A tensor that a collective is still working on: `wait` makes it a tensor. Shape, dtype and device are those of that."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, tensor: TensorProxy, requires_grad: bool) -> FutureTensorProxy:
+        """The future of an unnamed tensor that a meta rule made."""
+        return cls(shape=tensor.shape, dtype=tensor.dtype, device=tensor.device, requires_grad=requires_grad)
+
+    def replace(self, **changes) -> FutureTensorProxy:
+        return FutureTensorProxy(changes.pop("name", self.name), like=self, **changes)
 
 
 _BINARY_DUNDERS = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
@@ -235,8 +254,10 @@ class UnbackedNumber(Proxy):
     def __init__(self, name: str, python_type: type, origin: str, facts: symbolic.Facts):
         self.name, self.python_type, self.origin, self.facts = name, python_type, origin, facts
 
-    def number(self) -> NumberProxy:
+    def number(self) -> NumberProxy | Condition:
         """What the program has in its hands."""
+        if self.python_type is bool:
+            return _compare(number_of(symbolic.symbol(self.name), int, (self,)), 0, "!=")
         return number_of(symbolic.symbol(self.name), self.python_type, (self,))
 
     def replace(self) -> UnbackedNumber:
@@ -255,7 +276,7 @@ def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependent
 
 
 class Condition:
-    """A relation of numbers that only the run tells. `torch._check` takes it; a program can not branch on it."""
+    """A relation of numbers that only the run tells: what a program has in its hands for a bool that data decides. It may return it, and `torch._check` takes it."""
 
     __slots__ = ("a", "relation", "b", "unbacked")
 
@@ -263,11 +284,12 @@ class Condition:
         self.a, self.relation, self.b, self.unbacked = a, relation, b, unbacked
 
     def __bool__(self) -> bool:
-        raise _undecided(f"whether {self}", self.unbacked)
+        found = _decided(self.a, self.relation, self.b, self.unbacked)  # the program may have checked it since
+        if found is None:
+            raise _undecided(f"whether {self.text()}", self.unbacked)
+        return found
 
-    __int__ = __index__ = __float__ = __bool__
-
-    def __str__(self) -> str:
+    def text(self) -> str:
         return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
 
     def assume(self) -> None:
@@ -277,6 +299,11 @@ class Condition:
 
     def __sym_not__(self) -> Condition:
         return Condition(self.a, {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[self.relation], self.b, self.unbacked)
+
+
+_BINARY_OF_BOOLS = [n for n in _BINARY_DUNDERS if n != "matmul"]
+for _name in ["int", "index", "float", "str", "format", "hash", "neg", "abs", "invert", *"eq ne lt le gt ge".split(), *_BINARY_OF_BOOLS, *(f"r{n}" for n in _BINARY_OF_BOOLS)]:
+    setattr(Condition, f"__{_name}__", lambda self, *other, _name=_name: getattr(Condition.__bool__(self), f"__{_name}__")(*other))
 
 
 class NumberProxy:
@@ -442,12 +469,15 @@ RELATIONS: dict[str, Callable] = {
 }
 
 
+def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
+    """Whether a relation holds that arithmetic, or what the program has checked, decides."""
+    return None if float in (_type_of(a), _type_of(b)) else unbacked[0].facts.decide(_expression(a), relation, _expression(b))
+
+
 def _compare(a, b, relation: str) -> bool | Condition:
     unbacked = _unbacked((a, b))
     if unbacked:
-        found = None
-        if _type_of(a) is not float and _type_of(b) is not float:
-            found = unbacked[0].facts.decide(_expression(a), relation, _expression(b))
+        found = _decided(a, relation, b, unbacked)
         return Condition(a, relation, b, unbacked) if found is None else found
     outcome = RELATIONS[relation](_hint(a), _hint(b))
     ea, eb = _expression(a), _expression(b)
@@ -524,7 +554,7 @@ def same_shape(a: tuple, b: tuple) -> bool:
 def type_string(x) -> str:
     """How traces print the type of a value: `cpu f32[2, 2]`, `int 8`, `Collection`, `Any` ..."""
     if isinstance(x, TensorProxy):
-        return f"{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
+        return f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
     if isinstance(x, NumberProxy):
         return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {x.value!r}"
     if isinstance(x, UnbackedNumber):
@@ -550,6 +580,25 @@ def numbers_in(value, found: list) -> list:
     elif isinstance(value, slice):
         numbers_in((value.start, value.stop, value.step), found)
     return found
+
+
+def has_numbers(value) -> bool:
+    """Whether there are symbolic numbers in a structure or in the shapes of its tensors."""
+    t = type(value)
+    if t is int or t is str or t is float or t is bool or value is None:
+        return False
+    if t is TensorProxy:
+        value = value.shape
+    elif t is dict:
+        value = value.values()
+    elif t is slice:
+        value = (value.start, value.stop, value.step)
+    elif t is not tuple and t is not list and not isinstance(value, (tuple, list)):
+        return isinstance(value, NumberProxy)
+    for x in value:
+        if type(x) is not int and has_numbers(x):
+            return True
+    return False
 
 
 def proxies_in(value, found: list) -> list:

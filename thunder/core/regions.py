@@ -6,7 +6,6 @@ convex regions only.
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -47,14 +46,18 @@ def _readers(lines: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
     return found
 
 
+NEAR = 8  # lines that run apart, from first to last of what is joined: results that wait for a far reader fill the memory
+FAR = 64  # groups that are looked back on
+MOST = 128  # lines of groups that join because they share a tensor
+
+
 def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
-    """Groups the lines that `takes` accepts into convex sets of indices, each as large as joining along data flow makes it.
+    """Groups the lines that `takes` accepts into convex sets of indices, each as large as joining what is near makes it.
 
     Lines with an effect are never joined and never moved across. Every line is in exactly one group; lines not taken are groups of one.
     Groups are in an order in which they can run. One pass, nearly linear in the edges: each group has a level, more than that of every group it reads from, so that
     no path leads from one group to another of the same level. A line joins the groups of its producers of the highest level, which become one, when all of
-    them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as well. In the end, groups that read the same values join where
-    they have one level, or rise to it: what they share is read once.
+    them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as well. In the end, groups that share tensors join.
     """
     group_of: list[int] = []
     groups: list[list[int]] = []
@@ -62,6 +65,8 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
     level: list[int] = []
     taken: list[bool] = []
     read: list[bool] = []  # by lines of other groups
+    first: list[int] = []  # how many lines that run apart stand before the first of a group
+    apart = 0
     producer: dict[Proxy, int] = {}
     barrier = 0  # lowest level that a line after the last effect may have
 
@@ -76,8 +81,9 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         before = {current(group_of[producer[v]]) for v in line.inputs if v in producer}
         highest = max((level[g] for g in before), default=0)
         nearest = [g for g in before if level[g] == highest]
-        joined = {g for g in before if taken[g] and not read[g] and level[g] >= barrier} if accepts else set()
-        if accepts and nearest and highest >= barrier and all(taken[g] for g in nearest):
+        may_join = {g for g in before if taken[g] and level[g] >= barrier and apart - first[g] <= NEAR} if accepts else set()
+        joined = {g for g in may_join if not read[g]}
+        if nearest and may_join.issuperset(nearest):
             group = max(nearest, key=lambda g: len(groups[g]))
             joined = joined.union(nearest) - {group}
         else:
@@ -87,9 +93,11 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
             level.append(max(highest + 1, barrier))
             taken.append(accepts)
             read.append(False)
+            first.append(apart)
         for other in sorted(joined):
             groups[group] += groups[other]
             read[group] |= read[other]
+            first[group] = min(first[group], first[other])
             groups[other], merged_into[other] = [], group
         groups[group].append(i)
         for other in before.difference(joined):
@@ -98,31 +106,64 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         if has_effect:
             level[group] = max(level, default=0) + 1
             barrier = level[group] + 1
+        apart += _runs_apart(line, accepts)
         group_of.append(group)
         for o in line.outputs:
             producer[o] = i
-    _join_readers(lines, groups, level, [t and not r for t, r in zip(taken, read, strict=True)], taken)
-    return _in_order(lines, [sorted(g) for g in groups if g], producer)
+    ordered = _in_order(lines, [sorted(g) for g in groups if g], producer)
+    return _join_sharing(lines, ordered, [taken[current(group_of[g[0]])] for g in ordered], producer)
 
 
-def _join_readers(lines: Sequence[BoundSymbol], groups: list[list[int]], level: list[int], last: list[bool], taken: list[bool]) -> None:
-    """Joins groups that are taken and read a value from outside that another one reads, at its level; from a lower one where it is the `last` to hold its results."""
-    effects = [i for i, line in enumerate(lines) if OpTags.DONT_DCE in line.sym.tags]
-    reader: dict[tuple[int, Proxy], int] = {}  # by stretch between effects, and value: the latest group, of the highest level so far
-    into = list(range(len(groups)))
-    for g in sorted((g for g, group in enumerate(groups) if group and taken[g]), key=level.__getitem__):
-        stretch = bisect.bisect(effects, min(groups[g]))
-        made = {o for i in groups[g] for o in lines[i].outputs}
-        inputs = dict.fromkeys((stretch, v) for i in groups[g] for v in lines[i].inputs if v not in made and isinstance(v, TensorProxy))
-        for key in inputs:
-            other = reader.get(key, g)
-            while into[other] != other:
-                into[other] = other = into[into[other]]
-            if other != g and (level[other] == level[g] or last[other]):
-                groups[g] += groups[other]
-                last[g] &= last[other]
-                groups[other], into[other] = [], g
-        reader |= dict.fromkeys(inputs, g)
+def _runs_apart(line: BoundSymbol, taken: bool) -> bool:
+    return not taken and OpTags.SHAPE_OP not in line.sym.tags
+
+
+def _join_sharing(lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int]) -> list[list[int]]:
+    """Joins near groups that read the same tensors, or one of which reads from the other, where no path leads from one to the other through a third: each tensor is read once.
+
+    ordered: groups in an order in which they can run, as is the result. What stood between two groups that join comes after them where it reads from the first, otherwise before.
+    """
+    group_of = {i: g for g, group in enumerate(ordered) for i in group}
+    into = list(range(len(ordered)))
+    members = [list(group) for group in ordered]
+    made_by = [[producer[v] for i in group for v in lines[i].inputs if v in producer] for group in ordered]  # lines that a group reads from, its own among them
+    apart = [sum(_runs_apart(lines[i], t) for i in group) for t, group in zip(taken, ordered, strict=True)]
+    has_effect = [OpTags.DONT_DCE in lines[group[0]].sym.tags for group in ordered]
+    latest: dict[Proxy, int] = {}  # the last group that reads or makes a tensor
+    placed: list[int] = []
+
+    def current(group: int) -> int:
+        while into[group] != group:
+            into[group] = group = into[into[group]]
+        return group
+
+    def reads(group: int, others: set[int]) -> bool:
+        return not others.isdisjoint([current(group_of[i]) for i in made_by[group]])
+
+    for group, own in enumerate(ordered):
+        after: list[int] = []  # what has to come after the group
+        tensors = {v for i in own for v in (*lines[i].inputs, *lines[i].outputs) if isinstance(v, TensorProxy)} if taken[group] else ()
+        for other in sorted({current(latest[v]) for v in tensors if v in latest}, reverse=True):
+            at = next((n for n in range(len(placed) - 1, max(-1, len(placed) - FAR), -1) if placed[n] == other), None)
+            if at is None:
+                continue
+            between, readers = placed[at + 1 :], {other}
+            for g in between:
+                if reads(g, readers):
+                    readers.add(g)
+            readers.remove(other)
+            if sum(apart[g] for g in between) > NEAR or any(has_effect[g] for g in between) or readers and reads(group, readers):
+                continue
+            if len(members[group]) + len(members[other]) > MOST:
+                continue
+            placed[at:] = [g for g in between if g not in readers]
+            after = [g for g in between if g in readers] + after
+            members[group] += members[other]
+            made_by[group] += made_by[other]
+            into[other] = group
+        placed += [group, *after]
+        latest |= dict.fromkeys(tensors, group)
+    return [sorted(members[g]) for g in placed]
 
 
 def _in_order(lines: Sequence[BoundSymbol], groups: list[list[int]], producer: dict[Proxy, int]) -> list[list[int]]:

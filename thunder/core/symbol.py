@@ -39,14 +39,19 @@ class OpTags(enum.Enum):
 
 
 class Names:
-    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data decides, by name."""
+    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data decides, by name.
 
-    __slots__ = ("taken", "counters", "facts")
+    backends: what attention might use when the reading of the program began; attends: whether the program depends on that.
+    """
+
+    __slots__ = ("taken", "counters", "facts", "backends", "attends")
 
     def __init__(self):
         self.taken: set[str] = set()
         self.counters: dict[str, int] = {}
         self.facts = Facts()
+        self.backends: tuple | None = None
+        self.attends = False
 
     def make(self, prefix: str = "t") -> str:
         """A new name, the prefix and a number."""
@@ -270,7 +275,7 @@ class Symbol:
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
-        if OpTags.DETACHED in self.tags or not any(type(i) is TensorProxy and i.requires_grad for i in inputs):
+        if OpTags.DETACHED in self.tags or not any(isinstance(i, TensorProxy) and i.requires_grad for i in inputs):
             return False
         return "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
 
@@ -336,7 +341,7 @@ class Symbol:
 
     def _spelling(self, keyword: str) -> str:
         """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim."""
-        if keyword in self.parameters or not self.parameters:  # an opaque operation is called as the user calls it
+        if keyword in self.parameters or keyword in self.defaults or not self.parameters:  # an opaque operation is called as the user calls it
             return keyword
         order = list(self.parameters)
         position = _KEYWORDS.get(keyword)
@@ -353,12 +358,12 @@ _KEYWORDS = {
 
 
 def _positional_parameters(function: Callable | None) -> tuple[KeysView[str], dict[str, Any]]:
-    """Names of the positional-or-keyword parameters, in order, and their defaults."""
+    """Names of the positional-or-keyword parameters, in order, and the defaults of all."""
     if function is None:
         return {}.keys(), {}
     parameters = inspect.signature(function).parameters.values()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return {p.name: None for p in positional}.keys(), {p.name: p.default for p in positional if p.default is not p.empty}
+    return {p.name: None for p in positional}.keys(), {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 class BoundSymbol:

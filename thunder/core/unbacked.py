@@ -24,10 +24,10 @@ __all__ = ["fresh_size", "made_number", "assume", "check_shapes", "as_size", "re
 # ---------------------------------------------------------------------------------------------------------------- lines that make numbers
 
 
-def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy]:
+def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy | Condition]:
     """A new number for a line to make, and what the program has in its hands."""
     names = recorder.context.names
-    made = UnbackedNumber(names.make("u" if python_type is int else "v"), python_type, origin, names.facts)
+    made = UnbackedNumber(names.make("v" if python_type is float else "u"), python_type, origin, names.facts)
     return made, made.number()
 
 

@@ -115,5 +115,6 @@ def _backward_rows(cotangent: torch.Tensor, logits: torch.Tensor, lse: torch.Ten
 
 
 cross_entropy_ex = OperatorExecutor("cross_entropy")
+cross_entropy_ex.capturable = True
 register_cross_entropy(cross_entropy_ex, "cross_entropy_rows", _forward_rows, _backward_rows, lambda logits: True)
 register_executor(cross_entropy_ex)

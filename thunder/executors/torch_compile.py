@@ -32,6 +32,8 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 class TorchCompileExecutor(FusionExecutor):
     """Joins what PyTorch would run operation by operation, along the flow of data."""
 
+    capturable = True
+
     def unavailable(self) -> str | None:
         if _missing("cpu") is None or (torch.cuda.is_available() and _missing("cuda") is None):
             return None

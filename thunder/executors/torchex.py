@@ -19,6 +19,8 @@ __all__ = ["torch_ex", "no_autocast"]
 class TorchExecutor(Executor):
     """Executes whatever has a PyTorch function."""
 
+    capturable = True
+
     def implementation(self, line: BoundSymbol) -> Implementation | None:
         found = super().implementation(line)
         if found is not None:

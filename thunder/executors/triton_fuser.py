@@ -13,14 +13,16 @@ import importlib.util
 
 import torch
 
+from thunder._torch_compat import keeps_graph
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
-from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.schedule import TooLarge
-from thunder.executors.triton_kernels.values import parts, primitive
+from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
+from thunder.ops.backward import parts, times_cotangent
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["triton_fuser"]
@@ -28,6 +30,13 @@ __all__ = ["triton_fuser"]
 
 class TritonFuser(FusionExecutor):
     """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device."""
+
+    capturable = True
+
+    def __init__(self, name: str, **options):
+        super().__init__(name, **options)
+        scaled = Symbol("times_cotangent", times_cotangent.meta, id=f"{name}.times_cotangent", is_prim=True, fn=_times_cotangent, executor=self)
+        self.register_supported(times_cotangent, lambda gradient, cotangent: _has_triton() and _runs_on(gradient.device.name), execution_transform=scaled)
 
     def unavailable(self) -> str | None:
         if not _has_triton():
@@ -40,7 +49,7 @@ class TritonFuser(FusionExecutor):
         if not fusible(line) or not _has_triton() or not _in_primitives(line):
             return False
         devices = {p.device.name for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)}
-        return len(devices) == 1 and (next(iter(devices)).startswith("cuda") or interpreting())
+        return len(devices) == 1 and _runs_on(next(iter(devices)))
 
     def is_cheap(self, line: BoundSymbol) -> bool:
         return not _reduces(line)
@@ -73,6 +82,21 @@ def _in_primitives(line: BoundSymbol) -> bool:
 
 def _reduces(line: BoundSymbol) -> bool:
     return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, parts(line)[0]))
+
+
+def _runs_on(device: str) -> bool:
+    return device.startswith("cuda") or interpreting()
+
+
+def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+    """`times_cotangent` without waiting for the number. What a CUDA graph runs again does not write over what is saved."""
+    if keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+        return gradient * cotangent
+    if gradient.nbytes != gradient.untyped_storage().nbytes():  # not all of its memory: a hook gave another tensor
+        return gradient.mul_(cotangent)
+    from thunder.executors.triton_kernels.scale import scale
+
+    return scale(gradient, cotangent)
 
 
 @functools.cache

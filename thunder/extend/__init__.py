@@ -13,6 +13,7 @@ from typing import Any
 
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
+from thunder.core.trace import Trace
 from thunder.errors import OptionError, warn_user
 
 __all__ = [
@@ -47,7 +48,10 @@ class Executor:
     """A named carrier-out of operations. `implementation(line)` says how it would execute a line, or None.
 
     exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
+    capturable: its operations launch kernels and do nothing else on the host, so that a CUDA graph may record them.
     """
+
+    capturable = False
 
     def __init__(self, name: str, *, version: str | None = None, exact: bool = False):
         self.name, self.version, self.exact = name, version, exact
@@ -99,6 +103,10 @@ class Executor:
         if not isinstance(value, FUEL_LEVEL) and (type(value) is not int or value < 0):
             raise OptionError(f"set_fuel({value!r}): fuel is a number of fusions, or FUEL_LEVEL.UNLIMITED")
         self._fuel = value
+
+    def combined(self, trace: Trace) -> Trace:
+        """A computation, before it is differentiated, with operations that this executor carries out together in the place of single ones."""
+        return trace
 
     def unavailable(self) -> str | None:
         """Why this executor can take nothing here, in words; None where it can."""
@@ -245,7 +253,7 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex", "torch_compile", "triton_fuser", "cross_entropy", "apexex"):
+        for name in ("torchex", "pythonex", "torch_compile", "triton_fuser", "cross_entropy", "linear_cross_entropy", "apexex", "matvec", "sdpaex"):
             importlib.import_module(f"thunder.executors.{name}")
 
 

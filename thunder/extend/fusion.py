@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
@@ -71,13 +72,14 @@ class FusionExecutor(Executor):
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""
         lines = trace.bound_symbols
-        groups = convex_regions(lines, self.can_fuse)
+        takes = functools.cache(self.can_fuse)  # asked for each line more than once
+        groups = convex_regions(lines, takes)
         made: list[BoundSymbol] = []
         counter = 0
         regions = schedule(lines, groups, trace.output_proxies)
-        for region in with_own_copies(regions, trace.output_proxies, self.can_fuse, self.is_cheap):
+        for region in with_own_copies(regions, trace.output_proxies, takes, self.is_cheap):
             fused, core, views = None, region, ()
-            if all(map(self.can_fuse, region.lines)):
+            if all(map(takes, region.lines)):
                 core, views = without_views(region)
                 if self.should_fuse(core) and self.get_fuel():
                     while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
@@ -147,7 +149,7 @@ def fusible(line: BoundSymbol) -> bool:
     """What no region contains: lines with effects, those that wait for the device or draw random numbers (unless `rng="fused"`), and what depends on symbolic numbers."""
     if not line.sym.tags.isdisjoint(_ALONE) and OpTags.OFFERED not in line.sym.tags or line.sym.python_printer is not None or line.sym.is_fusion:
         return False
-    return not any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs, line.output), []))
+    return not (has_numbers(line.args) or has_numbers(line.output) or has_numbers(line.kwargs))
 
 
 _ALONE = {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.DEVICE_SYNC_OP, OpTags.IN_PLACE, OpTags.OPAQUE}

@@ -16,7 +16,9 @@ import torch
 from thunder import _torch_compat as compat
 from thunder.core.proxies import TensorProxy, numbers_in, proxies_in
 from thunder.core.symbol import recording
-from thunder.core.trace import Trace
+from thunder.core.trace import Trace, timed_pass
+from thunder.distributed.placement import synchronizes
+from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
 from thunder.frontend.capture import Capture
@@ -71,6 +73,7 @@ class Captured:
         numbers = [n for n in c.numbers.values() if n.name in symbols]
         others = {p: source for p, source in c.opaque_inputs.values() if p in used}
         inputs = [*tensors, *others, *numbers]
+        self._placements = {p: c.placements[p] for p in tensors if p in c.placements} if c.placements else {}
         c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [c.number_sources[n.name] for n in numbers]
         tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
         if c.recorder.memory.versions:
@@ -102,6 +105,10 @@ class Captured:
             self.epilogue_fn = self.epilogue_traces[-1].python_callable()
         for table in filter(None, overrides):
             check_replaced(self.computation, table)
+        if self._placements:
+            synchronized = synchronizes()
+            made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements, synchronized))
+            self.computation_traces.append(made)
 
     def where(self, location) -> tuple:
         """(filename, line, function, source line) of a line's location."""
@@ -115,7 +122,10 @@ class Captured:
                 from thunder.core.codegen import line_owners
 
                 owner = line_owners(trace).get(traceback.tb_lineno)
-                return self.where(owner.location) if owner is not None and owner.location else None
+                if owner is None or owner.location:
+                    return self.where(owner.location) if owner is not None else None
+                trace = getattr(owner.sym.fn, "trace", None)  # of a line that stands for several
+                function = trace and trace._callable
             traceback = traceback.tb_next
         return None
 
@@ -180,6 +190,7 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
 def _read(c: Capture) -> Captured:
     """Runs the program in the interpreter and closes the reading."""
     c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
+    c.recorder.context.names.backends = compat.attention_backends()
     try:
         with compat.modes_restored():
             with contextlib.ExitStack() as modes:

@@ -32,6 +32,8 @@ def _place(c, p: TensorProxy) -> tuple:
     """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""
     if p not in c.real:
         return id(p), "grad"
+    if p in c.placements:
+        c.refuse(f"the gradient of {p.name}, which the ranks hold together, is used inside of it", "call backward() and the optimizer outside of the compiled function")
     real, source = c.real[p]
     first = c.engine.leaves.setdefault(id(real), p)
     if first is not p:
@@ -297,6 +299,8 @@ def _check_leaf(c, p: TensorProxy) -> None:
     name = source.describe(c.parameters)
     if not leaf:
         c.refuse(f"a backward inside of it reaches {name}, which is itself a result of operations outside", "pass x.detach().requires_grad_(), or call backward outside")
+    if p in c.placements:
+        c.refuse(f"a backward inside of it reaches {name}, which the ranks hold together", "call backward outside of the compiled function")
     if hooked:
         c.refuse(f"a backward inside of it reaches {name}, which has hooks", "remove the hooks, or call backward outside of the compiled function")
     c.engine.hooked[p] = None

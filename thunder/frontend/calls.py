@@ -93,7 +93,8 @@ def _shape(p: TensorProxy):
 
 
 _STATED = {
-    "shape": lambda c, p: _shape(p), "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    "shape": lambda c, p: _shape(p), "name": lambda c, p: None,
+    "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
     **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
 }  # fmt: skip
 
@@ -161,7 +162,7 @@ def materialize(c, v):
         return c.recorder.latest(v)  # in the shape that it has now
     if t is TensorProxy or t is int or t is float or v is None or t is bool or t is str:
         return v
-    if isinstance(v, torch.Tensor):
+    if isinstance(v, torch.Tensor) or t is Condition:
         return c.lift(v)
     if t in CONTAINERS or t is tuple or t is slice:
         containers.escape(c, v)
@@ -237,7 +238,8 @@ _DUNDERS = {
 }  # fmt: skip
 _COMPARE = {"<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"), ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__")}
 _PLAIN = (
-    int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, NumberProxy, TensorProxy, AnyProxy, torch.Tensor,
+    int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, NumberProxy, Condition, TensorProxy, AnyProxy,
+    torch.Tensor,
 )  # fmt: skip
 
 
@@ -573,7 +575,7 @@ def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
         return _construct(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
     a = args[0]
-    return kind_of(c, a) if type(a) is TensorProxy else a.python_type if isinstance(a, NumberProxy) else type(a)
+    return kind_of(c, a) if type(a) is TensorProxy else a.python_type if isinstance(a, NumberProxy) else bool if type(a) is Condition else type(a)
 
 
 def _isinstance(c, f, args, kwargs):
@@ -587,6 +589,8 @@ def _isinstance(c, f, args, kwargs):
         return issubclass(kind, cls) or (o in c.real and isinstance(c.real[o][0], cls))
     if isinstance(o, NumberProxy):
         return issubclass(o.python_type, cls)
+    if type(o) is Condition:
+        return issubclass(bool, cls)
     if type(o) is SymbolicSize and cls is torch.Size:
         return True
     check = c.slot(type(cls), "__instancecheck__") if isinstance(cls, type) else None
@@ -763,7 +767,7 @@ def _checks(c, f, args, kwargs):
     condition, *rest = args
     if type(condition) is Condition:
         message = rest[0] if rest else kwargs.get("message")
-        assume(condition, str(message if isinstance(message, str) else f"Expected {condition}" if message is None else c.call(message, [], {})))
+        assume(condition, str(message if isinstance(message, str) else f"Expected {condition.text()}" if message is None else c.call(message, [], {})))
         return None
     if type(condition) is TensorProxy:
         c.sharp("an assertion on a tensor's value is not checked in the compiled program")

@@ -19,9 +19,10 @@ import numpy
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, FloatProxy, IntegerProxy, NumberProxy, TensorProxy, concrete, map_structure
+from thunder.core.proxies import AnyProxy, Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
+from thunder.distributed.placement import Placement, placement_of
 from thunder.errors import CaptureError
 from thunder.frontend import backward, calls, containers, opaque_values, triton_kernels
 from thunder.frontend.functional import original
@@ -81,6 +82,7 @@ class Capture(Host):
         self.constant_sources: dict[int, Source] = {}
         self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
         self.real: dict[TensorProxy, tuple[torch.Tensor, Source]] = {}
+        self.placements: dict[Proxy, Placement] = {}  # of parameters that the ranks hold together
         self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}  # id of a sparse or nested tensor, or of one of a subclass with its own rules
         self.has_opaque_values = False
         self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
@@ -298,11 +300,16 @@ class Capture(Host):
             table, name = self.replaced_sources[source]
             value = table[name]
             guarded = tuple(value.shape)
+        placement = placement_of(value)
+        if placement is not None:  # whole in the program, a part of it in this process
+            shape, dtype = placement.shape, from_tensor_dtype(placement.dtype)
         proxy = TensorProxy(
             names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
+        if placement is not None:
+            self.placements[proxy] = placement
         for base in list(self.mutated):
             if base in self.mutated:
                 self._share(base, proxy, value)
@@ -318,6 +325,8 @@ class Capture(Host):
         """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
         if base not in self.real:
             return
+        if base in self.placements:
+            self.refuse(f"{base.name} is written to, and the ranks hold a part of it each, or have to hold the same", "write to it outside of the compiled function")
         with torch._C.DisableTorchFunction():
             differentiable, leaf = self.real[base][0].requires_grad and torch.is_grad_enabled(), self.real[base][0].is_leaf
         if differentiable and not detached:
@@ -398,6 +407,8 @@ class Capture(Host):
     def lift(self, value):
         """A real tensor that came from nowhere the program can name: pinned."""
         assert not isinstance(value, torch._subclasses.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
+        if type(value) is Condition:
+            return bool(value)  # an error, where no check of the program decides it
         return self.tensor(value, self.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value
 
     def name_value(self, value, name: str) -> None:

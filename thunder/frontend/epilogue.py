@@ -92,7 +92,7 @@ class EpilogueWriter:
         if isinstance(value, (Proxy, NumberProxy)):
             return self._proxy(value)
         if t is Condition:
-            c.refuse(f"whether {value} leaves the compiled function, and is known only when the program runs", "return the numbers, and compare them outside")
+            return f"({self.build(value.a)} {value.relation} {self.build(value.b)})"
         if t in _LITERAL and t not in (float, complex, torch.dtype, torch.device):
             return repr(value)
         if id(value) in self.built:

@@ -221,6 +221,7 @@ class PrologueWriter:
         self._apart()
         self._numbers()
         self._distinct()
+        self._backends()
         return self._returning_inputs()
 
     def write_extraction(self) -> tuple[Trace, Callable]:
@@ -242,6 +243,13 @@ class PrologueWriter:
                 self.miss("check_order", f"tuple(kwargs) != {self.pin(order, 'order')}", f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))")
         else:
             self.miss("check_empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
+
+    def _backends(self) -> None:
+        """Attention may use what it might when its kernels were chosen."""
+        names = self.capture.recorder.context.names
+        if names.attends:
+            self.objects["backends"] = compat.attention_backends
+            self.miss("check_backends", f"backends() != {self.pin(names.backends)}", "'the backends that scaled_dot_product_attention may use are others than before'")
 
     def _overrides(self) -> None:
         """The parameters that transforms put in the place of the module's own are those that they were."""
@@ -376,7 +384,7 @@ class PrologueWriter:
         return guard
 
     _guard_is_conj, _guard_is_neg, _guard_is_pinned, _guard_is_shared = map(_answers, ("is_conj", "is_neg", "is_pinned", "is_shared"))
-    _guard_data_ptr = _answers("data_ptr")
+    _guard_data_ptr, _guard_is_inference = map(_answers, ("data_ptr", "is_inference"))
 
     def _guard_array(self, source: Source, path: str, want) -> None:
         self.objects["same_array"] = same_array

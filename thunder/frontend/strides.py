@@ -17,7 +17,7 @@ from thunder.ops.layout import run_line
 
 __all__ = ["LAYOUT_QUESTIONS", "answer", "layout"]
 
-_OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared}  # the same for all views of a memory
+_OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared, torch.Tensor.is_inference, torch.is_inference}  # the same for all views of a memory
 _OF_BITS = {torch.Tensor.is_conj, torch.is_conj, torch.Tensor.is_neg, torch.is_neg}
 LAYOUT_QUESTIONS = {
     torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage_offset, torch.Tensor.dim_order, torch.Tensor.is_set_to, torch.Tensor.data_ptr,
@@ -43,6 +43,8 @@ def answer(c, function, args, kwargs):
 def _of_memory(c, function, value: TensorProxy) -> bool:
     """What comes from outside answers itself, and is asked again by the prologue; what the program makes is neither pinned nor shared, but by the operation that says so."""
     base = c.recorder.memory.base(value)
+    if base not in c.real and function in (torch.Tensor.is_inference, torch.is_inference):
+        return torch.is_inference_mode_enabled()
     if base not in c.real:
         return function is torch.Tensor.is_pinned and any(base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols)
     real, source = c.real[base]
@@ -54,7 +56,7 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
 
 def _address(c, value: TensorProxy) -> int:
     """An input's own, which the prologue compares: a tensor somewhere else is another program."""
-    if value not in c.real:
+    if value not in c.real or value in c.placements:
         c.refuse(".data_ptr() asks for the address of what the program computes, which is known only when it runs", "ask for an input's, or outside of the compiled function")
     real, source = c.real[value]
     c.guard(source, "data_ptr", real.data_ptr())
@@ -95,6 +97,9 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     real, source = c.real[proxy]
+    if proxy in c.placements and c.placements[proxy].shards is not None:  # gathered anew by each call
+        c.layouts[proxy] = torch.empty(tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=real.device)
+        return
     c.guard(source, "stride", tuple(real.stride()))
     if with_offset:
         c.guard(source, "offset", real.storage_offset())

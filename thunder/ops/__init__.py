@@ -52,6 +52,7 @@ FAMILIES = (
     "statistics",
     "foreach",
     "composed",
+    "collectives",
 )
 for _family in FAMILIES:
     importlib.import_module(f"thunder.ops.{_family}")

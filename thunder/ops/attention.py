@@ -7,9 +7,10 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder import _torch_compat as compat
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward, opaque
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, composite
@@ -91,12 +92,30 @@ attention_with_dropout = composite(fn=_FUNCTION, name="scaled_dot_product_attent
 )
 
 
+def _run_among(backends, *args, **kwargs):
+    with compat.attention_among(backends):
+        return _FUNCTION(*args, **kwargs)
+
+
+# under flags that the program itself sets (torch.nn.attention.sdpa_kernel); `backends` are these
+attention_among, attention_among_with_dropout = (
+    Symbol(name, lambda backends, *args, **kwargs: _meta(*args, **kwargs), id=name, is_prim=True, tags=(OpTags.MATMUL_OP, *tags), fn=_run_among)
+    for name, tags in (("attention_among", ()), ("attention_among_with_dropout", (OpTags.RANDOM_OP,)))
+)
+attention_among.autocast = attention_among_with_dropout.autocast = "lower"
+
+
 @alias(_FUNCTION)
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    symbol = scaled_dot_product_attention if dropout_p == 0.0 else attention_with_dropout
     options = {} if scale is None else {"scale": scale}
     if enable_gqa:
         options["enable_gqa"] = True
+    if (recorder := current_recorder()) is not None and (before := recorder.context.names.backends) is not None:
+        recorder.context.names.attends |= query.device.type == "cuda"
+        if (backends := compat.attention_backends()) != before:
+            among = attention_among if dropout_p == 0.0 else attention_among_with_dropout
+            return among(backends, query, key, value, attn_mask, dropout_p, is_causal, **options)
+    symbol = scaled_dot_product_attention if dropout_p == 0.0 else attention_with_dropout
     return symbol(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
 
@@ -126,7 +145,7 @@ def _(make):
 # ---------------------------------------------------------------------------------------------------------------- derivative: the CPU's flash kernel
 
 
-def _fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool) -> bool:
+def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool) -> bool:
     """Whether PyTorch takes its flash kernel for the CPU, as far as types and sizes decide (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
     q, k, v = query.shape, key.shape, value.shape
     if query.device.type != "cpu" or dropout_p > 0.0 or query.dtype.category != 2 or not len(q) == len(k) == len(v) == 4:
@@ -195,6 +214,11 @@ mathematical_attention = Symbol(
 def _(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
     """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole one."""
     given = yield flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
+    return differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, given)
+
+
+def differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, given) -> tuple:
+    """The cotangents of (g, query, key, value) of a kernel's backward, for those of its results."""
     once = opaque.vjp_of(mathematical_attention)
     inside = (query, key, value, attn_mask, is_causal, scale, enable_gqa)
     last = 3 if attn_mask is None else 4  # g comes after the other tensors
@@ -261,7 +285,7 @@ def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
 
 def _attention_rule(symbol):
     def rule(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-        if _fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa):
+        if fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa):
             if attn_mask is not None and attn_mask.dtype.category == 0:
                 attn_mask = attention_bias(attn_mask, to_torch_dtype(query.dtype))
             out, sums = flash_attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)

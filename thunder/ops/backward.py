@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 import torch
 
+from thunder._torch_compat import keeps_graph
 from thunder.core.dtypes import bfloat16, bool8, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, recording
 from thunder.ops.define import LTORCH
 
-__all__ = ["sum_to", "kernel", "op", "in_operations"]
+__all__ = ["sum_to", "kernel", "op", "in_operations", "parts", "times_cotangent"]
 
 aten = torch.ops.aten
 
@@ -31,7 +32,7 @@ def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
     if not shape:
         return op("sum")(g)
     if any(isinstance(n, NumberProxy) and n.unbacked and (n == g.shape[i - len(shape)]) is not True for i, n in enumerate(shape)):
-        return sum_to_size(g, shape)  # whether it was stretched, only the run tells
+        return op("sum_to_size")(g, tuple(shape))  # whether it was stretched, only the run tells
     lead = len(g.shape) - len(shape)
     dims = (*range(lead), *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])))
     out = op("sum")(g, dims, True) if dims else g
@@ -59,7 +60,6 @@ def _like_first(g, *args, **kwargs):
     return like(g)
 
 
-sum_to_size = Symbol("sum_to_size", lambda g, shape: like(g, tuple(shape)), id="sum_to_size", is_prim=True, fn=torch.Tensor.sum_to_size)
 tanh_backward = kernel("tanh_backward", "default", _like_first)
 sigmoid_backward = kernel("sigmoid_backward", "default", _like_first)
 gelu_backward = kernel("gelu_backward", "default", _like_first)
@@ -75,6 +75,14 @@ mish_backward = kernel("mish_backward", "default", _like_first)
 softmax_backward = kernel("_softmax_backward_data", "default", _like_first)
 safe_softmax = kernel("_safe_softmax", "default", _like_first)
 log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_first)
+def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+    if keeps_graph():
+        return gradient * cotangent
+    return gradient if cotangent.device.type == "cpu" and cotangent == 1 else gradient.mul_(cotangent)
+
+
+# a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it again. Nothing else may read it
+times_cotangent = Symbol("times_cotangent", lambda gradient, cotangent: like(gradient), id="times_cotangent", is_prim=True, fn=_times_cotangent)
 embedding_backward = kernel("embedding_dense_backward", "default", lambda g, indices, count, padding_idx, scale: like(g, (count, g.shape[-1])))
 
 
@@ -139,6 +147,22 @@ def in_operations(symbol: Symbol) -> Callable:
         return function
 
     return define
+
+
+def parts(line: BoundSymbol) -> tuple[tuple[BoundSymbol, ...], dict]:
+    """The lines that compute what a line computes, and for outputs that they do not make, what these are."""
+    formula = line.sym.info.get("in_operations")
+    if formula is None:
+        return line.subsymbols, line.aliases
+    if line._subsymbols is None:
+        assert line.context is not None, "lines that were recorded have a context"
+        with recording(Recorder(line.context.replace(autocast=None), lambda: line.location)) as recorder:
+            result = formula(*line.args, **line.kwargs)
+        if result is None:
+            return (), {}
+        lines, line.aliases = adopt(recorder.bound_symbols, result, line.output)
+        line._subsymbols = tuple(lines)
+    return line._subsymbols, line.aliases
 
 
 @in_operations(silu_backward)

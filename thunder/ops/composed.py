@@ -5,16 +5,25 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from thunder.core import dtypes
+from thunder.core.proxies import like
 from thunder.ops.define import LTORCH
 from thunder.ops.opaque import casts_inside
 
-_NAMES = (
-    "corrcoef cov trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim native_group_norm "
-    "native_multi_head_attention"
-)
+_NAMES = "trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim native_group_norm native_multi_head_attention"
 for _name in _NAMES.split():
     LTORCH[_name].autocast = None
     casts_inside(*LTORCH[_name].torch_functions)
+
+
+def _cov(lower: dict, a, **options):
+    """The product of matrices inside is cast."""
+    out = LTORCH["cov"].meta(a, **options)  # type: ignore[misc]
+    casts = a.device.type in lower and out.dtype.category == dtypes.FLOAT and out.dtype is not dtypes.float64
+    return like(out, dtype=dtypes.to_dtype(lower[a.device.type])) if casts else out
+
+
+casts_inside(torch.cov, torch.Tensor.cov, torch.corrcoef, torch.Tensor.corrcoef, typed=_cov)
 casts_inside(F.bilinear, F.local_response_norm, F.affine_grid, torch.linalg.pinv, torch.pinverse, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 casts_inside(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 casts_inside(torch.margin_ranking_loss)

@@ -8,7 +8,7 @@ from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
-from thunder.ops.define import alias, composite, prim
+from thunder.ops.define import alias, composite, prim, torch_prim
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 
@@ -128,6 +128,12 @@ def contiguous(a, *, memory_format=torch.contiguous_format):
     return stride_order(a, tuple(reversed(range(len(a.shape)))))
 
 
+@torch_prim(torch.Tensor.pin_memory)
+def pin_memory(a, device=None):
+    """A copy in memory that devices read without waiting; PyTorch says where that cannot be."""
+    return like(a)
+
+
 @composite(torch.clone, torch.Tensor.clone, meta=lambda a, *, memory_format=torch.preserve_format: like(a))
 def clone(a, *, memory_format=torch.preserve_format):
     return clone_prim(a)
@@ -159,4 +165,10 @@ def _(a, *, memory_format=torch.contiguous_format):
 @clone.vjp
 def _(a, *, memory_format=torch.preserve_format):
     g = yield clone(a, memory_format=memory_format)
+    return (g,)
+
+
+@pin_memory.vjp
+def _(a, device=None):
+    g = yield pin_memory(a, device)
     return (g,)

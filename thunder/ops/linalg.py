@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from thunder.core.dtypes import int64
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags, Symbol
+from thunder.core.symbol import OpTags, Symbol, user_location
+from thunder.errors import CaptureError
 from thunder.ops import opaque
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, STAND_INS, alias, composite, prim, torch_prim
@@ -310,6 +311,16 @@ def _addbmm_shape(name, x, y):
 
 
 addbmm = _plus_product("addbmm", _addbmm_shape, lambda x, y: LTORCH["sum"](matmul_prim(x, y), 0), _both("addbmm"))
+
+
+def _no_growth_in_place(a, x, y, **factors):
+    """PyTorch changes the shape of what it writes to here."""
+    shape = _addbmm_shape("addbmm", x.shape, y.shape)
+    if len(a.shape) != len(shape) or any((m == n) is False for m, n in zip(a.shape, shape)):
+        raise CaptureError(f"addbmm_ would change the shape of its argument from {list(a.shape)} to {list(shape)}", location=user_location(), remedy="use addbmm")
+
+
+addbmm.info["check_in_place"] = _no_growth_in_place
 
 
 @addmm.samples

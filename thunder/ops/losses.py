@@ -415,6 +415,36 @@ def _pointwise_kernel(name: str):
 _KERNELS = {n: _pointwise_kernel(f"{n}_backward") for n in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy")}
 
 
+def _per_element(g, a, reduction: int):
+    """The cotangent of each element's loss."""
+    return g / a.numel_value if _REDUCTIONS[reduction] == "mean" else g
+
+
+@in_operations(_KERNELS["mse_loss"])
+def _(g, a, target, reduction):
+    return (a - target) * _per_element(2.0 * g, a, reduction)
+
+
+@in_operations(_KERNELS["smooth_l1_loss"])
+def _(g, a, target, reduction, beta):
+    return _bounded(a - target, beta) / beta * _per_element(g, a, reduction)
+
+
+@in_operations(_KERNELS["huber_loss"])
+def _(g, a, target, reduction, delta):
+    return _bounded(a - target, delta) * _per_element(g, a, reduction)
+
+
+@in_operations(_KERNELS["binary_cross_entropy"])
+def _(g, a, target, weight, reduction):
+    slope = (a - target) / LTORCH["clamp"]((1.0 - a) * a, 1e-12)
+    return (slope if weight is None else slope * weight) * _per_element(g, a, reduction)
+
+
+def _bounded(x, limit: float):
+    return _where(x <= -limit, -limit, _where(x >= limit, limit, x))
+
+
 def _kernel_rule(symbol: Symbol, options: Callable, symmetric: bool = True) -> None:
     """A loss of two tensors of one type whose kernel gives the cotangent of either. options: (values by name) -> what the kernel takes besides, None: another way."""
     defaults = {"size_average": None, "reduce": None, "reduction": "mean"}

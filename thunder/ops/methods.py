@@ -13,7 +13,7 @@ from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
-from thunder.ops.define import LTORCH, alias, inplace_of, lookup
+from thunder.ops.define import LTORCH, alias, inplace_of, lookup, torch_prim
 from thunder.ops.explain import as_torch
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -93,6 +93,10 @@ _PLAIN_METHODS = {
     "is_signed": lambda a: a.dtype.signed,
     "element_size": lambda a: a.dtype.bytes,
     "get_device": lambda a: -1 if a.device.index is None else a.device.index,
+    "is_same_size": lambda a, other: tuple(a.shape) == tuple(other.shape),
+    "is_distributed": lambda a: False,
+    "sparse_dim": lambda a: 0,
+    "dense_dim": _dim,
     "requires_grad_": lambda a, requires_grad=True: _requires_grad(a, requires_grad),
 }
 
@@ -169,7 +173,7 @@ for _name, _what, _remedy in [
     METHODS[_name] = _refuse
 
 
-_KINDS = {1: int, 2: float}  # category of a dtype -> what its values are in Python
+_KINDS = {0: bool, 1: int, 2: float}  # category of a dtype -> what its values are in Python
 _MOST_NUMBERS = 1024  # of one tensor
 
 
@@ -239,6 +243,53 @@ def tolist(a: TensorProxy):
     return _read_numbers(_tolist, a, tuple(map(concrete, a.shape)))
 
 
+def _asked(symbol: Symbol, *args, **kwargs):
+    """What an operation says that gives a bool: a condition that only the run tells, or the bool itself where it depends on no input."""
+    values = [_fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
+    if all(v is not None for v in values) and not any(isinstance(x, TensorProxy) for x in kwargs.values()):
+        with torch._C.DisableTorchFunction():
+            return symbol.fn(*values, **kwargs)  # type: ignore[misc]
+    return symbol(*args, **kwargs).number()
+
+
+def _said(name: str):
+    recorder = current_recorder()
+    assert recorder is not None, "what data decides is known in a trace only"
+    return made_number(recorder, bool, f"what {name} says")[0]
+
+
+@torch_prim(name="equal", fn=torch.equal)
+def _equal(a, other):
+    return _said("equal")
+
+
+@alias(torch.equal, torch.Tensor.equal)
+def equal(input, other):
+    """Whether two tensors have one shape and the same values."""
+    alike = input.dtype is other.dtype and input.device is other.device
+    if alike and (len(input.shape) != len(other.shape) or any((m == n) is False for m, n in zip(input.shape, other.shape))):
+        return False
+    return _asked(_equal, input, other)
+
+
+@torch_prim(name="allclose", fn=torch.allclose)
+def _allclose(a, other, rtol=1e-5, atol=1e-8, equal_nan=False):
+    LTORCH["isclose"].meta(a, other, rtol, atol, equal_nan)  # type: ignore[misc]
+    return _said("allclose")
+
+
+@alias(torch.allclose, torch.Tensor.allclose)
+def allclose(*args, **kwargs):
+    return _asked(_allclose, *args, **kwargs)
+
+
+@alias(torch.is_nonzero, torch.Tensor.is_nonzero)
+def is_nonzero(input):
+    if (input.numel_value != 1) is True:
+        raise RuntimeError(f"Boolean value of Tensor with {'no values' if input.numel_value == 0 else 'more than one value'} is ambiguous")
+    return item(LTORCH["ne"](input, 0))
+
+
 def as_number(a: TensorProxy, kind: type):
     """`int(a)`, `float(a)`."""
     return converted(item(LTORCH["to"](a, dtype=torch.int64) if a.dtype.category == 0 else a), kind)
@@ -261,6 +312,64 @@ for _name, _remedy in {
         raise CaptureError(f"{name} of a tensor is called inside of it, and autograd's graph is not there yet", location=user_location(), remedy=remedy)
 
     alias(getattr(torch.Tensor, _name))(_refuse)
+
+
+def _of_memory(name: str):
+    def refuse(a, *args, **kwargs):
+        raise CaptureError(f"{name} asks for the memory or the values of a tensor", location=user_location(), remedy="ask for it outside of the compiled function")
+
+    return refuse
+
+
+for _name in ("storage", "untyped_storage", "_typed_storage", "storage_type", "const_data_ptr", "__dlpack__", "__reduce_ex__", "__getstate__", "__str__"):
+    METHODS[_name] = _of_memory(_name)
+    if (_function := getattr(torch.Tensor, _name, None)) not in (None, getattr(object, _name, None)):
+        alias(_function)(METHODS[_name])
+
+
+@alias(torch.Tensor.__deepcopy__)
+def deepcopy(a, memo):
+    """`copy.deepcopy(a)`: a new tensor with the same values."""
+    if id(a) not in memo:
+        if a.requires_grad:
+            raise CaptureError("copy.deepcopy makes a leaf of a tensor that requires grad", location=user_location(), remedy="use .clone(), or .detach().clone()")
+        memo[id(a)] = LTORCH["clone"](a)
+    return memo[id(a)]
+
+
+METHODS["__deepcopy__"] = deepcopy
+METHODS.properties["_cdata"] = _of_memory("_cdata")
+alias(torch.Tensor.__array__)(METHODS["numpy"])
+
+
+@alias(torch.Tensor.module_load)
+def module_load(a, other, assign=False):
+    return LTORCH["detach"](other if assign else inplace.copy_(a, other))
+
+
+@alias(torch.Tensor.slice_inverse, torch.slice_inverse)
+def slice_inverse(a, *args, **kwargs):
+    raise CaptureError("slice_inverse shows the memory around a tensor, of which nothing is known", location=user_location(), remedy="use torch.slice_scatter")
+
+
+def _checked_numel(a, shape: tuple) -> None:
+    if (math.prod(shape) == a.numel_value) is False:
+        raise RuntimeError(
+            f"requested resize to {'x'.join(map(str, shape))} ({math.prod(shape)} elements in total), but the given tensor has a size of {'x'.join(map(str, a.shape))} "
+            f"({a.numel_value} elements). autograd's resize can only change the shape of a given tensor, while preserving the number of elements. "
+        )
+
+
+@alias(torch.Tensor.resize)
+def resize(a, *sizes):
+    """A reshaped tensor, by a name that PyTorch has deprecated."""
+    _checked_numel(a, sizes)
+    return LTORCH["reshape"](a, sizes)
+
+
+@alias(torch.Tensor.resize_as)
+def resize_as(a, tensor):
+    return resize(a, *tensor.shape)
 
 
 @alias(torch.Tensor.type)

@@ -5,6 +5,8 @@ Operators registered with torch.library come the same way; their author gave the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 
@@ -40,7 +42,7 @@ def symbol_for(function) -> Symbol:
 
 
 def _make_under_autocast(function, kinds: tuple) -> Symbol:
-    plain = _make(function)
+    plain, typed = _make(function), _TYPED_UNDER_AUTOCAST.get(function)
     name = f"autocast_{plain.name}"
 
     def run(*args, **kwargs):
@@ -48,14 +50,22 @@ def _make_under_autocast(function, kinds: tuple) -> Symbol:
             return function(*args, **kwargs)
 
     def meta(*args, **kwargs):
-        return _typed_by_running(run, plain.name, args, kwargs)
+        return typed(dict(kinds), *args, **kwargs) if typed is not None else _typed_by_running(run, plain.name, args, kwargs)
 
     return Symbol(name, meta, id=("opaque", name, id(function), kinds), is_prim=True, tags=tuple(plain.tags), fn=run)
 
 
-def casts_inside(*functions) -> None:
-    """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are."""
+_TYPED_UNDER_AUTOCAST: dict = {}
+
+
+def casts_inside(*functions, typed: Callable | None = None) -> None:
+    """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are.
+
+    typed: types what they give then, for functions that fake tensors cannot run; called with the autocast dtype of each kind of device, and the arguments.
+    """
     for function in functions:
+        if typed is not None:
+            _TYPED_UNDER_AUTOCAST[function] = typed
         usual = lookup(function)
         assert usual is not None, f"{function} is no operation"
 
@@ -165,6 +175,9 @@ def _packed_recurrence(a, batch_sizes, state, parameters, biases, layers, dropou
     return like(a, (a.shape[0], states[0].shape[-1] * (2 if bidirectional else 1))), *map(like, states)
 
 
+_PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)  # results that say something of shapes and types
+
+
 def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
     recorder = current_recorder()
     grad = recorder is not None and recorder.context.grad_enabled
@@ -196,6 +209,9 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
 
     def typed(x):
         if not isinstance(x, torch.Tensor):
+            if not isinstance(x, _PLAIN):
+                what = f"{name} gives a {type(x).__name__}, which stands for memory of a tensor"
+                raise CaptureError(what, location=user_location(), remedy="ask for it outside of the compiled function")
             return x
         if id(x) in known:
             return known[id(x)]

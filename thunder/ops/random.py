@@ -106,6 +106,16 @@ def poisson(a, generator=None):
     return like(a)
 
 
+@torch_prim(torch.binomial, tags=_TAGS)
+def binomial(count, prob, generator=None):
+    return like(count, broadcast_shapes(count.shape, prob.shape))
+
+
+@binomial.samples
+def _(make):
+    yield torch.tensor([3.0, 5.0, 9.0]), torch.tensor([0.2, 0.5, 0.9])
+
+
 @rand.samples
 @randn.samples
 def _(make):

@@ -277,6 +277,17 @@ def _(make):
     yield make(2, 3, 4)
 
 
+@composite(torch.diagflat, torch.Tensor.diagflat)
+def diagflat(a, offset=0):
+    return diag(LTORCH["reshape"](a, (-1,)), offset)
+
+
+@diagflat.samples
+def _(make):
+    yield make(2, 3)
+    yield make(3), -1
+
+
 # ---------------------------------------------------------------------------------------------------------------- derivatives: the way back
 
 diagonal_backward = backward.kernel("diagonal_backward", "default", lambda g, sizes, offset, dim1, dim2: like(g, tuple(sizes)))

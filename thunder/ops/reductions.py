@@ -10,8 +10,9 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import TensorProxy, concrete, like
+from thunder.core.proxies import TensorProxy, concrete, like, same_shape
 from thunder.core.symbol import OpTags, Symbol
+from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.dims import is_empty
@@ -104,6 +105,60 @@ def _reduction_samples(make):
 
 
 sum.samples(_reduction_samples)
+
+
+def _sum_to_size_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    a, *size = args
+    size = kwargs["size"] if kwargs else size
+    return (a, tuple(size[0] if len(size) == 1 and isinstance(size[0], (tuple, list)) else size)), {}
+
+
+def _sum_to_size_meta(a, size):
+    lead = len(a.shape) - len(size)
+    if lead < 0 or builtins.any((n == m) is False and (n == 1) is False for n, m in zip(size, a.shape[lead:])):
+        raise RuntimeError(f"size {{{list(size)}}} is not expandable to size {{{list(a.shape)}}}.")
+    if size and same_shape(a.shape, size):  # to no dimensions PyTorch always adds up
+        return a
+    if a.dtype.category < dtypes.FLOAT:  # what is not added up keeps its type
+        _decided(a.shape, size)
+    return like(a, size, _sum_dtype(a, None))
+
+
+def _decided(a: tuple, b: tuple) -> bool:
+    """Whether two shapes are equal. Raises DataDependentError where only the run tells."""
+    return len(a) == len(b) and builtins.all([bool(n == m) for n, m in zip(a, b)])
+
+
+@composite(torch.Tensor.sum_to_size, meta=_sum_to_size_meta, canonicalize=_sum_to_size_arguments, autocast="cuda:float32")
+def sum_to_size(a, size):
+    """The sum over what was stretched from `size`; the tensor itself where nothing was."""
+    if not size:
+        return sum(a)
+    return a if _decided(a.shape[len(a.shape) - len(size) :], size) and len(a.shape) == len(size) else sum_to(a, size)
+
+
+sum_to_size.info["autocast_when"] = lambda kind, args, kwargs: not (args[1] and same_shape(args[0].shape, args[1]))
+
+
+@sum_to_size.vjp
+def _(a, size):
+    g = yield sum_to_size(a, size)
+    return (LTORCH["expand"](g, a.shape),)
+
+
+@sum_to_size.samples
+def _(make):
+    yield make(4, 3), (1, 3)
+    yield make(2, 4, 3), 4, 1
+    yield make(4, 3), (4, 3)
+    yield make(4, 3), ()
+    yield make(), ()
+
+
+@sum_to_size.error_samples
+def _(make):
+    yield make(4, 3), (2, 3)
+    yield make(4, 3), (1, 4, 3)
 
 
 @composite(torch.nansum, torch.Tensor.nansum, meta=_sum_meta, tags=_RED)

@@ -238,6 +238,31 @@ def _(make):
     yield (make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3), "amax"), {"include_self": False}
 
 
+@torch_prim(torch.segment_reduce)
+def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
+    """Reductions of stretches of a dimension, which lengths or offsets say."""
+    if lengths is None and offsets is None or indices is not None or reduce not in ("sum", "prod", "mean", "max", "min"):
+        raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
+    segments = (lengths if offsets is None else offsets).shape
+    if axis != len(segments) - 1:
+        raise RuntimeError(f"segment_reduce(): Expected axis to be the last dimension of lengths but got {axis}.")
+    return like(data, (*segments[:axis], segments[axis] if offsets is None else segments[axis] - 1, *data.shape[axis + 1 :]))
+
+
+@segment_reduce.samples
+def _(make):
+    yield (make(5, 3), "max"), {"lengths": torch.tensor([2, 0, 3]), "initial": -9.0}
+    yield (make(5, 3), "sum"), {"offsets": torch.tensor([0, 1, 5])}
+    yield (make(2, 4, 3), "mean"), {"lengths": torch.tensor([[1, 3], [2, 2]]), "axis": 1}
+
+
+@segment_reduce.error_samples
+def _(make):
+    yield (make(5, 3), "sum"), {}
+    yield (make(5, 3), "sum"), {"lengths": torch.tensor([2, 3]), "axis": 1}
+    yield (make(5, 3), "median"), {"lengths": torch.tensor([2, 3])}
+
+
 def _along(name: str, a, dim, index, source) -> None:
     d = wrap_dim(dim, len(a.shape))
     _check_index(name, index)

@@ -6,6 +6,7 @@ import torch
 
 from thunder.core import dtypes
 from thunder.core.proxies import like
+from thunder.core.symbol import OpTags
 from thunder.core.unbacked import fresh_size
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, torch_prim
@@ -43,6 +44,42 @@ def argwhere(a):
 @argwhere.samples
 def _(make):
     yield make(4, 3, dtype=torch.bool)
+
+
+@torch_prim(torch.nonzero_static, torch.Tensor.nonzero_static, tags=(OpTags.DETACHED,))
+def nonzero_static(a, *, size, fill_value=-1):
+    """`nonzero` with a number of rows that the program says: cut off, or filled up."""
+    if size < 0:
+        raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
+    return like(a, (size, len(a.shape)), dtypes.int64)
+
+
+@nonzero_static.samples
+def _(make):
+    yield (make(4, 3, dtype=torch.bool),), {"size": 20}
+    yield (make(4, 3),), {"size": 2, "fill_value": 7}
+
+
+@torch_prim(torch.bincount, torch.Tensor.bincount)
+def bincount(a, weights=None, minlength=0):
+    """How often each number from 0 to the largest one stands in `a`, or the sums of the weights there."""
+    if len(a.shape) != 1 or a.dtype.category != dtypes.INTEGER or minlength < 0 or weights is not None and weights.shape != a.shape:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    return like(a, (fresh_size(),), dtypes.int64 if weights is None else weights.dtype if weights.dtype is dtypes.float32 else dtypes.float64)
+
+
+@bincount.samples
+def _(make):
+    yield make(7, dtype=torch.int64, low=0, high=5)
+    yield make(7, dtype=torch.int64, low=0, high=5), None, 9
+    yield make(7, dtype=torch.int64, low=0, high=5), make(7)
+
+
+@bincount.error_samples
+def _(make):
+    yield make(2, 3, dtype=torch.int64, low=0, high=5)
+    yield make(7, dtype=torch.int64, low=0, high=5), make(6)
+    yield make(7, dtype=torch.int64, low=0, high=5), None, -1
 
 
 # ---------------------------------------------------------------------------------------------------------------- chosen elements

@@ -63,7 +63,7 @@ def _view_copy(name: str, view, sample) -> Symbol:
     def decomposition(*args, **kwargs):
         return map_structure(lambda x: _copy(x) if isinstance(x, TensorProxy) else x, view(*args, **kwargs))
 
-    symbol = composite(*functions, name=f"{name}_copy")(decomposition)
+    symbol = composite(*functions, name=f"{name}_copy", autocast=LTORCH[name].autocast if name in LTORCH else None)(decomposition)
     symbol.parameters, symbol.defaults = Symbol(name, view).parameters, Symbol(name, view).defaults
     symbol.samples(lambda make: iter([sample(make)]))
     return symbol

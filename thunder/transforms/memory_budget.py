@@ -98,9 +98,14 @@ def _is_fixed(line: BoundSymbol) -> bool:
 
 
 def estimated_time(line: BoundSymbol) -> float:
-    """Bytes read and written, and for matrix products and convolutions the operations: of A (m, k) and B (k, n), sqrt(mk kn mn) = mnk multiply-adds."""
+    """Bytes read and written, and for matrix products and convolutions the operations: of A (m, k) and B (k, n), sqrt(mk kn mn) = mnk multiply-adds.
+
+    What makes several products says how many multiply-adds that are (`info["multiply_adds"]`).
+    """
     tensors = [p for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)]
     moved = sum(map(nbytes, tensors))
+    if (count := line.sym.info.get("multiply_adds")) is not None:
+        return moved + 2 * count(*line.args) / FLOPS_PER_BYTE
     if OpTags.MATMUL_OP not in line.sym.tags or len(line.inputs) < 2 or not line.outputs:
         return moved
     sizes = [nbytes(p) / p.dtype.bytes for p in (line.inputs[0], line.inputs[1], line.outputs[0]) if isinstance(p, TensorProxy)]

@@ -4,24 +4,27 @@ Capture turns `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `cop
 overwrites is overwritten, so that nothing is copied that PyTorch does not copy. Several writes to one argument all take place in its memory.
 
 Before: `t0 = torch.add(x, 1)`, `t1 = torch.sin(t0)`, `Tensor.copy_(x, t0)`. After: `t0 = Tensor.add_(x, 1)`, `t1 = torch.sin(t0)`.
+
+Where somebody reads the old value, what takes its place still lies in memory as that does: `t0 = torch.cumsum(x, 0)`, `t1 = laid_out_like(t0, x)`.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy, same_shape
+from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.ops.define import LTORCH, inplace_form
 from thunder.ops.inplace import write_back
 from thunder.transforms.memory_budget import roots
 
-__all__ = ["reinplace"]
+__all__ = ["in_place_form", "reinplace"]
 
 
 def reinplace(trace: Trace) -> Trace:
@@ -35,12 +38,15 @@ def reinplace(trace: Trace) -> Trace:
     for i, line in enumerate(lines):
         if i in state.dropped:
             continue
-        form = _form(line)
-        kept.append(state.in_place(i, line, *form) if form is not None and state.fits(i, line, form[1]) else state.as_it_is(line))
+        form = in_place_form(line)
+        if form is not None and state.fits(i, line, form[1]):
+            kept.append(state.in_place(i, line, *form))
+        else:
+            kept += state.as_it_is(line)
     return trace.replace(bound_symbols=kept)
 
 
-def _form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
+def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     """(callable, what each of some results overwrites) of an operation that PyTorch executes and has an in-place form of."""
     if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
         return None
@@ -93,11 +99,16 @@ class _State:
         _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
         return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 
-    def as_it_is(self, line: BoundSymbol) -> BoundSymbol:
-        """A line that stays. A detached value is in the memory of what it was detached from."""
+    def as_it_is(self, line: BoundSymbol) -> list[BoundSymbol]:
+        """A line that stays, and one that lays its result out as what it overwrites. A detached value is in the memory of what it was detached from."""
         if line.sym.id == _DETACH and (home := self.home.get(line.inputs[0])) is not None:
             self._at_home(line.outputs[0], home)
-        return line
+        target = _overwrites(line) if line.outputs and line.outputs[0].name in self.written else None
+        if target is None:
+            return [line]
+        result = line.outputs[0]
+        made = result.replace(name=line.context.names.make())  # type: ignore[union-attr]
+        return [line.swap({result: made}), _laid_out_like(line.sym.executor).bind(made, target, output=result, context=line.context)]
 
     def _at_home(self, value: Proxy, home: Proxy) -> None:
         self.home[value] = home
@@ -113,6 +124,28 @@ class _State:
         path = ("Tensor", function.__name__) if getattr(torch.Tensor, function.__name__, None) == function else (None, function.__name__)
         made = Symbol(path[1], id=f"inplace.{path[1]}", module=path[0], is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
         return line.replace(sym=made, subsymbols=line.subsymbols)
+
+
+def _overwrites(line: BoundSymbol) -> TensorProxy | None:
+    """What a line overwrites whose operation does not lay out its result as its first argument by itself."""
+    original, args = (line.subsymbols[0] if line.subsymbols else line).sym, line.args
+    if type(original.id) is tuple and original.id[0] == "with_graph":
+        name, args = original.id[1], line.args[1]
+        original = LTORCH.get(str(name).removeprefix("ltorch."))
+    if original is None or "elementwise" in original.info or original.tags & {OpTags.RANDOM_OP, OpTags.VIEW} or inplace_form(original) is None:
+        return None
+    target, result = args[0] if args else None, line.outputs[0]
+    fits = isinstance(target, TensorProxy) and isinstance(result, TensorProxy) and len(result.shape) > 1 and result.dtype is target.dtype and same_shape(result.shape, target.shape)
+    return target if fits else None
+
+
+def _lay_out_like(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return made if made.stride() == target.stride() else torch.empty_like(target).copy_(made)
+
+
+@functools.cache
+def _laid_out_like(executor) -> Symbol:
+    return Symbol("laid_out_like", lambda made, target: like(made), is_prim=True, fn=_lay_out_like, executor=executor)
 
 
 def _raise(line: BoundSymbol):

@@ -14,6 +14,7 @@ from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.index import Index, Part, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, partial_place, reduced_place, tile_place
+from thunder.executors.triton_kernels.tiles import Tile, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, sources
 
 __all__ = ["Source", "emit", "stored_type", "HEADER"]
@@ -44,17 +45,9 @@ class _Term(NamedTuple):
     variables: frozenset
 
 
-PASS = 4096  # columns that a program sees at a time where a row does not fit
-
-
-def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool) -> Source:
-    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter."""
-    return _Emitter(name, schedule, kernel, strides, interpreted).run()
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is not less."""
-    return 1 << (n - 1).bit_length()
+def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile | None = None) -> Source:
+    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. tile: in place of the one that a rule gives."""
+    return _Emitter(name, schedule, kernel, strides, interpreted, tile or tile_of(kernel)).run()
 
 
 def _compute(d: dtype) -> str:
@@ -62,13 +55,14 @@ def _compute(d: dtype) -> str:
     return "tl.float32" if d.category == FLOAT and d.bytes < 4 else "tl.int1" if d.category == BOOL else f"tl.{d.name}"
 
 
+LOWEST = "-3.4028234663852886e38"  # of float32: where a maximum begins from which other numbers, which may be infinite, are subtracted
 _NONE: frozenset = frozenset()
 _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)}}
 
 
 class _Emitter:
-    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool):
-        self.name, self.kernel, self.interpreted = name, kernel, interpreted
+    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile):
+        self.name, self.kernel, self.interpreted, self.tile = name, kernel, interpreted, tile
         self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
         self.outer: list[str] = []
@@ -87,10 +81,10 @@ class _Emitter:
 
     # ------------------------------------------------------------------------------------------------------------ the three forms
     def run(self) -> Source:
-        grid, warps = getattr(self, f"_{self.kernel.kind}")()
+        grid = getattr(self, f"_{self.kernel.kind}")()
         body = "\n".join(f"    {line}" for line in self.outer)
         text = f"@triton.jit\ndef {self.name}({', '.join(self.buffers.values())}):\n{body}\n"
-        return Source(self.name, text, tuple(self.buffers), grid, warps, tuple(self.helpers))
+        return Source(self.name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers))
 
     def _program(self, axis: int) -> str:
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
@@ -118,7 +112,7 @@ class _Emitter:
 
     def _map(self):
         k = self.kernel
-        block = min(1024, power_of_two(k.columns))
+        block = self.tile.columns
         self.shape = [block]
         self.masks["x"] = k.columns % block != 0
         count = -(-k.columns // block)
@@ -136,15 +130,13 @@ class _Emitter:
         if partials:
             self._close()
             self._store_partials(partials, accumulators)
-        return (partials[0].shape[0] if partials else count, 1), 4 if block >= 512 else 1
+        return (partials[0].shape[0] if partials else count, 1)
 
     def _rows(self):
         k = self.kernel
         if not k.on_chip:
             return self._long_rows()
-        columns = power_of_two(k.columns)
-        across = any(not _along_memory(v) for v in k.reductions)
-        rows = max(1, min(power_of_two(k.rows), 32 if across else 4096, (16384 if across else 4096) // columns))
+        rows, columns, _ = self.tile
         self.shape = [rows, columns]
         self.masks |= {"r": k.rows % rows != 0, "c": columns != k.columns}
         count = -(-k.rows // rows)
@@ -160,18 +152,18 @@ class _Emitter:
         if partials:
             self._close()
             self._store_partials(partials, accumulators)
-        return (partials[0].shape[0] if partials else count, 1), max(1, min(32, rows * columns // 512))
+        return (partials[0].shape[0] if partials else count, 1)
 
     def _long_rows(self):
         """Rows that do not fit: a pass for each level of reductions, then one for what is stored."""
         k = self.kernel
-        columns = PASS
+        columns = self.tile.columns
         self.shape = [1, columns]
         self.masks["c"] = k.columns % columns != 0
         self._rows_line(self._program(0), self.outer)
         for level in self._levels():
-            accumulators = [self._accumulator(v) for v in level]
             online = {v: [(s, self._accumulator(s)) for s in self._exponentials(v)] for v in level}
+            accumulators = [self._accumulator(v, LOWEST if online[v] else "") for v in level]
             self._pass(columns)
             for v, accumulator in zip(level, accumulators, strict=True):
                 operand = self.value(v.operands[0], operand_place(v, Index.of(k.r), Index.of(k.c)), ())
@@ -181,10 +173,16 @@ class _Emitter:
                     self._accumulate(v, accumulator, operand, "c")
             self._close()
             for v, accumulator in zip(level, accumulators, strict=True):
-                best = self.memo["reduction", v] = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
+                best = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
                 for s, total in online[v]:
                     scaled = self._emit(f"{total} * tl.where({accumulator} == {best.text}, 1.0, tl.exp({accumulator} - {best.text}))", frozenset("rc"))
-                    self.memo["reduction", s] = self._emit(self._combined(s, scaled.text, 1), frozenset("r"))
+                    whole = self._emit(self._combined(s, scaled.text, 1), frozenset("r"))
+                    # infinite ones are subtracted from themselves: where all of the row is -inf, which leaves 0, or some of it inf
+                    none = f"({whole.text} == 0) | ({best.text} == float('inf'))"
+                    self.memo["reduction", s] = self._emit(f"tl.where({none}, float('nan'), {whole.text})", frozenset("r"))
+                if online[v]:
+                    best = self._emit(f"tl.where({whole.text} == 0, float('-inf'), {best.text})", frozenset("r"))
+                self.memo["reduction", v] = best
         stored = [v for v in k.stores if not self._is_row(v)]
         for v in k.stores:
             if self._is_row(v):
@@ -194,7 +192,7 @@ class _Emitter:
             for v in stored:
                 self._store(v)
             self._close()
-        return (k.rows, 1), 16
+        return k.rows, 1
 
     def _pass(self, columns: int) -> None:
         self.header = f"for start in range(0, {self.kernel.columns}, {columns}):"
@@ -204,8 +202,7 @@ class _Emitter:
     def _columns(self):
         """Reductions over rows alone: each program sees some columns of its share of the rows."""
         k = self.kernel
-        columns = min(128, power_of_two(k.columns))
-        rows = min(2048 // columns, power_of_two(k.rows))
+        rows, columns, _ = self.tile
         self.shape = [rows, columns]
         self.masks |= {"r": k.rows % rows != 0, "c": k.columns % columns != 0}
         partials = self._partials()
@@ -216,7 +213,7 @@ class _Emitter:
         self._stores("rc", partials, accumulators)
         self._close()
         self._store_partials(partials, accumulators)
-        return (-(-k.columns // columns), partials[0].shape[0]), 4
+        return -(-k.columns // columns), partials[0].shape[0]
 
     def _rows_line(self, block: str, target: list[str]) -> None:
         rows = self.shape[0]
@@ -287,13 +284,13 @@ class _Emitter:
         return [s for s in self.kernel.reductions if v.what[0] == "amax" and _exponential_of(s) is v and v.dtype.name == "float32"]
 
     def _rescale(self, v: Value, accumulator: str, term: _Term, totals: list[str]) -> None:
-        """A step of a maximum, and of sums of exponentials relative to it."""
+        """A step of a maximum, and of sums of exponentials relative to it: one exponential for both, since either the element or what was the maximum is 0 from the new one."""
         text = f"tl.where(c_inside, {term.text}, {self._neutral(v)})" if self.masks["c"] else term.text
         self.inner.append(f"x = {text}")
-        self.inner.append(f"best = tl.maximum({accumulator}, x, propagate_nan=tl.PropagateNan.ALL)")
-        for total in totals:  # infinite ones are not subtracted from themselves
-            self.inner.append(f"{total} = {total} * tl.where({accumulator} == best, 1.0, tl.exp({accumulator} - best)) + tl.where(x == float('-inf'), 0.0, tl.exp(x - best))")
-        self.inner.append(f"{accumulator} = best")
+        self.inner.append(f"apart = tl.exp(-tl.abs(x - {accumulator}))")
+        for total in totals:
+            self.inner.append(f"{total} = tl.where(x > {accumulator}, {total} * apart + 1.0, {total} + apart)")
+        self.inner.append(f"{accumulator} = tl.maximum({accumulator}, x, propagate_nan=tl.PropagateNan.ALL)")
 
     def _neutral(self, v: Value) -> str:
         how = v.what[0]
@@ -303,9 +300,9 @@ class _Emitter:
             return 'float("-inf")' if how == "amax" else 'float("inf")'
         return str(_INTEGER_BOUNDS[v.dtype.name][how == "amin"])
 
-    def _accumulator(self, v: Value) -> str:
+    def _accumulator(self, v: Value, start: str = "") -> str:
         self.count += 1
-        self.outer.append(f"sum{self.count} = tl.full({self.shape}, {self._neutral(v)}, {_compute(v.dtype)})")
+        self.outer.append(f"sum{self.count} = tl.full({self.shape}, {start or self._neutral(v)}, {_compute(v.dtype)})")
         return f"sum{self.count}"
 
     def _accumulate(self, v: Value, accumulator: str, term: _Term, reduced: str) -> None:
@@ -532,13 +529,6 @@ def _exponential_of(s: Value) -> Value | None:
     if not isinstance(m, Value) or m.kind != "reduce" or m.what != ("amax", s.what[1]):
         return None
     return m if m.operands[0] is x else None
-
-
-def _along_memory(reduction: Value) -> bool:
-    """Whether what is reduced is what lies next to each other in a row-major operand."""
-    operand, dims = reduction.operands[0], reduction.what[1]
-    long = [i for i, n in enumerate(operand.shape) if n != 1]
-    return bool(long) and long[-1] in dims and operand.kind != "partial"
 
 
 def _always(condition: tuple) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from thunder._torch_compat import current_device, current_stream
+from thunder._torch_compat import current_device, current_stream, empty_strided_cuda, launch_kernel
 from thunder.core.codegen import compile_source
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
+from thunder.executors.triton_kernels.binary import Request, binary_of
 from thunder.executors.triton_kernels.emit import HEADER, Source, emit, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
@@ -27,15 +30,15 @@ ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins
 
 def interpreting() -> bool:
     """Whether Triton's interpreter runs kernels, on tensors of any device."""
-    import triton
-
-    return bool(triton.knobs.runtime.interpret)
+    triton = sys.modules.get("triton")  # importing it takes as long as compiling a kernel
+    return bool(triton.knobs.runtime.interpret) if triton is not None else os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
 class FusedRegion:
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays them out.
 
-    Kernels are compiled when strides come in for the first time. `source` is their text, `kernels` how many there are.
+    Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for the first time. `source` is their text, `kernels` how
+    many there are.
 
     Raises `schedule.TooLarge` for a region that has to be smaller.
     """
@@ -47,7 +50,9 @@ class FusedRegion:
         self.schedule = schedule(program_of(region), programs)
         self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs))
         self._variants: dict[tuple, Callable] = {}
+        self._unusual: dict[tuple, Callable] = {}
         self._source = ""
+        self._expected = None if self.interpreted else _Compiled(self, self._row_major())
 
     @property
     def kernels(self) -> int:
@@ -57,24 +62,34 @@ class FusedRegion:
     def source(self) -> str:
         """The text of the kernels; of those for row-major inputs where none were compiled yet."""
         if not self._source:
-            self._sources(tuple(strides_of(v.shape) for v in self.schedule.program.inputs))
+            self._sources(self._row_major())
         return self._source
+
+    def _row_major(self) -> tuple:
+        return tuple(strides_of(v.shape) for v in self.schedule.program.inputs)
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         key = tuple([t.stride() for t in tensors])
         run = self._variants.get(key)
-        return self._first(key, tensors) if run is None else run(*tensors)
+        return self._first(key)(*tensors) if run is None else run(*tensors)
 
-    def _first(self, key: tuple, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """A call with strides that did not come in before: kernels are compiled, and later calls launch what this one compiled."""
-        variant = _Variant(self, key)
-        if self.interpreted:
-            self._variants[key] = variant.run
-            return variant.run(*tensors)
-        outputs, compiled = variant.launch(*tensors)
-        if compiled and not any(t.data_ptr() % ALIGNMENT for t in tensors):
-            self._variants[key] = variant.prepared(compiled)
-        return outputs
+    def _first(self, key: tuple) -> Callable:
+        """The function for strides that did not come in before."""
+        expected = self._expected is not None and self._expected.strides == key
+        variant = self._expected if expected else (_Interpreted if self.interpreted else _Compiled)(self, key)
+        self._variants[key] = run = variant.function()
+        return run
+
+    def unusual(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """A call with inputs that are negatives of what memory holds, or begin where kernels do not expect it, or while another device is the current one."""
+        if any(t.is_neg() for t in tensors):
+            return self(*[t.resolve_neg() for t in tensors])
+        strides, aligned = tuple(t.stride() for t in tensors), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
+        run = self._unusual.get((strides, aligned))
+        if run is None:
+            run = self._unusual[strides, aligned] = _Compiled(self, strides, aligned).function()
+        with torch.cuda.device(self.device):
+            return run(*tensors)
 
     def _sources(self, strides: tuple) -> tuple[list[Source], list[tuple]]:
         program = self.schedule.program
@@ -100,66 +115,96 @@ class FusedRegion:
 
 
 class _Variant:
-    """A region for inputs of certain strides, as Python functions that allocate what the kernels write and launch them."""
+    """A region for inputs of certain strides, as the text of a Python function that allocates what the kernels write and launches them."""
 
     def __init__(self, region: FusedRegion, strides: tuple):
         program, temporaries = region.schedule.program, region.schedule.temporaries
-        self.region = region
+        self.region, self.strides = region, strides
         self.sources, layout = region._sources(strides)
+        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
-        self.context: dict = {"empty_strided": torch.empty_strided, "device": region.device}
         self.inputs = list(self.names.values())
+        self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
         self.allocations = []
+        self.context: dict = {"allocate": _allocator(region.device)}
         for i, (v, s) in enumerate(zip((*program.outputs, *temporaries), (*layout, *(strides_of(t.shape) for t in temporaries)), strict=True)):
             self.names[v] = f"out{i}"
-            self.allocations.append(f"out{i} = empty_strided({v.shape}, {tuple(s)}, dtype=dtype{i}, device=device)")
-            self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
+            self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
+            self.allocations.append(f"out{i} = allocate({v.shape}, {tuple(s)}, dtype{i})")
         # a tensor may be a negative of its memory's numbers, which kernels do not see
         self.negative = " or ".join(f"{self.names[v]}.is_neg()" for v in program.inputs if v.dtype.category == FLOAT)
-        again = ", ".join(f"{name}.resolve_neg()" for name in self.inputs)
-        self.plain = [f"if {self.negative}: return again({again})"] if self.negative else []
-        self.context["again"] = region
         self.results = f"[{', '.join(self.names[v] for v in program.outputs)}]"
-        for i, source in enumerate(self.sources):
-            text = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in source.helpers), source.text])
-            self.context[f"kernel{i}"] = compile_source(text, source.name, {})
 
-    def _function(self, lines: Sequence[str], result: str) -> Callable:
-        text = "\n    ".join([f"def launch({', '.join(self.inputs)}):", *lines, f"return {result}"]) + "\n"
+    def _function(self, lines: Sequence[str]) -> Callable:
+        text = "\n    ".join([f"def launch({', '.join(self.inputs)}):", *lines, f"return {self.results}"]) + "\n"
         return compile_source(text, "launch", self.context)
 
-    def _launches(self) -> list[str]:
-        return [f"kernel{i}[{s.grid}]({', '.join(self.names[b] for b in s.buffers)}, num_warps={s.warps})" for i, s in enumerate(self.sources)]
 
-    @property
-    def run(self) -> Callable:
-        return self._function([*self.plain, *self.allocations, *self._launches()], self.results)
+class _Interpreted(_Variant):
+    """Launches by Triton's interpreter."""
 
-    @property
-    def launch(self) -> Callable:
-        """Returns the kernels that Triton compiled as well."""
-        launches = [f"compiled{i} = {text}" for i, text in enumerate(self._launches())]
-        lines = [*(f"{line}, []" for line in self.plain), "with on_device(device):", *(f"    {line}" for line in (*self.allocations, *launches))]
-        self.context["on_device"] = torch.cuda.device
-        return self._function(lines, f"{self.results}, [{', '.join(f'compiled{i}' for i in range(len(self.sources)))}]")
+    def function(self) -> Callable:
+        lines = []
+        if self.negative:
+            self.context["again"] = self.region
+            lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
+        lines += self.allocations
+        for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
+            self.context[f"kernel{i}"] = compile_source(text, source.name, {})
+            lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
+        return self._function(lines)
 
-    def prepared(self, compiled: Sequence) -> Callable:
-        """Launches compiled kernels without looking at arguments again, but for their alignment, which the kernels were compiled for."""
+
+class _Compiled(_Variant):
+    """Launches machine code, which is compiled from now on, in the background.
+
+    aligned: which inputs begin at multiples of 16 bytes, which makes a function for such inputs on the current device. Without it a function of any inputs is made, which hands
+    over to `FusedRegion.unusual` what it is not for.
+    """
+
+    def __init__(self, region: FusedRegion, strides: tuple, aligned: Sequence[bool] | None = None):
+        super().__init__(region, strides)
+        self.checked = aligned is None
+        begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
+        major, minor = torch.cuda.get_device_capability(region.device)
+        self.binaries = [
+            binary_of(Request(s.name, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
+            for s, text in zip(self.sources, self.texts, strict=True)
+        ]
+
+    def function(self) -> Callable:
         index = self.region.device.index if self.region.device.index is not None else torch.cuda.current_device()
-        slow = self.launch
-        self.context |= {"general": lambda *tensors: slow(*tensors)[0], "current_device": current_device, "current_stream": current_stream}
-        written = [name for name in self.names.values() if name not in self.inputs]
+        self.context |= {"launch_kernel": launch_kernel, "current_stream": current_stream, "current_device": current_device, "unusual": self.region.unusual}
         lines = [f"a_{name} = {name}.data_ptr()" for name in self.inputs]
-        pointers = " | ".join(f"a_{name}" for name in self.inputs)
-        unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
-        unusual += [f"current_device() != {index}"] + ([self.negative] if self.negative else [])
-        lines += [f"if {' or '.join(unusual)}: return general({', '.join(self.inputs)})", *self.allocations, f"stream = current_stream({index})"]
-        lines += [f"a_{name} = {name}.data_ptr()" for name in written]
-        for i, (source, kernel) in enumerate(zip(self.sources, compiled, strict=True)):
-            self.context |= {f"run{i}": kernel.run, f"function{i}": kernel.function, f"metadata{i}": kernel.packed_metadata}
-            arguments = ", ".join(f"a_{self.names[b]}" for b in source.buffers)
-            lines.append(f"run{i}({source.grid[0]}, {source.grid[1]}, 1, stream, function{i}, metadata{i}, None, None, None, {arguments})")
-        return self._function(lines, self.results)
+        if self.checked:
+            pointers = " | ".join(f"a_{name}" for name in self.inputs)
+            unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
+            unusual += [f"current_device() != {index}"] + ([self.negative] if self.negative else [])
+            lines.append(f"if {' or '.join(unusual)}: return unusual({', '.join(self.inputs)})")
+        lines += [*self.allocations, f"stream = current_stream({index})"]
+        lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
+        for i, (source, made) in enumerate(zip(self.sources, self.binaries, strict=True)):
+            binary = made.result()
+            self.context[f"kernel{i}"] = binary.load(index)
+            addresses = [f"a_{self.names[b]}" for b in source.buffers] + ["None"] * binary.scratch
+            lines.append(
+                f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, '{'O' * len(addresses)}', ({', '.join(addresses)},), stream)"
+            )
+        return self._function(lines)
+
+
+# Triton's names
+_TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.bool: "i1", torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+
+
+def _allocator(device: torch.device) -> Callable:
+    """(size, stride, dtype) -> a tensor."""
+    if device.type == "cuda":
+        return empty_strided_cuda
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
 def _keeps_order(v) -> bool:

@@ -16,12 +16,13 @@ from thunder.executors.triton_kernels.index import Index, Variable, join, split,
 from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.values import Place, Program, Value, sources
 
-__all__ = ["Kernel", "Schedule", "TooLarge", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "ON_CHIP"]
+__all__ = ["Kernel", "Schedule", "TooLarge", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "along_memory", "ON_CHIP"]
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
 FEW_ROWS = 64  # rows that are reduced without a partial
 LIMIT = 4000  # values at places, in all kernels of a region
+LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 
 
 class TooLarge(Exception):
@@ -103,6 +104,13 @@ def _is_outer(reduction: Value) -> bool:
     return bool(reduced) and len(reduced) < len(long) and long[: len(reduced)] == reduced
 
 
+def along_memory(reduction: Value) -> bool:
+    """Whether what is reduced is what lies next to each other in a row-major operand."""
+    operand, dims = reduction.operands[0], reduction.what[1]
+    long = _long(operand.shape)
+    return bool(long) and long[-1] in dims and operand.kind != "partial"
+
+
 # ---------------------------------------------------------------------------------------------------------------- partials
 
 
@@ -145,19 +153,20 @@ def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value
 
 
 class _Scheduler:
-    def __init__(self, program: Program, programs: int):
-        self.program = _with_partials(program, programs)
+    """One way to put roots into kernels: each, in some order, into the first that can compute it."""
+
+    def __init__(self, program: Program):
+        self.program = program
         self.kernels: list[Kernel] = []
         self.kernel_of: dict[Value, int] = {}  # of reductions, partials and outputs
         self.stored: dict[Value, None] = {}
+        self.loaded: list[dict[Value, None]] = []  # by each kernel
         self.visited = 0
         self.spaces: set[tuple[int, int]] = set()
 
-    def run(self) -> Schedule:
-        order = in_order(self.program.outputs)
-        reductions = [v for v in order if v.kind == "reduce"]
-        self.spaces = {space_of(v) for v in reductions}
-        roots = [v for v in order if v.kind in ("reduce", "partial")]
+    def run(self, roots: Sequence[Value]) -> Schedule:
+        """roots: the reductions and partials, each after those it depends on."""
+        self.spaces = {space_of(v) for v in roots if v.kind == "reduce"}
         outputs = [v for v in dict.fromkeys(self.program.outputs) if v.kind not in ("reduce", "partial")]
         for root in roots:
             self.place(root)
@@ -183,11 +192,13 @@ class _Scheduler:
             number = len(self.kernels)
             kernel = self.new(root)
             self.kernels.append(kernel)
+            self.loaded.append({})
             if not self.feasible(root, kernel, number):
                 raise AssertionError("a new kernel finds stored what earlier ones computed")
-        for needed in self.demands(root, kernel):
-            if self.kernel_of[needed] != number:
-                self.stored[needed] = None
+        needed, inputs = self.demands(root, kernel)
+        before = [v for v in needed if self.kernel_of[v] != number]
+        self.stored |= dict.fromkeys(before)
+        self.loaded[number] |= inputs | dict.fromkeys(before)
         self.kernel_of[root] = number
         if root.kind == "reduce":
             kernel.reductions.append(root)
@@ -228,9 +239,16 @@ class _Scheduler:
             return [(root, split(Index.of(kernel.r), root.shape))]
         return [(root, tile_place(root, kernel))]
 
-    def demands(self, root: Value, kernel: Kernel) -> dict[Value, bool]:
-        """The reductions, partials and stored values that a root is computed from, and whether each is read in the row that is computed only."""
+    @property
+    def cost(self) -> int:
+        """Bytes that are moved, and the launches in bytes."""
+        moved = [v for kernel, loaded in zip(self.kernels, self.loaded, strict=True) for v in (*loaded, *kernel.stores)]
+        return sum(v.numel * v.dtype.bytes for v in moved) + LAUNCH * len(self.kernels)
+
+    def demands(self, root: Value, kernel: Kernel) -> tuple[dict[Value, bool], dict[Value, None]]:
+        """The reductions and partials that a root is computed from, and whether each is read in the row that is computed only; and the inputs."""
         found: dict[Value, bool] = {}
+        inputs: dict[Value, None] = {}
         seen = set()
         stack = self.start(root, kernel)
         number = 0
@@ -251,18 +269,20 @@ class _Scheduler:
                 number += 1
                 at = Index.of(Variable(f"loaded{number}", value.operands[0].shape[value.what], loaded=True)) if value.shape else Index.of(0)
                 stack += [(value.operands[1], place), (value.operands[0], (*place[: value.what], at, *place[value.what + 1 :]))]
-            elif value.kind not in ("input", "number", "iota"):
+            elif value.kind == "input":
+                inputs[value] = None
+            elif value.kind not in ("number", "iota"):
                 stack += [(operand, there) for operand, there, _ in sources(value, place)]
         self.visited += len(seen)
         if self.visited > LIMIT * 4:
             raise TooLarge
-        return found
+        return found, inputs
 
     def feasible(self, root: Value, kernel: Kernel, number: int) -> bool:
         """Whether all that a root is computed from is stored by earlier kernels, or on chip in this one. Partials of one kernel have one number of programs."""
         if root.kind == "partial" and any(v.kind == "partial" and v.shape[0] != root.shape[0] and self.kernel_of[v] == number for v in self.kernel_of):
             return False
-        for needed, here in self.demands(root, kernel).items():
+        for needed, here in self.demands(root, kernel)[0].items():
             before = self.kernel_of[needed]
             if before > number or before == number and not here:
                 return False
@@ -285,4 +305,23 @@ def in_order(outputs: Sequence[Value]) -> list[Value]:
 
 def schedule(program: Program, programs: int) -> Schedule:
     """programs: in how many parts a reduction over rows is split. Raises TooLarge."""
-    return _Scheduler(program, programs).run()
+    program = _with_partials(program, programs)
+    order = in_order(program.outputs)
+    roots = [v for v in order if v.kind in ("reduce", "partial")]
+    first = _Scheduler(program)
+    best = first.run(roots)
+    early = _early(order)
+    if len(best.kernels) > 2 and any(a is not b for a, b in zip(early, roots, strict=True)):
+        second = _Scheduler(program)
+        other = second.run(early)
+        best = other if second.cost < first.cost else best
+    return best
+
+
+def _early(order: Sequence[Value]) -> list[Value]:
+    """Reductions and partials by how many of them lead to each, and of small operands before those of large ones: a pass over a large tensor finds there what else it needs."""
+    depth: dict[Value, int] = {}
+    for v in order:
+        below = max((depth[x] for x in v.operands if isinstance(x, Value)), default=0)
+        depth[v] = below + (v.kind in ("reduce", "partial"))
+    return sorted((v for v in order if v.kind in ("reduce", "partial")), key=lambda v: (depth[v], v.operands[0].numel))

@@ -13,12 +13,13 @@ from typing import Any
 from thunder.core.dtypes import BOOL, FLOAT, dtype
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
-from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
+from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels import index as places
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index
+from thunder.ops.backward import parts
 
-__all__ = ["Value", "Program", "parts", "primitive", "program_of", "sources"]
+__all__ = ["Value", "Program", "primitive", "program_of", "sources"]
 
 _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8", "int16", "int32", "int64"}
 
@@ -96,22 +97,6 @@ def _reduces(line: BoundSymbol) -> bool:
     columns = math.prod(a.shape[d] for d in dims)
     rows = math.prod(a.shape) // columns
     return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
-
-
-def parts(line: BoundSymbol) -> tuple[tuple[BoundSymbol, ...], dict]:
-    """The lines that compute what a line computes, and for outputs that they do not make, what these are."""
-    formula = line.sym.info.get("in_operations")
-    if formula is None:
-        return line.subsymbols, line.aliases
-    if line._subsymbols is None:
-        assert line.context is not None, "lines that were recorded have a context"
-        with recording(Recorder(line.context.replace(autocast=None), lambda: line.location)) as recorder:
-            result = formula(*line.args, **line.kwargs)
-        if result is None:
-            return (), {}
-        lines, line.aliases = adopt(recorder.bound_symbols, result, line.output)
-        line._subsymbols = tuple(lines)
-    return line._subsymbols, line.aliases
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines to values

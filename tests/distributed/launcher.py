@@ -1,0 +1,86 @@
+"""Processes that run one function on every rank, kept from test to test."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+
+_serial = itertools.count()
+
+
+class Ranks:
+    """As many processes as a group has ranks, joined by Gloo. Called with a function of (rank, size, *arguments), it runs it on all and raises what any of them raises."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.folder = tempfile.TemporaryDirectory()
+        context = multiprocessing.get_context("forkserver")  # a child of this process would share its threads' locks; the server imports once for all
+        context.set_forkserver_preload(["torch", "thunder.compiled", "thunder.distributed.data_parallel", "tests.distributed.training"])
+        store = os.path.join(self.folder.name, f"store{next(_serial)}")
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, size, store, there), daemon=True)
+            process.start()
+            self.pipes.append(here)
+            self.processes.append(process)
+        for pipe in self.pipes:
+            if not pipe.poll(120.0):
+                self.close()
+                raise AssertionError("the processes of the group did not start within 120 seconds")
+            pipe.recv()
+
+    def __call__(self, function: Callable, *arguments, timeout: float = 60.0) -> list:
+        """The results of all ranks. Raises AssertionError with the tracebacks of the ranks that fail, or do not answer in time; these processes are of no use afterwards."""
+        for pipe in self.pipes:
+            pipe.send((function, arguments))
+        results, failures = [], []
+        for rank, pipe in enumerate(self.pipes):
+            try:
+                ok, value = pipe.recv() if pipe.poll(5.0 if failures else timeout) else (False, f"no answer within {timeout} seconds")
+            except EOFError:
+                ok, value = False, "the process ended"
+            results.append(value)
+            if not ok:
+                failures.append(f"rank {rank}: {value}")
+        if failures:
+            self.close()
+            raise AssertionError("\n".join(failures))
+        return results
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.processes) and all(p.is_alive() for p in self.processes)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.processes = []
+        self.folder.cleanup()
+
+
+def _serve(rank: int, size: int, store: str, pipe) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    dist.init_process_group("gloo", rank=rank, world_size=size, store=dist.FileStore(store, size))
+    pipe.send("started")
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:  # the tests are over
+            return
+        try:
+            answer = True, function(rank, size, *arguments)
+        except BaseException:  # told to the test, whatever it is
+            answer = False, traceback.format_exc()
+        pipe.send(answer)

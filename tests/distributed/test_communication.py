@@ -1,0 +1,155 @@
+"""What communication there is, and when: buckets, the order of starts and waits, and the bytes that live."""
+
+import torch
+
+import thunder
+from tests.distributed.training import batches, compare
+from thunder.core.proxies import FutureTensorProxy, TensorProxy
+from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
+from thunder.transforms.memory_budget import nbytes, roots
+
+ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
+NONE, LAYER, BLOCK = FSDPBucketingStrategy.NONE, FSDPBucketingStrategy.LAYER, FSDPBucketingStrategy.BLOCK
+
+
+class Blocks(torch.nn.Module):
+    """Three blocks of four parameters in two layers, between two layers."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.first = torch.nn.Linear(6, width)
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, width)) for _ in range(3))
+        self.last = torch.nn.Linear(width, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+def made(**options):
+    torch.manual_seed(0)
+    return Blocks(**options).double()
+
+
+def starts(trace) -> list[int]:
+    """For each collective that a trace starts: of how many tensors it is."""
+    return [len(line.outputs) for line in trace.bound_symbols if any(isinstance(o, FutureTensorProxy) for o in line.outputs)]
+
+
+def most_in_flight(trace) -> tuple[int, int]:
+    """The most collectives, and the most bytes that they fill or read, that are under way at once."""
+    flying, most, largest = {}, 0, 0
+    for line in trace.bound_symbols:
+        if any(isinstance(o, FutureTensorProxy) for o in line.outputs):
+            flying[line] = max(sum(map(nbytes, line.inputs)), sum(map(nbytes, line.outputs)))
+        if line.sym.name == "wait_impl":  # the first wait is for all that started together
+            flying = {started: size for started, size in flying.items() if set(started.outputs).isdisjoint(line.inputs)}
+        most, largest = max(most, len(flying)), max(largest, sum(flying.values()))
+    return most, largest
+
+
+def buckets(rank, size, strategy, bucketing, forward, backward):
+    def prepare(m):
+        return fsdp(m, sharding_strategy=strategy, bucketing_strategy=bucketing)
+
+    compiled = compare(rank, size, made(), prepare, batches(size, torch.float64))
+    assert starts(thunder.last_traces(compiled)[-1]) == forward
+    assert sorted(starts(thunder.last_backward_traces(compiled)[-1])) == sorted(backward)
+
+
+def buckets_by_size(rank, size):
+    for megabytes, wanted in ((25.0, [16]), (0, [1] * 16), (400 / 2**20, None)):
+        compiled = compare(rank, size, made(), lambda m: ddp(m, bucket_size_in_mb=megabytes), batches(size, torch.float64))
+        found = starts(thunder.last_backward_traces(compiled)[-1])
+        assert sum(found) == 16 and (found == wanted or wanted is None and 4 <= len(found) <= 8)
+
+
+def test_buckets(ranks):
+    group = ranks(2)
+    group(buckets, ZERO2, NONE, [1] * 16, [1] * 16)
+    group(buckets, ZERO2, LAYER, [2] * 8, [2] * 8)
+    group(buckets, ZERO2, BLOCK, [2, 4, 4, 4, 2], [2, 4, 4, 4, 2])
+    # the backward gathers the weights of all layers but the first, whose input needs no gradient
+    group(buckets, ZERO3, NONE, [1] * 16, [1] * 16 + [1] * 7)
+    group(buckets, ZERO3, LAYER, [2] * 8, [2] * 8 + [1] * 7)
+    group(buckets, ZERO3, BLOCK, [2, 4, 4, 4, 2], [2, 4, 4, 4, 2] + [2, 2, 2, 1])
+
+
+def test_buckets_of_replicas_fill_to_a_size(ranks):
+    ranks(2)(buckets_by_size)
+
+
+def overlaps(rank, size):
+    for strategy in (ZERO2, ZERO3):
+        for limit, most in ((2**30, 16), (1000, 3), (1, 2)):
+            compiled = thunder.jit(fsdp(made(), sharding_strategy=strategy), communication_bytes_in_flight=limit)
+            compiled(batches(size, torch.float64)[0].chunk(size)[rank]).sum().backward()
+            forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
+            if limit == 2**30:  # all gathers first; every reduction is waited for when all have started
+                assert most_in_flight(forward)[0] == 16 and most_in_flight(backward)[0] >= 16
+                lines = [line.sym.name for line in forward.bound_symbols if line.sym.name != "python_del"]
+                assert lines[:16] == ["all_gather_impl"] * 16
+                waits = [line.sym.name for line in backward.bound_symbols if line.sym.name != "python_del"][-16:]
+                assert waits == ["wait_impl"] * 16
+            else:
+                count, size_in_flight = most_in_flight(forward)
+                assert 2 <= count <= most or size_in_flight <= limit
+                assert most_in_flight(backward)[1] <= max(limit, 2 * 6 * 8 * 8 * 2)
+
+
+def test_collectives_start_early_and_are_waited_for_late_within_a_limit(ranks):
+    ranks(2)(overlaps)
+
+
+def peak_bytes(trace) -> int:
+    """The most bytes of values that a program holds at once, freed where its `del` lines say; a view holds what it shows."""
+    shown, alive, most = roots(trace.bound_symbols, maybe=True), {}, 0
+    for line in trace.bound_symbols:
+        for o in line.outputs:
+            if isinstance(o, TensorProxy):
+                source = line.inputs[0] if line.sym.name == "wait_impl" else shown.get(o, o)  # what is waited for is there already
+                alive[o] = alive.get(source, source)
+        if line.sym.name == "python_del":
+            for i in line.inputs:
+                alive.pop(i, None)
+        most = max(most, sum(map(nbytes, set(alive.values()))))
+    return most
+
+
+def bytes_that_live(rank, size):
+    """Parameters are 8 layers of 128 KiB of which a rank holds half; activations are next to nothing."""
+    peaks, saved = {}, {}
+    for strategy in (ZERO2, ZERO3):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(*(torch.nn.Linear(128, 128, bias=False) for _ in range(8))).double()
+        compiled = thunder.jit(fsdp(module, sharding_strategy=strategy), communication_bytes_in_flight=1)
+        x = torch.randn(2, 128, dtype=torch.float64)
+
+        def step():
+            kept = {}
+
+            def pack(t):
+                kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+                return t
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                loss = compiled(x).sum()
+            saved[strategy] = sum(kept.values())
+            loss.backward()
+            for p in module.parameters():
+                p.grad = None
+
+        step()
+        peaks[strategy] = peak_bytes(thunder.last_traces(compiled)[-1]), peak_bytes(thunder.last_backward_traces(compiled)[-1])
+    whole, shard, little = 128 * 128 * 8, 64 * 128 * 8, 40_000
+    assert saved[ZERO2] >= 7 * whole and saved[ZERO3] <= 7 * shard + little  # the first layer's weight is not needed
+    assert peaks[ZERO2][0] >= 7 * whole and peaks[ZERO2][1] >= 8 * whole
+    forward, backward = peaks[ZERO3]
+    assert forward <= 3 * whole + little  # one to compute with, one that is waited for, and one ahead
+    assert backward <= 7 * shard + 2 * whole + little  # shards that their gradients take the place of, and what is gathered and reduced at once
+
+
+def test_zero3_keeps_shards_for_the_backward_and_zero2_what_was_gathered(ranks):
+    ranks(2)(bytes_that_live)

@@ -1,0 +1,90 @@
+"""ddp and fsdp on processes: training equals that of one process."""
+
+import torch
+
+import thunder
+from tests.distributed.training import agree, batches, close, compare
+from thunder.distributed import FSDPType, clip_grad_norm_, ddp, fsdp
+
+ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
+
+
+def mlp(dtype=torch.float64):
+    """Rows that two ranks do not share evenly: 7 and 3."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.GELU(), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3)).to(dtype)
+
+
+def trains(rank, size, dtype, strategy, compiled_first):
+    def prepare(m):
+        m = thunder.jit(m) if compiled_first else m
+        return ddp(m) if strategy is None else fsdp(m, sharding_strategy=strategy)
+
+    compiled = compare(rank, size, mlp(dtype), prepare, batches(size, dtype))
+    assert thunder.cache_misses(compiled) == 1
+    shapes = {name: tuple(p.shape) for name, p in compiled.named_parameters()}
+    wanted = {"0.weight": (7, 6), "0.bias": (7,), "2.weight": (7,), "2.bias": (7,), "3.weight": (3, 7), "3.bias": (3,)}
+    if strategy is not None:
+        wanted = {name: (-(-n // size), *rest) for name, (n, *rest) in wanted.items()}
+    assert shapes == wanted
+    for p in compiled.parameters():
+        assert p.untyped_storage().nbytes() == p.numel() * dtype.itemsize  # nothing of the whole parameter is left
+
+
+def test_two_ranks_train_as_one_process(ranks):
+    for strategy in (None, ZERO2, ZERO3):
+        for dtype in (torch.float64, torch.float32):
+            ranks(2)(trains, dtype, strategy, False)
+        ranks(2)(trains, torch.float64, strategy, True)
+
+
+def test_four_ranks_of_which_one_holds_padding_only(ranks):
+    ranks(4)(trains, torch.float64, ZERO3, False)  # three rows: the fourth rank has none
+
+
+def accumulates(rank, size, strategy):
+    module = mlp()
+    whole = mlp()
+    mine = thunder.jit(ddp(module) if strategy is None else fsdp(module, sharding_strategy=strategy))
+    data = batches(size, torch.float64, steps=3)
+    for repetition in range(2):  # gradients of the second add to those of the first
+        with mine.no_sync():
+            for x in data[:-1]:
+                mine(x.chunk(size)[rank]).square().mean().backward()
+            assert ("all_reduce" in str(thunder.last_backward_traces(mine)[-1])) is False
+            assert ("reduce_scatter" in str(thunder.last_backward_traces(mine)[-1])) is False
+            local = [p.grad is not None for p in mine.parameters()]
+            assert all(local) if strategy is None or repetition else not any(local)
+        synchronized = [p.grad.clone() for p in mine.parameters()]
+        for x in data[:-1]:
+            whole(x).square().mean().backward()
+        agree(mine, whole, repetition, gradients=True)
+        mine(data[-1].chunk(size)[rank]).square().mean().backward()
+        whole(data[-1]).square().mean().backward()
+        agree(mine, whole, repetition, gradients=True)
+        assert not any(torch.equal(a, p.grad) for a, p in zip(synchronized, mine.parameters()))
+    assert thunder.cache_misses(mine) == 2  # one program with synchronisation, one without
+
+
+def test_no_sync_synchronises_what_was_accumulated_when_it_ends(ranks):
+    for strategy in (None, ZERO2, ZERO3):
+        ranks(2)(accumulates, strategy)
+
+
+def norm_over_all(rank, size):
+    whole, mine = mlp(), thunder.jit(fsdp(mlp()))
+    x = batches(size, torch.float64)[0]
+    for norm_type in (2.0, 1.0, float("inf")):
+        whole.zero_grad()
+        mine.zero_grad()
+        whole(x).square().mean().backward()
+        mine(x.chunk(size)[rank]).square().mean().backward()
+        expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01, norm_type)
+        found = clip_grad_norm_(mine.parameters(), 0.01, norm_type)
+        assert expected > 0.01
+        close(found, expected, f"norm of type {norm_type}")
+        agree(mine, whole, 0, gradients=True)
+
+
+def test_gradients_are_clipped_by_the_norm_over_all_ranks(ranks):
+    ranks(2)(norm_over_all)

@@ -1,0 +1,234 @@
+"""What fsdp does to modules of every kind: ties, frozen parameters, scalars, buffers, the meta device, types, meshes."""
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+import thunder
+from tests.distributed.training import agree, batches, close, compare
+from thunder.distributed import FSDPType, ddp, fsdp
+from thunder.distributed.placement import placement_of
+
+ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
+
+
+class Tied(torch.nn.Module):
+    """Embedding and head share their weight; a scale without dimensions; a buffer that the forward writes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 6)
+        self.head = torch.nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, tokens):
+        self.calls.add_(1)
+        return self.head(torch.tanh(self.embedding(tokens)) * self.scale)
+
+
+class Adapted(torch.nn.Module):
+    """A frozen layer and a trained correction of low rank, whose product is computed of parameters alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = torch.nn.Linear(6, 7).requires_grad_(False)
+        self.a, self.b = torch.nn.Parameter(torch.randn(2, 6)), torch.nn.Parameter(torch.randn(7, 2))
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.base.weight + self.b @ self.a, self.base.bias)
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind().double()
+
+
+def tokens(size):
+    return batches(size, torch.float64, lambda g: torch.randint(0, 11, (4 * size, 3), generator=g))
+
+
+def ties(rank, size, strategy):
+    compiled = compare(rank, size, made(Tied), lambda m: fsdp(m, sharding_strategy=strategy), tokens(size))
+    assert compiled._model.head.weight is compiled._model.embedding.weight
+    assert compiled._model.head.weight.shape == (-(-11 // size), 6) and compiled._model.scale.shape == ()
+    assert len(compiled.state_dict()) == 4 and compiled._model.calls == 5
+    text = str(thunder.last_traces(compiled)[-1])
+    assert text.count("all_gather_impl(") == 1
+
+
+def ties_of_ddp(rank, size):
+    compare(rank, size, made(Tied), lambda m: ddp(m), tokens(size))
+
+
+def adapts(rank, size, strategy):
+    compiled = compare(rank, size, made(Adapted), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64))
+    text = "".join(line for line in str(thunder.last_backward_traces(compiled)[-1]).splitlines(True) if not line.strip().startswith("#"))
+    assert text.count("reduce_scatter_impl(") == 2  # of the two trained parameters
+    # the sum that the layer multiplies by is made again of shards: none of what the backward reads is as large as a parameter. Its own input is all that is saved under ZeRO-3
+    assert text.count("all_gather_impl(") == (2 if strategy is ZERO3 else 0)
+
+
+@pytest.mark.parametrize("strategy", (ZERO2, ZERO3), ids=lambda s: s.name)
+def test_tied_and_frozen_parameters(ranks, strategy):
+    ranks(2)(ties, strategy)
+    ranks(2)(adapts, strategy)
+
+
+def test_tied_parameters_of_ddp(ranks):
+    ranks(2)(ties_of_ddp)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(6, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 5)
+        self.last.weight2 = self.first.weight  # shared by a module that does not fill it
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)))
+
+
+def from_meta(rank, size):
+    with torch.device("meta"):
+        mine = Normed()
+    assert all(t.is_meta for t in (*mine.parameters(), *mine.buffers()))
+    torch.manual_seed(3)
+    fsdp(mine)
+    torch.manual_seed(3)
+    whole = Normed()
+    agree(mine, whole, 0)  # filled in the order that a module on the CPU is
+    for (name, b), c in zip(mine.named_buffers(), whole.buffers(), strict=True):
+        assert torch.equal(b, c), name
+    assert mine.last.weight2 is mine.first.weight
+    compare_after(rank, size, whole, mine)
+
+
+def compare_after(rank, size, whole, mine):
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(2))
+    part = x.chunk(size)[rank]
+    compiled = thunder.jit(mine)
+    whole.eval(), mine.eval()  # statistics of a batch are those of a rank's part
+    compiled(part).square().mean().backward()
+    whole(x).square().mean().backward()
+    agree(mine, whole, 0, gradients=True)
+
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(3, device="meta"))
+
+    with pytest.raises(RuntimeError, match=r"inner \(Bare\) has weight on the meta device and no reset_parameters"):
+        fsdp(torch.nn.ModuleDict({"inner": Bare()}))
+
+
+def test_a_module_on_the_meta_device_is_filled_part_by_part(ranks):
+    ranks(2)(from_meta)
+
+
+def starts_from_one_rank(rank, size):
+    for prepare in (lambda m: ddp(m), lambda m: fsdp(m, broadcast_from=1)):
+        torch.manual_seed(rank)
+        mine = prepare(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5)))
+        torch.manual_seed(1 if placement_of(mine[0].weight).shards is not None else 0)
+        agree(mine, torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5)), 0)
+
+
+def test_ranks_start_with_the_parameters_of_one(ranks):
+    ranks(2)(starts_from_one_rank)
+
+
+def mixes_types(rank, size, strategy):
+    module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5))
+    x = torch.randn(8, 6)
+    mine = thunder.jit(fsdp(copy.deepcopy(module), dtype=torch.bfloat16, reduce_dtype=torch.float32, sharding_strategy=strategy))
+    found = mine(x.chunk(size)[rank].bfloat16())
+    found.float().square().mean().backward()
+    assert found.dtype is torch.bfloat16 and all(p.dtype is p.grad.dtype is torch.float32 for p in mine.parameters())
+    low = copy.deepcopy(module).bfloat16()
+    parts = [low(part.bfloat16()).float().square().mean() for part in x.chunk(size)]
+    gradients = [torch.autograd.grad(part, low.parameters(), retain_graph=True) for part in parts]
+    for p, *each in zip(mine.parameters(), *gradients, strict=True):
+        close(p.grad, placement_of(p).part_of(sum(g.float() for g in each) / size), "gradient reduced in float32")  # of bfloat16 gradients
+    text = str(thunder.last_traces(mine)[-1]) + str(thunder.last_backward_traces(mine)[-1])
+    assert '"future of cpu bf16[8, 6]"' in text and '"future of cpu f32[4, 6]"' in text
+
+
+def test_programs_compute_in_bfloat16_and_reduce_in_float32(ranks):
+    ranks(2)(mixes_types, ZERO2)
+    ranks(2)(mixes_types, ZERO3)
+
+
+def on_a_mesh(rank, size):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    module = made(Tied)
+    compiled = compare(rank, size, module, lambda m: fsdp(m, process_group=mesh), tokens(size))
+    assert compiled._model.embedding.weight.shape == (6, 6)  # 11 rows on two ranks
+    text = str(thunder.last_backward_traces(compiled)[-1])
+    assert "group_mesh_shards, True)" in text and "group_mesh_replicas, True)" in text
+    torch.manual_seed(rank)
+    mine = fsdp(Tied(), process_group=mesh, broadcast_from=2)
+    torch.manual_seed(2)
+    agree(mine, Tied(), 0)
+
+
+def test_shards_over_one_dimension_of_a_mesh_and_replicas_over_the_other(ranks):
+    ranks(4)(on_a_mesh)
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.GELU(), torch.nn.Dropout(0.0), torch.nn.Linear(9, 6)) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def checkpoints(rank, size, strategy):
+    compare(rank, size, made(Checkpointed), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64))
+    compare(rank, size, made(Checkpointed), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64), options={"memory_budget": 0.3})
+
+
+def test_with_activation_checkpoints_and_a_memory_budget(ranks):
+    for strategy in (ZERO2, ZERO3):
+        ranks(2)(checkpoints, strategy)
+
+
+def refuses(rank, size):
+    mine = fsdp(torch.nn.Linear(4, 4))
+    with pytest.raises(RuntimeError, match="parameter weight is distributed already"):
+        ddp(thunder.jit(mine))
+    with pytest.raises(TypeError, match="takes an nn.Module"):
+        fsdp(torch.sin)
+    with pytest.raises(ValueError, match="valid: FSDPType.ZERO2, FSDPType.ZERO3"):
+        fsdp(torch.nn.Linear(4, 4), sharding_strategy="zero2")
+
+    @thunder.jit
+    def step(x):
+        mine(x).sum().backward()
+
+    with pytest.raises(thunder.errors.CaptureError, match="which the ranks hold together"):
+        step(torch.randn(2, 4))
+
+    @thunder.jit
+    def written(x):
+        with torch.no_grad():
+            mine.weight.mul_(2)
+        return mine(x)
+
+    with pytest.raises(thunder.errors.CaptureError, match="the ranks hold a part of it each"):
+        written(torch.randn(2, 4))
+    f = thunder.jit(lambda x: (mine(x), mine.weight, mine.weight.stride(), mine.weight.shape))
+    with torch.no_grad():
+        out, weight, stride, shape = f(torch.randn(2, 4))
+    assert out.shape == (2, 4) and weight.shape == shape == (4, 4) and stride == (4, 1)
+
+
+def test_what_is_refused_and_what_programs_see(ranks):
+    ranks(2)(refuses)

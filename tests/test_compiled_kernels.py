@@ -1,0 +1,262 @@
+"""What runs on a GPU, without one: machine code that Triton compiles for it, the directory it is kept in, and launches, with stand-ins for the driver."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+import thunder
+from thunder.executors import triton_fuser
+from thunder.executors.triton_kernels import binary, launch
+from thunder.extend import disk_cache
+
+if sys.platform != "linux":
+    pytest.skip("Triton is made for Linux", allow_module_level=True)
+pytest.importorskip("triton", reason="kernels need Triton")
+
+
+class Everywhere(triton_fuser.TritonFuser):
+    """Takes tensors of any device."""
+
+    def can_fuse(self, line):
+        return triton_fuser.fusible(line) and triton_fuser._in_primitives(line)
+
+    def unavailable(self):
+        return None
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def driver(directory, monkeypatch):
+    """A GPU of capability 9.0 that only writes down what it is asked."""
+    calls = []
+    found = types.SimpleNamespace(multi_processor_count=132)
+    for name, value in {
+        "current_device": lambda: 0, "get_device_capability": lambda device: (9, 0), "get_device_properties": lambda device: found, "device": lambda device: contextlib.nullcontext(),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(launch, "interpreting", lambda: False)
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "current_stream", lambda index: 7)
+    monkeypatch.setattr(launch, "launch_kernel", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(binary, "load_kernel", lambda path, name, shared, device: f"{name} on {device}")
+    monkeypatch.setattr(binary, "_requested", {})
+    binary._loaded.cache_clear()
+    return calls
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Requests that would have gone to Triton."""
+    requests = []
+
+    def compile(request):
+        requests.append(request)
+        return {"name": request.name, "shared": 0, "scratch": 2}, b"code of " + request.text.encode()
+
+    monkeypatch.setattr(binary, "_compile", compile)
+    return requests
+
+
+def program(x, y):
+    return torch.exp(x * y) + x
+
+
+def jit(name, fn=program):
+    return thunder.jit(fn, executors=[Everywhere(name)])
+
+
+X, Y = torch.ones(64), torch.ones(64)
+
+
+KERNEL = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel(a):\n    i = tl.arange(0, 64)\n    tl.store(a + i, tl.sum(tl.load(a + i), 0) + i)\n"
+
+
+def test_triton_compiles_for_a_device(directory):
+    """In a process without the interpreter, which a process is with or without."""
+    text = f"""
+from thunder.executors.triton_kernels import binary
+made = binary.binary_of(binary.Request("kernel", {KERNEL!r}, (("*fp32", True),), 4, 90)).result()
+print(made.name, open(made.path, "rb").read(4))
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    assert found.stdout == "kernel b'\\x7fELF'\n", found.stderr
+    assert len(list(directory.glob("*.bin"))) == 1
+
+
+def test_a_launch_passes_addresses(driver, compiled):
+    function = jit("addresses")
+    out = function(X, Y)
+    assert driver == [("map0 on 0", 1, 1, 1, 1, 0, "OOOOO", (X.data_ptr(), Y.data_ptr(), out.data_ptr(), None, None), 7)]
+    assert [r.arguments for r in compiled] == [(("*fp32", True),) * 3]
+    function(X, Y)
+    assert len(driver) == 2 and len(compiled) == 1
+
+
+def test_what_begins_elsewhere_has_kernels_of_its_own(driver, compiled):
+    function = jit("begins")
+    function(X, Y)
+    moved = torch.ones(65)[1:]
+    for _ in range(2):
+        function(moved, Y)
+    assert [r.arguments for r in compiled] == [(("*fp32", True),) * 3, (("*fp32", False), ("*fp32", True), ("*fp32", True))]
+    assert [call[7][0] for call in driver] == [X.data_ptr(), moved.data_ptr(), moved.data_ptr()]
+
+
+def test_negatives_are_resolved(driver, compiled):
+    function = jit("negatives")
+    negative = torch._neg_view(torch.ones(64))
+    assert negative.is_neg()
+    function(negative, X)
+    function(negative.resolve_neg(), X)
+    for call in driver:
+        assert call[7][0] != negative.data_ptr(), "its memory holds the numbers with another sign"
+
+
+def test_kernels_for_other_strides_are_other_kernels(driver, compiled):
+    function = jit("strides")
+    square = torch.ones(8, 8)
+    function(square, square)
+    function(square.t(), square)
+    function(square, square)
+    assert len(compiled) == 2 and len(driver) == 3
+
+
+def test_the_kernels_of_a_program_are_compiled_before_it_runs(driver, compiled):
+    entry, _ = jit("early", lambda x, y: torch.exp(program(x, y) @ y.T) * x).entry_for((X[None], Y[None]), {})
+    for line in entry.computation_traces[-1].bound_symbols:
+        if line.sym.is_fusion:
+            assert all(made.result().name for made in line.sym.fn._expected.binaries)
+    assert len(compiled) == 2 and not driver
+
+
+def test_another_process_finds_the_code_on_the_disk(driver, compiled, monkeypatch, directory):
+    jit("first")(X, Y)
+    monkeypatch.setattr(binary, "_requested", {})  # as in another process
+    jit("second")(X, Y)
+    assert len(compiled) == 1 and len(driver) == 2
+    (kept,) = directory.glob("*.bin")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    monkeypatch.setattr(binary, "_requested", {})
+    jit("third")(X, Y)
+    assert len(compiled) == 2, "a damaged file is compiled again"
+    monkeypatch.setattr(binary, "_requested", {})
+    jit("fourth")(X, Y)
+    assert len(compiled) == 2, "and replaced"
+    monkeypatch.setattr(binary, "_requested", {})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(binary.importlib.metadata, "version", lambda package: "another")
+    jit("fifth")(X, Y)
+    assert [r.capability for r in compiled] == [90, 90, 80]
+    assert len(list(directory.glob("*.bin"))) == 2
+
+
+def test_a_failure_of_triton_reaches_the_caller(driver, monkeypatch):
+    def fail(request):
+        raise ValueError("no such instruction")
+
+    monkeypatch.setattr(binary, "_compile", fail)
+    function = jit("fails")
+    with pytest.raises(ValueError, match="no such instruction"):
+        function(X, Y)
+
+
+def test_without_triton_in_the_process(directory):
+    """Importing it takes longer than all the rest, where the code is on the disk."""
+    text = "import sys, thunder.executors.triton_kernels.launch as l; l.interpreting(); print([m for m in sys.modules if m == 'triton'])"
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, env=os.environ | {"TRITON_INTERPRET": "0"})
+    assert found.stdout == "[]\n"
+
+
+# ---------------------------------------------------------------------------------------------------------------- the directory
+
+
+def test_what_is_stored_is_found(directory):
+    key = disk_cache.key_of("what", 1, (2, "three"))
+    assert disk_cache.load(key) is None
+    disk_cache.store(key, {"fact": 1}, b"content")
+    facts, path = disk_cache.load(key)
+    assert facts == {"fact": 1} and path.read_bytes() == b"content" and path.parent == directory
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert disk_cache.key_of("what", 1, (2, "three")) == key != disk_cache.key_of("what", "1", (2, "three"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"not json", b'{"sha256": 3}', json.dumps({"fact": 1, "sha256": "0" * 64}).encode()])
+def test_damaged_files_are_missing(directory, damage):
+    disk_cache.store("key", {"fact": 1}, b"content")
+    (directory / "key.json").write_bytes(damage)
+    assert disk_cache.load("key") is None
+    disk_cache.store("key", {"fact": 2}, b"new")
+    assert disk_cache.load("key")[0] == {"fact": 2}
+
+
+def test_processes_that_write_the_same_find_whole_files(directory):
+    text = """
+import sys
+from thunder.extend import disk_cache
+for i in range(200):
+    content = sys.argv[1].encode() * (1000 + i)
+    disk_cache.store("key", {"who": sys.argv[1]}, content)
+    found = disk_cache.load("key")
+    assert found is None or found[0]["who"] in "ab" and len(set(found[1].read_bytes())) == 1
+"""
+    running = [subprocess.Popen([sys.executable, "-c", text, who], stderr=subprocess.PIPE) for who in "ab"]
+    assert [p.communicate()[1].decode()[-500:] for p in running] == ["", ""]
+    disk_cache.store("key", {"who": "c"}, b"c")
+    assert disk_cache.load("key")[0] == {"who": "c"}
+    assert sorted(p.name for p in directory.iterdir()) == ["key.bin", "key.json"], "nothing is left of files that were being written"
+
+
+def test_a_directory_that_others_may_write_to_is_not_used(directory):
+    directory.mkdir()
+    directory.chmod(0o777)
+    disk_cache._trusted.cache_clear()
+    with pytest.warns(UserWarning, match="can be written by other users"):
+        path = disk_cache.store("key", {}, b"content")
+    assert path.parent != directory and disk_cache.load("key")[1] == path and not list(directory.iterdir())
+
+
+def test_where_nothing_can_be_written_it_is_kept_for_the_process(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("THUNDER_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert disk_cache.store("other", {}, b"content").read_bytes() == b"content"
+
+
+def test_what_was_not_read_for_longest_goes(directory, monkeypatch):
+    for i in range(4):
+        disk_cache.store(f"key{i}", {}, bytes(1000))
+        for suffix in ("bin", "json"):
+            os.utime(directory / f"key{i}.{suffix}", (i, i))
+    disk_cache.load("key0")
+    monkeypatch.setattr(disk_cache, "LIMIT", 3000)
+    disk_cache._prune_once.cache_clear()
+    disk_cache.store("key4", {}, bytes(100))
+    assert disk_cache.load("key4") and disk_cache.load("key1") is None
+    assert sum(p.stat().st_size for p in directory.iterdir()) <= 1500
+    disk_cache._prune_once.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
+def test_a_forked_process_compiles_with_threads_of_its_own(driver, compiled):
+    jit("parent")(X, Y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is what is tested
+        child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            code = 0 if binary.binary_of(binary.Request("other", "text", (), 4, 90)).result(timeout=60).name == "other" else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

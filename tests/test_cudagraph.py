@@ -1,0 +1,516 @@
+"""CUDA graphs. On a machine without a GPU, recordings are imitated: a replay runs the lines again and writes what comes out into the memory of the recorded results, as a graph does."""
+
+import copy
+import gc
+import pickle
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import thunder
+from thunder.core.check import check
+from thunder.core.symbol import OpTags
+from thunder.extend import OperatorExecutor
+from thunder.transforms import cudagraph
+from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion, Memory
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to record graphs on")
+
+
+class ImitatedMemory(Memory):
+    def __init__(self, device):
+        self.device, self.lock, self.recordings, self.used_on = device, threading.RLock(), [], None
+        self.replays, self.recording = 0, False
+
+    def record(self, run, inputs):
+        if self.recording:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        before, generator = [t.clone() for t in inputs], torch.get_rng_state()
+        outputs = run(*inputs)
+        for t, b in zip(inputs, before, strict=True):
+            if not torch.equal(t, b):
+                t.data.copy_(b)
+        torch.set_rng_state(generator)
+        results = {r.data_ptr(): r for other in cudagraph._RECORDINGS for r in other.results if r is not None}
+        inputs = [results.get(t.data_ptr(), t) for t in inputs]
+        kept = [o.detach() for o in outputs]
+        for o in outputs:  # a recording computes nothing
+            if all(o.data_ptr() != t.data_ptr() for t in inputs):
+                o.data.fill_(torch.nan if o.is_floating_point() else 99)
+
+        def replay():
+            self.replays += 1
+            for o, new in zip(kept, run(*inputs), strict=True):
+                if o.data_ptr() != new.data_ptr():
+                    o.data.copy_(new)
+
+        return replay, outputs
+
+    def may_run(self):
+        return not self.recording
+
+    def on_this_stream(self):
+        pass
+
+
+class Imitated(CUDAGraphTransform):
+    device_type = "cpu"
+
+    def make_memory(self, device):
+        return ImitatedMemory(device)
+
+    @property
+    def replays(self):
+        return {backward: memory.replays for (_, backward), memory in self._memory.items()}
+
+
+TRANSFORMS = [pytest.param(Imitated, "cpu", id="imitated"), pytest.param(CUDAGraphTransform, "cuda", id="cuda", marks=on_gpu)]
+
+
+def graphs(trace):
+    return [line for line in trace.bound_symbols if isinstance(line.sym.fn, GraphedRegion)]
+
+
+def recordings(compiled):
+    return [r for t in (thunder.last_traces(compiled)[-1], *thunder.last_backward_traces(compiled)[-1:]) for line in graphs(t) for r in line.sym.fn.recordings]
+
+
+def model(device="cpu"):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)).to(device)
+
+
+def check_step(compiled, module, x, cotangent=None):
+    """One forward and backward beside eager's; nothing of it stays."""
+    out, expected = compiled(x), module(x)
+    torch.testing.assert_close(out, expected)
+    cotangent = torch.randn_like(out) if cotangent is None else cotangent
+    parameters = list(module.parameters())
+    torch.testing.assert_close(torch.autograd.grad(out, parameters, cotangent), torch.autograd.grad(expected, parameters, cotangent))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_training_steps(transform, device):
+    module = model(device)
+    compiled = thunder.jit(module, transforms=[transform()])
+    for _ in range(5):
+        check_step(compiled, module, torch.randn(3, 8, device=device))
+    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
+    assert len(graphs(forward)) == len(graphs(backward)) == 1
+    assert "[t" in str(forward) and "CUDAGraph0(input, t_0_weight" in str(forward) and "# t0 = torch.nn.functional.linear(input" in str(forward)
+    check(forward), check(backward)
+    assert len(recordings(compiled)) == 2
+
+
+def test_each_call_after_the_second_is_a_replay():
+    transform, module = Imitated(), model()
+    compiled = thunder.jit(module, transforms=[transform])
+    for i in range(5):
+        check_step(compiled, module, torch.randn(3, 8))
+        assert transform.replays == {False: max(0, i), True: max(0, i)}
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_optimizer_loop_with_zero_grad_before_the_backward(transform, device):
+    module, reference = model(device), model(device)
+    compiled = thunder.jit(module, transforms=[transform()])
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (module, reference)]
+    for _ in range(6):
+        x = torch.randn(3, 8, device=device)
+        losses = []
+        for m, optimizer in zip((compiled, reference), optimizers, strict=True):
+            loss = F.mse_loss(m(x), torch.ones(3, 4, device=device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        torch.testing.assert_close(*losses)
+    for a, b in zip(module.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_results_that_are_kept_do_not_change(transform, device):
+    compiled = thunder.jit(lambda x: (x.sin() * 2 + 1).exp(), transforms=[transform()])
+    inputs = [torch.randn(4, device=device) for _ in range(6)]
+    kept = [compiled(x) for x in inputs]
+    for x, y in zip(inputs, kept, strict=True):
+        torch.testing.assert_close(y, (x.sin() * 2 + 1).exp())
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_gradients_that_are_kept_do_not_change(transform, device):
+    module = model(device)
+    compiled = thunder.jit(module, transforms=[transform()])
+    for _ in range(2):
+        check_step(compiled, module, torch.randn(3, 8, device=device))
+    inputs = [torch.randn(3, 8, device=device) for _ in range(3)]
+    parameters = list(module.parameters())
+    with pytest.warns(
+        UserWarning, match="CUDAGraph0 of backward_fn ran without its CUDA graph, since results that CUDAGraph0 of backward_fn gave to an earlier call are still in use"
+    ):
+        kept = [torch.autograd.grad(compiled(x).sum(), parameters) for x in inputs]
+    for x, gradients in zip(inputs, kept, strict=True):
+        torch.testing.assert_close(gradients, torch.autograd.grad(module(x).sum(), parameters))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_gradients_are_accumulated(transform, device):
+    module, reference = model(device), model(device)
+    compiled = thunder.jit(module, transforms=[transform()])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            for m in (module, reference):
+                m.zero_grad()
+            for _ in range(3):
+                x = torch.randn(3, 8, device=device)
+                compiled(x).sum().backward()
+                reference(x).sum().backward()
+            for a, b in zip(module.parameters(), reference.parameters(), strict=True):
+                torch.testing.assert_close(a.grad, b.grad)
+    assert len(caught) == 1  # it is said once
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_two_forwards_before_a_backward(transform, device):
+    module = model(device)
+    compiled = thunder.jit(module, transforms=[transform()])
+    for _ in range(3):
+        check_step(compiled, module, torch.randn(3, 8, device=device))
+    x, y = torch.randn(2, 3, 8, device=device)
+    with pytest.warns(UserWarning, match="augmented_forward_fn ran without its CUDA graph"):
+        a, b = compiled(x), compiled(y)
+    parameters = list(module.parameters())
+    for out, value in ((b, y), (a, x)):
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(module(value).sum(), parameters))
+    check_step(compiled, module, x)
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_backward_that_runs_twice(transform, device):
+    module = model(device)
+    compiled = thunder.jit(module, transforms=[transform()])
+    parameters = list(module.parameters())
+    for _ in range(4):
+        x = torch.randn(3, 8, device=device)
+        out, expected = compiled(x).sum(), module(x).sum()
+        first = torch.autograd.grad(out, parameters, retain_graph=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            second = torch.autograd.grad(out, parameters)
+        wanted = torch.autograd.grad(expected, parameters)
+        torch.testing.assert_close(first, wanted)
+        torch.testing.assert_close(second, wanted)
+        del first, second
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_parameters_at_other_addresses(transform, device):
+    module = model(device).requires_grad_(False)
+    compiled = thunder.jit(module, transforms=[transform()])
+    x = torch.randn(3, 8, device=device)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), module(x))
+    held = module[0].weight.data
+    module[0].weight.data = torch.randn(16, 8, device=device)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), module(x))
+    assert len(recordings(compiled)) == 2
+    module[0].weight.data = held
+    torch.testing.assert_close(compiled(x), module(x))
+    assert len(recordings(compiled)) == 2
+
+
+def test_parameters_that_move_all_the_time():
+    module = model().requires_grad_(False)
+    transform = Imitated()
+    compiled = thunder.jit(module, transforms=[transform])
+    x, held = torch.randn(3, 8), []
+    with pytest.warns(UserWarning, match="was recorded for 8 other strides, or addresses of parameters"):
+        for _ in range(10):
+            module[0].weight.data = torch.randn(16, 8)
+            held.append(module[0].weight.data)
+            for _ in range(2):
+                torch.testing.assert_close(compiled(x), module(x))
+    assert len(recordings(compiled)) == cudagraph.RECORDINGS
+    with pytest.warns(UserWarning, match="were at .* places in memory"):
+        stopped = thunder.jit(module, transforms=[transform])
+        for _ in range(40):
+            module[0].weight.data = torch.randn(16, 8)
+            held.append(module[0].weight.data)
+            torch.testing.assert_close(stopped(x), module(x))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_strides_are_seen(transform, device):
+    compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[transform()])
+    for x in (torch.randn(3, 4, device=device), torch.randn(4, 3, device=device).t(), torch.randn(3, 1, device=device).expand(3, 4), torch.randn(3, 8, device=device)[:, ::2]) * 3:
+        out = compiled(x)
+        torch.testing.assert_close(out, (x.sin() + 1) * 2)
+        assert out.stride() == ((x.sin() + 1) * 2).stride()
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_what_is_written_to_is_written_once_a_call(transform, device):
+    module, reference = (nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4)).to(device) for _ in range(2))
+    reference.load_state_dict(module.state_dict())
+    compiled = thunder.jit(module, transforms=[transform()])
+    for _ in range(4):
+        x = torch.randn(5, 8, device=device)
+        versions = [[b._version for b in m.buffers()] for m in (module, reference)]
+        torch.testing.assert_close(compiled(x), reference(x))
+        written = [[b._version > v for b, v in zip(m.buffers(), before, strict=True)] for m, before in zip((module, reference), versions, strict=True)]
+        assert written[0] == written[1] and any(written[0])
+        for a, b in zip(module.buffers(), reference.buffers(), strict=True):
+            torch.testing.assert_close(a, b)
+    assert graphs(thunder.last_traces(compiled)[-1])
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_an_argument_that_is_written_to_and_returned(transform, device):
+    def f(cache, x):
+        cache.mul_(0.5).add_(x * x)
+        return cache, cache.view(-1), x.view(2, 2), x * 2
+
+    compiled = thunder.jit(f, transforms=[transform()])
+    cache, expected = torch.zeros(4, device=device), torch.zeros(4, device=device)
+    for _ in range(4):
+        x = torch.randn(4, device=device)
+        out, wanted = compiled(cache, x), f(expected, x)
+        torch.testing.assert_close(out, wanted)
+        assert out[0] is cache
+        assert out[1].data_ptr() == cache.data_ptr() and out[2].data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_results_that_share_memory(transform, device):
+    def f(x):
+        y = x.sin() + 1
+        return y, y.view(2, 2), y[1:]
+
+    compiled = thunder.jit(f, transforms=[transform()])
+    for _ in range(4):
+        y, view, part = compiled(torch.randn(4, device=device))
+        y.fill_(7)
+        assert view.eq(7).all() and part.eq(7).all()
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_what_waits_for_the_device_stays_outside(transform, device):
+    def f(x):
+        y = (x.sin() + 1) * 2
+        n = y.sum().item()
+        return (y.cos() * 3 + n).exp()
+
+    compiled = thunder.jit(f, transforms=[transform()], executors=["torch"])
+    for _ in range(4):
+        x = torch.randn(4, device=device)
+        torch.testing.assert_close(compiled(x), f(x))
+    trace = thunder.last_traces(compiled)[-1]
+    assert len(graphs(trace)) == 2
+    assert "# not in a CUDA graph: it" in str(trace)
+
+
+def test_reasons():
+    mine = OperatorExecutor("mine")
+    twice = mine.register_operator("twice", like=lambda a: a + a, fn=lambda a: a + a)
+
+    def f(x, i):
+        return twice(x) + torch.nn.functional.one_hot(i, 3) + torch.linalg.inv(x)
+
+    for transform, graphed in ((Imitated, False), (type("Bold", (Imitated,), {"can_fuse": lambda self, line: True}), True)):
+        compiled = thunder.jit(f, transforms=[transform()], executors=[mine, "torch"])
+        compiled(torch.eye(3), torch.tensor([0, 2, 1]))
+        trace = thunder.last_traces(compiled)[-1]
+        assert bool(graphs(trace)) is graphed
+        assert graphed or "# not in a CUDA graph: it may do more than launch kernels\n  t" in str(trace) and "# not in a CUDA graph: it may wait for the device\n" in str(trace)
+    compiled = thunder.jit(lambda x: x.sin() + x, transforms=[CUDAGraphTransform()])
+    compiled(torch.ones(2))
+    assert str(thunder.last_traces(compiled)[-1]).count("# not in a CUDA graph: its tensors are on cpu") == 2
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_random_numbers_are_eagers(transform, device):
+    def f(x):
+        return F.dropout(x, 0.5) * 2 + torch.rand_like(x)
+
+    compiled = thunder.jit(f, transforms=[transform()])
+    x = torch.ones(64, device=device)
+    states = []
+    for fn in (compiled, f):
+        torch.manual_seed(3)
+        states.append([fn(x) for _ in range(4)])
+    for a, b in zip(*states, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not torch.equal(*states[0][2:])
+
+
+def test_a_recording_that_fails():
+    class Failing(ImitatedMemory):
+        def record(self, run, inputs):
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    transform = type("T", (Imitated,), {"make_memory": lambda self, device: Failing(device)})
+    compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[transform()])
+    x = torch.randn(4)
+    compiled(x)
+    with pytest.warns(
+        UserWarning, match="computation runs without a CUDA graph: while it was recorded, PyTorch raised RuntimeError: operation not permitted when stream is capturing$"
+    ):
+        torch.testing.assert_close(compiled(x), (x.sin() + 1) * 2)
+    torch.testing.assert_close(compiled(x), (x.sin() + 1) * 2)
+
+
+@on_gpu
+def test_a_recording_that_fails_on_the_device():
+    class Bold(CUDAGraphTransform):
+        def can_fuse(self, line):
+            return True
+
+    mine = OperatorExecutor("mine")
+    positive = mine.register_operator("positive", meta=lambda a: thunder.TensorProxy(like=a), fn=lambda a: a if a.sum().item() > -1e9 else -a)
+    compiled = thunder.jit(lambda x: F.dropout(positive(x.sin() + 1) * 2), transforms=[Bold()], executors=[mine, "torch"])
+    x = torch.randn(4, device="cuda")
+    compiled(x)
+    with pytest.warns(UserWarning, match="runs without a CUDA graph: while it was recorded, PyTorch raised"):
+        compiled(x)
+    torch.manual_seed(0)
+    found = compiled(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, F.dropout((x.sin() + 1) * 2))
+    works = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[CUDAGraphTransform()])
+    for _ in range(3):
+        torch.testing.assert_close(works(x), (x.sin() + 1) * 2)
+    assert recordings(works)
+
+
+@on_gpu
+def test_streams():
+    module = model("cuda").requires_grad_(False)
+    compiled = thunder.jit(module, transforms=[CUDAGraphTransform()])
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    kept = []
+    for i in range(12):
+        with torch.cuda.stream(streams[i % 3]):
+            x = torch.randn(3, 8, device="cuda")
+            kept.append((x, compiled(x)))
+    torch.cuda.synchronize()
+    for x, y in kept:
+        torch.testing.assert_close(y, module(x))
+    with torch.cuda.stream(streams[1]):  # in a graph of the user's, it is part of that one
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=streams[1]):
+            y = compiled(x)
+    x.copy_(torch.randn(3, 8, device="cuda"))
+    graph.replay()
+    torch.testing.assert_close(y, module(x))
+
+
+@on_gpu
+def test_memory_is_shared_by_the_programs_of_one_transform():
+    module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).cuda().requires_grad_(False)
+    taken = {}
+    for share in (True, False):
+        compiled = thunder.jit(module, transforms=[CUDAGraphTransform(share_mem_pool=share)])
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        for rows in range(4000, 4008):
+            x = torch.randn(rows, 1024, device="cuda")
+            for _ in range(3):
+                torch.testing.assert_close(compiled(x), module(x))
+        del x
+        torch.cuda.empty_cache()
+        taken[share] = torch.cuda.memory_reserved() - before
+        del compiled
+    assert taken[True] < 0.7 * taken[False]
+
+
+def test_recordings_end_with_their_function():
+    transform = Imitated()
+    for _ in range(3):
+        compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[transform])
+        for _ in range(3):
+            compiled(torch.ones(4))
+        (memory,) = transform._memory.values()
+        del compiled
+        gc.collect()
+    assert len(memory.recordings) == 1
+
+
+def test_a_result_in_use_keeps_its_recording():
+    """What was recorded before may overwrite what a recording that nobody replays any more has given."""
+    transform, module = Imitated(), model()
+    first = thunder.jit(module, transforms=[transform])
+    for _ in range(3):
+        check_step(first, module, torch.randn(3, 8))
+    second = thunder.jit(module, transforms=[transform])
+    for _ in range(2):
+        check_step(second, module, torch.randn(3, 8))
+    x = torch.randn(3, 8)
+    out = second(x)
+    del second
+    gc.collect()
+    with pytest.warns(UserWarning, match="augmented_forward_fn ran without its CUDA graph"):
+        first(x)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), list(module.parameters())), torch.autograd.grad(module(x).sum(), list(module.parameters())))
+
+
+def test_an_error_names_the_users_line():
+    def f(x, i):
+        y = x.sin() + 1
+        return F.embedding(i, y) * 2
+
+    compiled = thunder.jit(f, transforms=[Imitated()])
+    compiled(torch.ones(4, 2), torch.tensor([1]))
+    for _ in range(2):
+        with pytest.raises(IndexError, match="index out of range") as caught:
+            compiled(torch.ones(4, 2), torch.tensor([9]))
+        assert "F.embedding(i, y) * 2" in "".join(caught.value.__notes__)
+
+
+def test_fusions_inside_are_found():
+    compiled = thunder.jit(lambda x: (x.sin() + 1) * 2 + x.sum(), transforms=[Imitated()], executors=["triton_fuser"])
+    for _ in range(2):
+        compiled(torch.ones(4, 2))
+    compiled = thunder.jit(lambda x, w: ((x.sin() + 1) @ w).exp() + 1, transforms=[Imitated()], executors=["triton_fuser"])
+    compiled(torch.ones(4, 2), torch.ones(2, 2))
+    assert [name for name, _ in thunder.examine.get_fusions(thunder.last_traces(compiled)[-1])] == ["TritonFusion0", "TritonFusion1"]
+
+
+def test_copies_and_options():
+    transform = CUDAGraphTransform(share_mem_pool=False)
+    assert pickle.loads(pickle.dumps(transform)).share_mem_pool is copy.deepcopy(transform).share_mem_pool is False
+    compiled = thunder.jit(lambda x: x.sin() + 1, transforms=[transform], numerics="eager")
+    torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2).sin() + 1)
+
+
+def test_inference_mode_and_other_shapes():
+    module, transform = model(), Imitated()
+    compiled = thunder.jit(module, transforms=[transform])
+    with torch.inference_mode():
+        for rows in (3, 5) * 3:
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(compiled(x), module(x))
+    assert transform.replays == {False: 4}
+
+
+def test_effects_are_not_lost():
+    """Each line with an effect is outside, or writes to a tensor's memory."""
+
+    def f(x):
+        y = x.sin() + 1
+        torch.manual_seed(5)
+        return y * torch.rand_like(y) + torch.rand_like(y)
+
+    compiled = thunder.jit(f, transforms=[Imitated()])
+    for _ in range(4):
+        x = torch.randn(4)
+        torch.testing.assert_close(compiled(x), f(x))
+    for line in graphs(thunder.last_traces(compiled)[-1]):
+        assert all(OpTags.DONT_DCE not in inner.sym.tags or inner.sym.tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE} for inner in line.subsymbols)

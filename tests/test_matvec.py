@@ -1,0 +1,56 @@
+"""The matvec executor: what it takes, and that its kernels compute linear layers. Under Triton's interpreter, or on the GPU."""
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+import thunder
+from thunder.executors import matvec
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16])
+@pytest.mark.parametrize("shape", [(40, 256), (33, 300), (16, 2048)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_kernels(rows, shape, biased, dtype):
+    from thunder.executors.matvec_kernel import few_rows
+
+    if dtype is torch.bfloat16 and rows > 1 and DEVICE == "cpu":
+        pytest.skip("tl.dot of Triton's interpreter takes the bits of bfloat16 for integers")
+    torch.manual_seed(0)
+    n, k = shape
+    x, w, b = torch.randn(rows, k, device=DEVICE).to(dtype), torch.randn(n, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE).to(dtype) if biased else None
+    exact = linear(x.double(), w.double(), None if b is None else b.double())
+    for given in (x, x.view(rows, 1, k), x.t().contiguous().t()):
+        found = few_rows(given, w, b)
+        assert found.shape == (*given.shape[:-1], n) and found.dtype is dtype
+        error = (found.view(rows, n).double() - exact).abs()
+        assert (error <= exact.abs() * torch.finfo(dtype).eps + 1e-4 * k**0.5).all()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the executor takes what is on a GPU")
+def test_in_programs(monkeypatch):
+    monkeypatch.setattr(matvec, "SMALLEST", 0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False)).to(DEVICE, torch.bfloat16)
+    compiled = thunder.jit(model, executors=["matvec"])
+    for rows, taken in ((1, 2), (16, 2), (17, 0)):
+        x = torch.randn(rows, 64, device=DEVICE, dtype=torch.bfloat16)
+        for _ in range(3):  # compiled, launched again
+            torch.testing.assert_close(compiled(x), model(x), atol=0.02, rtol=0.02)
+        assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols].count("few_rows_linear") == taken
+    misaligned = torch.randn(1, 65, device=DEVICE, dtype=torch.bfloat16)[:, 1:]
+    torch.testing.assert_close(compiled(misaligned), model(misaligned), atol=0.02, rtol=0.02)
+    x = torch.randn(2, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    (got,), (want,) = (torch.autograd.grad(f(x).float().square().sum(), x) for f in (compiled, model))
+    torch.testing.assert_close(got, want, atol=0.05, rtol=0.05)
+
+
+def test_what_is_not_taken(monkeypatch):
+    monkeypatch.setattr(matvec, "SMALLEST", 0)
+    compiled = thunder.jit(lambda x, w: linear(x, w), executors=["matvec"])
+    x, w = torch.randn(1, 8), torch.randn(4, 8)
+    assert torch.equal(compiled(x, w), linear(x, w))
+    assert "few_rows_linear" not in str(thunder.last_traces(compiled)[-1])

@@ -1,0 +1,280 @@
+"""The sdpa executor: which kernels it chooses, that they compute what eager computes, and that repeated keys and values are not made. Kernels need a GPU."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import thunder
+from thunder.executors import sdpaex
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")
+
+
+def names(trace):
+    return [line.sym.name for line in trace.bound_symbols if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")]
+
+
+def heads(count, length=24, width=16, *, device="cpu", dtype=torch.float32):
+    """(batch, heads, length, width), in memory as a model's projection leaves it."""
+    return torch.randn(2, length, count, width, device=device, dtype=dtype).transpose(1, 2).detach()
+
+
+def with_gradients(f, *tensors):
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    out = f(*leaves)
+    torch.manual_seed(5)
+    return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn_like(out))]
+
+
+# ---------------------------------------------------------------------------------------------------------------- groups of heads
+
+
+def interleaved(x, n):
+    return x.repeat_interleave(n, dim=1)
+
+
+def interleaved_by_position(x, n):
+    return torch.repeat_interleave(x, n, -3)
+
+
+def expanded(x, n):
+    b, h, t, d = x.shape
+    return x[:, :, None, :, :].expand(b, h, n, t, d).reshape(b, h * n, t, d)
+
+
+def unsqueezed(x, n):
+    return x.unsqueeze(2).expand(-1, -1, n, -1, -1).flatten(1, 2)
+
+
+def elided(x, n):
+    b, h, t, d = x.shape
+    return x[:, :, None, ...].expand(b, h, n, t, d).reshape(b, n * h, t, d)
+
+
+REPETITIONS = [interleaved, interleaved_by_position, expanded, unsqueezed, elided]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("repeat", REPETITIONS)
+def test_repeated_keys_and_values_are_not_made(repeat, device):
+    def attend(q, k, v):
+        return scaled_dot_product_attention(q, repeat(k, 3), repeat(v, 3), is_causal=True)
+
+    torch.manual_seed(0)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    inputs = [heads(n, device=device, dtype=dtype) for n in (6, 2, 2)]
+    compiled = thunder.jit(attend, executors=["sdpa"])
+    found, expected = with_gradients(compiled, *inputs), with_gradients(attend, *inputs)
+    (attention,) = names(thunder.last_traces(compiled)[-1])
+    assert attention in ("flash_attention", "cudnn_attention")
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, **({} if device == "cpu" else {"atol": 0.06, "rtol": 0.02}))
+    saved = thunder.last_traces(compiled)[-1].output[1][0]
+    assert sorted(p.shape[1] for p in saved if len(p.shape) == 4 and p.dtype.name == inputs[0].dtype.__str__()[6:]) == [2, 2, 6, 6]
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(*inputs), attend(*inputs), **({} if device == "cpu" else {"atol": 0.02, "rtol": 0.02}))
+    assert names(thunder.last_traces(compiled)[-1]) == ["scaled_dot_product_attention"]
+
+
+@pytest.mark.parametrize(
+    "attend",
+    [
+        lambda q, k, v: scaled_dot_product_attention(q, k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1)),  # heads in another order
+        lambda q, k, v: scaled_dot_product_attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 2)[:, :, ::3].repeat(1, 3, 1, 1)),
+        lambda q, k, v: scaled_dot_product_attention(q, k[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16), v[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16)),
+        lambda q, k, v: scaled_dot_product_attention(q[:, :, :2], k.repeat_interleave(12, 2).transpose(1, 2)[:, :6, :2], v.repeat_interleave(3, 1)[:, :, :2]),
+    ],
+    ids=["tiled", "keys alone", "expanded before", "along another dimension"],
+)
+def test_other_repetitions_are_made(attend):
+    torch.manual_seed(0)
+    inputs = [heads(n) for n in (6, 2, 2)]
+    if "12" in str(attend.__code__.co_consts):
+        inputs[1] = heads(2, 24)
+    compiled = thunder.jit(attend, executors=["sdpa"])
+    for a, b in zip(with_gradients(compiled, *inputs), with_gradients(attend, *inputs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_repetition_that_others_read_stays():
+    def attend(q, k, v):
+        wide = interleaved(k, 3)
+        return scaled_dot_product_attention(q, wide, interleaved(v, 3)) + wide.sum()
+
+    inputs = [heads(n) for n in (6, 2, 2)]
+    compiled = thunder.jit(attend, executors=["sdpa"])
+    for a, b in zip(with_gradients(compiled, *inputs), with_gradients(attend, *inputs), strict=True):
+        torch.testing.assert_close(a, b)
+    assert names(thunder.last_traces(compiled)[-1]).count("repeat_interleave") == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- the choice
+
+
+def described(length=16, grad=True):
+    return tuple(((2, 4, length, 16), torch.bfloat16, torch.device("cuda"), grad) for _ in range(3))
+
+
+def allow(monkeypatch, *usable):
+    for name in ("cudnn", "flash", "efficient"):
+        monkeypatch.setattr(torch.backends.cuda, f"can_use_{name}_attention", lambda arguments, name=name: name in usable)
+
+
+@pytest.mark.parametrize(
+    "usable, order, products, expected",
+    [
+        (("cudnn", "flash", "efficient"), None, True, "cudnn"),
+        (("flash", "efficient"), None, True, "flash"),
+        (("efficient",), None, True, "efficient"),
+        ((), None, True, None),
+        (("cudnn", "flash", "efficient"), (2, 1, 3, 0, 4), True, "efficient"),
+        (("cudnn", "flash", "efficient"), (0, 2, 1, 3, 4), True, None),
+        (("cudnn", "flash", "efficient"), (0, 2, 1, 3, 4), False, "efficient"),
+    ],
+)
+def test_the_fastest_that_may_be_used_unless_the_user_gave_an_order(monkeypatch, usable, order, products, expected):
+    allow(monkeypatch, *usable)
+    sdpaex._usable.cache_clear()
+    found = sdpaex._usable(described(), 0.0, True, False, (True, True, products, True, order))
+    sdpaex._usable.cache_clear()
+    assert (found and found.name) == expected
+
+
+def test_backends_that_the_program_sets_itself():
+    def attend(q, k, v):
+        with sdpa_kernel(SDPBackend.MATH):
+            a = scaled_dot_product_attention(q, k, v, is_causal=True)
+        return a, scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    torch.manual_seed(0)
+    inputs = [heads(4) for _ in range(3)]
+    compiled = thunder.jit(attend)
+    before = torch.backends.cuda.flash_sdp_enabled()
+    for a, b in zip(compiled(*inputs), attend(*inputs), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.equal(*attend(*inputs)), "the two ways round otherwise"
+    assert torch.backends.cuda.flash_sdp_enabled() == before
+    for a, b in zip(with_gradients(lambda *x: compiled(*x)[0], *inputs), with_gradients(lambda *x: attend(*x)[0], *inputs), strict=True):
+        assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------------------------------------------------------- kernels
+
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+
+
+def deviations(found, exact):
+    return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
+
+
+def check(attend, inputs, expected, backends=None):
+    """As near to float64 as eager with the same kernels, with eager's layout."""
+    compiled = thunder.jit(attend, executors=["sdpa"], debug_options=thunder.DebugOptions(check_traces=True))
+    with sdpa_kernel(backends) if backends is not None else torch.enable_grad():
+        found, eager = with_gradients(compiled, *inputs), with_gradients(attend, *inputs)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = with_gradients(lambda *x: attend(*x), *(x.double() for x in inputs))
+    ran = names(thunder.last_traces(compiled)[-1])
+    assert (f"{expected}_attention" in ran) if expected else "scaled_dot_product_attention" in " ".join(ran), ran
+    if expected:
+        assert f"{expected}_attention_backward" in names(thunder.last_backward_traces(compiled)[-1])
+    for ours, theirs in zip(deviations(found, exact), deviations(eager, exact), strict=True):
+        assert ours <= 1.5 * theirs + 1e-5
+    for a, b in zip(found, eager, strict=True):
+        assert a.stride() == b.stride() and a.dtype is b.dtype
+    return compiled
+
+
+@GPU
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.2}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_kernel_is_eagers(name, options, dtype):
+    torch.manual_seed(0)
+    inputs = [heads(4, 160, 64, device="cuda", dtype=dtype) for _ in range(3)]
+    check(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), inputs, name, BACKENDS[name])
+
+
+@GPU
+def test_without_flags_it_is_pytorchs_choice():
+    torch.manual_seed(0)
+    inputs = [heads(4, 160, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    compiled = check(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), inputs, "cudnn")
+    with torch.profiler.profile() as seen:
+        scaled_dot_product_attention(*inputs, is_causal=True)
+    assert any("cudnn" in e.key for e in seen.key_averages())
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        with_gradients(compiled, *inputs)
+        assert "flash_attention" in names(thunder.last_traces(compiled)[-1])
+    with_gradients(compiled, *inputs)
+    assert "cudnn_attention" in names(thunder.last_traces(compiled)[-1]) and thunder.cache_misses(compiled) == 2
+
+
+@GPU
+@pytest.mark.parametrize("mask", ["bool", "float", "float with grad"])
+@pytest.mark.parametrize("length", [128, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_masks(mask, length, dtype):
+    torch.manual_seed(0)
+    inputs = [heads(4, length, 64, device="cuda", dtype=dtype) for _ in range(3)]
+    hidden = torch.rand(2, 1, length, length, device="cuda") > 0.3
+    bias = torch.randn(length, length, device="cuda", dtype=dtype)
+    given = [*inputs, bias] if mask == "float with grad" else inputs
+
+    def attend(q, k, v, learned=None):
+        m = learned if learned is not None else hidden if mask == "bool" else bias
+        return scaled_dot_product_attention(q, k, v, attn_mask=m if m.dtype is torch.bool else m.to(q.dtype))
+
+    check(attend, given, "efficient", SDPBackend.EFFICIENT_ATTENTION)
+
+
+@GPU
+def test_full_precision_and_odd_sizes():
+    torch.manual_seed(0)
+    inputs = [heads(4, 96, 64, device="cuda") for _ in range(3)]
+    check(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), inputs, "efficient")
+    narrow = [heads(4, 96, 20, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    compiled = thunder.jit(scaled_dot_product_attention, executors=["sdpa"])
+    for a, b in zip(with_gradients(compiled, *narrow), with_gradients(scaled_dot_product_attention, *narrow), strict=True):
+        torch.testing.assert_close(a, b, atol=0.03, rtol=0.03)
+    across = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in inputs]  # the last dimension is not dense
+    for x, y in zip(with_gradients(compiled, *across), with_gradients(scaled_dot_product_attention, *across), strict=True):
+        torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4)
+
+
+@GPU
+@pytest.mark.parametrize("name", BACKENDS)
+def test_dropout_draws_what_eager_draws(name):
+    inputs = [heads(4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+    def attend(q, k, v):
+        return scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+
+    compiled = thunder.jit(attend, executors=["sdpa"])
+    with sdpa_kernel(BACKENDS[name]):
+        results = []
+        for run in (compiled, attend):
+            torch.manual_seed(3)
+            results.append(with_gradients(run, *inputs))
+        assert any("with_dropout" in n for n in names(thunder.last_traces(compiled)[-1]))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=0.05, rtol=0.02)
+    assert torch.equal(results[0][0], results[1][0])
+
+
+@GPU
+def test_second_derivatives():
+    torch.manual_seed(0)
+    inputs = [heads(2, 16, 16, device="cuda").requires_grad_() for _ in range(3)]
+    compiled = thunder.jit(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), executors=["sdpa"])
+
+    def second(f):
+        (g,) = torch.autograd.grad(f(*inputs).square().sum(), inputs[0], create_graph=True)
+        return torch.autograd.grad(g.square().sum(), inputs)
+
+    found = second(compiled)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = second(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True))
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)

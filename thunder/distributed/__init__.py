@@ -1,0 +1,33 @@
+"""Distributed training on `torch.distributed`: data parallelism as placements of parameters, and communication as lines of traces.
+
+    model = thunder.jit(thunder.distributed.fsdp(model))
+
+In the order of the flow: `data_parallel` (`ddp` and `fsdp` prepare a module), `placement` (where the ranks hold a parameter), `synchronize` (programs gather parameters and reduce
+gradients), `bucketing` (several at once), `schedule` (early starts, late waits), `accumulation` (`no_sync`). The collectives are operations: `thunder.ops.collectives`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_FROM = {
+    "thunder.distributed.data_parallel": ("ddp", "fsdp"),
+    "thunder.distributed.accumulation": ("no_sync", "clip_grad_norm_"),
+    "thunder.distributed.placement": (
+        "FSDPType", "FSDPBucketingStrategy", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync",
+        "get_skip_data_parallel_grad_sync",
+    ),
+}  # fmt: skip
+_HOME = {name: module for module, names in _FROM.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'thunder.distributed' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__():
+    return __all__

@@ -1,0 +1,87 @@
+"""Gradient accumulation without synchronisation, and clipping by the norm over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+
+from thunder.distributed.placement import Placement, placed_parameters, placement_of, skip_data_parallel_grad_sync
+from thunder.ops import LTORCH
+
+__all__ = ["no_sync", "synchronize_gradients", "clip_grad_norm_"]
+
+
+@contextlib.contextmanager
+def no_sync(module: torch.nn.Module) -> Iterator[None]:
+    """Inside the block backwards accumulate gradients on each rank; at its end they are synchronised, so that the block is used anew for each group of iterations.
+
+    with no_sync(model):
+        for x in batches[:-1]:
+            loss(model(x)).backward()
+    loss(model(batches[-1])).backward()
+    optimizer.step()
+
+    Nothing to do for a module that is not distributed.
+    """
+    if next(placed_parameters(module), None) is None:
+        yield
+        return
+    with skip_data_parallel_grad_sync():
+        yield
+    synchronize_gradients(module)
+
+
+@torch.no_grad()
+def synchronize_gradients(module: torch.nn.Module) -> None:
+    """Averages over the ranks what backwards without synchronisation left in a module, and adds it to `.grad`."""
+    for parameter, placement in placed_parameters(module):
+        left = placement.accumulated
+        local = parameter.grad if placement.shards is None else left.gradient
+        if not left.pending or local is None:
+            continue
+        gradient = _averaged(local, placement)
+        if placement.shards is not None and parameter.grad is not None:
+            parameter.grad.add_(gradient)
+        else:
+            parameter.grad = gradient
+        left.pending, left.gradient = False, None
+
+
+def _averaged(gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """What `synchronize_gradient` computes in a program, at once."""
+    g = gradient if placement.reduce_dtype is None else gradient.to(placement.reduce_dtype)
+    if placement.shards is not None:
+        missing = placement.held_shape[0] * placement.shards.size() - placement.shape[0]
+        g = torch.nn.functional.pad(g, (*(0, 0) * (len(placement.shape) - 1), 0, missing)) if missing else g
+        g = LTORCH["reduce_scatter"].fn(g, "avg", placement.shards)
+    for group in placement.replicas:
+        g = LTORCH["all_reduce"].fn(g, "avg", group)
+    return g.to(placement.held_dtype)
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: torch.nn.Module | Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
+    """`torch.nn.utils.clip_grad_norm_` of the whole gradients, of which each rank may hold a part. Every rank of the group calls it. Returns the norm over all parameters.
+
+    Raises RuntimeError as PyTorch's does where the norm is not finite and `error_if_nonfinite`.
+    """
+    parameters = list(parameters.parameters() if isinstance(parameters, torch.nn.Module) else [parameters] if isinstance(parameters, torch.Tensor) else parameters)
+    by_group: dict = {}
+    for p in parameters:
+        placement = placement_of(p)
+        if p.grad is not None:
+            by_group.setdefault(None if placement is None else placement.shards, []).append(p.grad)
+    norms = []
+    for group, gradients in by_group.items():
+        norm = torch.nn.utils.get_total_norm(gradients, norm_type)
+        if group is not None:
+            power = norm if norm_type == float("inf") else norm**norm_type
+            dist.all_reduce(power, op=dist.ReduceOp.MAX if norm_type == float("inf") else dist.ReduceOp.SUM, group=group)
+            norm = power if norm_type == float("inf") else power ** (1.0 / norm_type)
+        norms.append(norm)
+    total = torch.nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+    return total

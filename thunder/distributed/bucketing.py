@@ -1,0 +1,98 @@
+"""Buckets: parameters are gathered, and gradients reduced, several at once.
+
+Before: `t_w = synchronize(t_w_shard, placement_w, True)`, ..., `t_b = synchronize(t_b_shard, placement_b, True)`, both placements in one bucket.
+After:  `(t0, t1) = all_gather_together([t_w_shard, t_b_shard], group)`, `t_w = wait(t0)`, `t_b = wait(t1)`, at the place of the first.
+
+Gradients are reduced where the last of a bucket is there. Those of replicas fill buckets up to a size, in the order in which the backward makes them. The
+backend starts the collectives of a bucket as one; nothing is copied for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
+from thunder.core.trace import Trace
+from thunder.distributed.placement import Placement
+from thunder.distributed.synchronize import prepared_gradient, prepared_shard, reduced_part, synchronize, synchronize_gradient, whole_of
+from thunder.ops.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
+from thunder.transforms.memory_budget import nbytes
+
+__all__ = ["bucket"]
+
+
+def bucket(trace: Trace) -> Trace:
+    """Parameters and gradients of one bucket are communicated together."""
+    gathers: dict[tuple, list[BoundSymbol]] = {}
+    for line in trace.bound_symbols:
+        if line.sym is synchronize and (key := _key(line)) is not None:
+            gathers.setdefault(key, []).append(line)
+    lines: list[BoundSymbol] = []
+    open_: dict[tuple, list[BoundSymbol]] = {}  # reductions that are not written yet
+    left = _count(trace)
+    for line in trace.bound_symbols:
+        key = _key(line) if line.sym in (synchronize, synchronize_gradient) else None
+        for early in [k for k, held in open_.items() if not {o for one in held for o in one.outputs}.isdisjoint(line.inputs)]:
+            lines += _reduced(open_.pop(early))
+        if key is None:
+            lines.append(line)
+        elif line.sym is synchronize:
+            lines += _gathered(gathers.pop(key, ()))
+        else:
+            open_.setdefault(key, []).append(line)
+            left[key] -= 1
+            limit = line.args[1].bucket_bytes
+            if not left[key] or limit and sum(nbytes(one.inputs[0]) for one in open_[key]) >= limit:
+                lines += _reduced(open_.pop(key))
+    return trace.replace(bound_symbols=lines)
+
+
+def _key(line: BoundSymbol) -> tuple | None:
+    """What lines that are communicated together have in common; None for a line alone."""
+    placement: Placement = line.args[1]
+    if line.sym is synchronize:
+        return None if placement.bucket is None or placement.shards is None else (placement.shards, placement.bucket, placement.dtype)
+    if placement.bucket is None and not placement.bucket_bytes:
+        return None
+    return placement.shards, placement.replicas, placement.bucket, placement.reduce_dtype or placement.dtype
+
+
+def _count(trace: Trace) -> dict[tuple, int]:
+    found: dict[tuple, int] = {}
+    for line in trace.bound_symbols:
+        if line.sym is synchronize_gradient and (key := _key(line)) is not None:
+            found[key] = found.get(key, 0) + 1
+    return found
+
+
+def _gathered(lines: Iterable[BoundSymbol]) -> list[BoundSymbol]:
+    def compute():
+        futures = all_gather_together([prepared_shard(line.args[0], line.args[1]) for line in lines], lines[0].args[1].shards)
+        return [whole_of(wait(f), line.args[1]) for f, line in zip(futures, lines, strict=True)]
+
+    return _written(lines, compute)
+
+
+def _reduced(lines: list[BoundSymbol]) -> list[BoundSymbol]:
+    placement: Placement = lines[0].args[1]
+
+    def compute():
+        found = [prepared_gradient(line.args[0], line.args[1]) for line in lines]
+        if placement.shards is not None:
+            found = [wait(f) for f in reduce_scatter_together(found, "avg", placement.shards)]
+        for group in placement.replicas:
+            found = [wait(f) for f in all_reduce_together(found, "avg", group)]
+        return [reduced_part(g, line.args[2]) for g, line in zip(found, lines, strict=True)]
+
+    return _written(lines, compute)
+
+
+def _written(lines, compute: Callable[[], list]) -> list[BoundSymbol]:
+    """The lines that `compute` records, which make what `lines` made."""
+    if not lines:
+        return []
+    with recording(Recorder(lines[0].context)) as recorder:
+        result = compute()
+    made, aliases = adopt(recorder.bound_symbols, result, [line.output for line in lines])
+    assert not aliases, "a bucket computes each of its values"
+    return made

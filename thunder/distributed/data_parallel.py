@@ -1,0 +1,202 @@
+"""`ddp` and `fsdp`: they prepare a module, compiled or not, so that its programs train it together with those of other ranks.
+
+Each rank's loss is the mean over its own data, and gradients are averaged over the ranks: training with N ranks is training with N times the data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
+from thunder.errors import OptionError
+from thunder.ops.collectives import group_of
+
+__all__ = ["ddp", "fsdp"]
+
+
+def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.0, process_group=None):
+    """Data parallelism: every rank holds all parameters, and gradients are averaged.
+
+    model: a module or what `thunder.jit` made of one; it is changed in place and returned. broadcast_from: the rank of the group whose parameters and buffers all ranks start
+    with; None where they are equal already. bucket_size_in_mb: gradients are averaged together up to this size; 0: each alone. process_group: a ProcessGroup
+    or DeviceMesh of one dimension, the default group where it is None.
+
+    Raises TypeError for what is no module, RuntimeError without a process group and for a module that is distributed already.
+    """
+    module, group = _module(model, "ddp"), group_of(process_group)
+    if bucket_size_in_mb < 0:
+        raise OptionError(f"bucket_size_in_mb={bucket_size_in_mb!r} is not an option; valid: 0 or more")
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
+    for name, parameter in module.named_parameters():
+        place(parameter, _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20)))
+    return model
+
+
+def fsdp(
+    model,
+    *,
+    device: torch.device | str | None = None,
+    broadcast_from: int | None = None,
+    sharding_strategy: FSDPType = FSDPType.ZERO2,
+    bucketing_strategy: FSDPBucketingStrategy = FSDPBucketingStrategy.NONE,
+    move_state_dict_to_cpu: bool | None = None,
+    process_group=None,
+    dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+):
+    """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's state.
+
+    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters are shards from then on: rows of the
+    first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every rank. Make the optimizer afterwards.
+
+    device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank whose parameters and buffers are
+    sharded; None where ranks have the same. sharding_strategy: FSDPType.ZERO2 keeps gathered parameters for the backward, ZERO3 gathers them again.
+    bucketing_strategy: which parameters are communicated together. move_state_dict_to_cpu: accepted, and nothing to do: only shards are kept.
+    process_group: a ProcessGroup or DeviceMesh; one of two dimensions shards over the second and replicates over the first. dtype: programs gather and compute in this one,
+    shards stay in theirs. reduce_dtype: gradients are reduced in this one, in that of the computation where it is None.
+
+    A module on the meta device is filled submodule by submodule with `reset_parameters()`, of which only the shards are kept.
+
+    Raises TypeError for what is no module, RuntimeError without a process group, for a module that is distributed already, and for a parameter on the meta device that no
+    `reset_parameters` fills.
+    """
+    module = _module(model, "fsdp")
+    strategy, buckets = _member(FSDPType, sharding_strategy, "sharding_strategy"), _member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
+    groups = _groups(process_group)
+    shards, replicas = groups[-1], groups[:-1]
+    wanted = _device(device, shards)
+    options = {"reduce_dtype": reduce_dtype, "again": strategy is FSDPType.ZERO3}
+    sources = _sources(broadcast_from, process_group, groups)
+    filled: dict[int, torch.nn.Parameter] = {}  # by the id of the parameter on the meta device that it takes the place of
+    for path, owner in _owners(module):
+        _fill(owner, path, wanted or torch.device("cpu"), filled)
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                owner._buffers[name] = _moved(buffer, wanted, sources)
+        for name, parameter in owner._parameters.items():
+            if parameter is None or placement_of(parameter) is not None:
+                continue
+            full_name = f"{path}.{name}" if path else name
+            held_by = {"shards": shards, "replicas": replicas} if parameter.ndim else {"replicas": groups}
+            placement = _placement(full_name, parameter, dtype=dtype, bucket=_bucket(full_name, buckets), **held_by, **options)
+            whole = _moved(parameter.detach(), wanted if sources else None, sources)
+            parameter.data = placement.part_of(whole).to(wanted or whole.device)
+            parameter.grad = None
+            place(parameter, placement)
+    return model
+
+
+# ---------------------------------------------------------------------------------------------------------------- arguments
+
+
+def _module(model, what: str) -> torch.nn.Module:
+    """The module behind what was given: that of a compiled one."""
+    module = getattr(model, "_lc_original", model)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
+    placed = next((placement_of(p) for p in module.parameters() if placement_of(p) is not None), None)
+    if placed is not None:
+        raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
+    return module
+
+
+def _member(kind: type, given, option: str):
+    if not isinstance(given, kind):
+        raise OptionError(f"{option}={given!r} is not an option; valid: {', '.join(map(str, kind))}")
+    return given
+
+
+def _groups(given) -> tuple:
+    """The process groups that parameters are replicated over, and last the one that they are sharded over."""
+    if isinstance(given, dist.device_mesh.DeviceMesh) and given.ndim > 1:
+        if given.ndim != 2:
+            raise OptionError(f"process_group is a DeviceMesh of {given.ndim} dimensions; valid: one (shards), or two (replicas, shards)")
+        return given.get_group(0), given.get_group(1)
+    return (group_of(given),)
+
+
+def _sources(root: int | None, mesh, groups: tuple) -> list[tuple]:
+    """(group, rank in it that broadcasts), innermost group first, so that what rank `root` has reaches all."""
+    if root is None:
+        return []
+    if len(groups) == 1:
+        return [(groups[0], root)]
+    places = (mesh.mesh == root).nonzero()
+    if not len(places):
+        raise OptionError(f"broadcast_from={root!r} is no rank of the DeviceMesh {mesh}")
+    return list(zip(reversed(groups), reversed(places[0].tolist()), strict=True))
+
+
+def _device(given, group) -> torch.device | None:
+    """Where shards go; None: where the parameters are."""
+    if given is not None:
+        return torch.device(given)
+    if not torch.cuda.is_available() or "nccl" not in str(dist.get_backend_config(group)):
+        return None
+    local = os.environ.get("LOCAL_RANK")
+    return torch.device("cuda", int(local) if local is not None else dist.get_rank() % torch.cuda.device_count())
+
+
+def _bucket(name: str, strategy: FSDPBucketingStrategy) -> str | None:
+    """What parameters of one bucket have in common: the path of their module, or of the element of a list of modules that they are in."""
+    layer = name.rpartition(".")[0]
+    if strategy is FSDPBucketingStrategy.NONE:
+        return None
+    if strategy is FSDPBucketingStrategy.LAYER:
+        return layer
+    parts = layer.split(".")
+    index = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    return layer if index is None else ".".join(parts[: index + 1])
+
+
+# ---------------------------------------------------------------------------------------------------------------- tensors
+
+
+def _placement(name: str, parameter: torch.Tensor, *, dtype: torch.dtype | None = None, **options) -> Placement:
+    computed = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+    return Placement(name, tuple(parameter.shape), computed, parameter.dtype, **options)
+
+
+@torch.no_grad()
+def _moved(tensor: torch.Tensor, device: torch.device | None, sources: list[tuple]) -> torch.Tensor:
+    """A tensor on its device, with the values of the rank that broadcasts."""
+    tensor = tensor.to(device or tensor.device)
+    for group, root in sources:
+        tensor = tensor.contiguous()
+        dist.broadcast(tensor, group_src=root, group=group)
+    return tensor
+
+
+def _owners(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """(path, submodule) of those that have parameters or buffers of their own."""
+    return ((path, owner) for path, owner in module.named_modules() if owner._parameters or owner._buffers)
+
+
+def _fill(owner: torch.nn.Module, path: str, device: torch.device, filled: dict[int, torch.nn.Parameter]) -> None:
+    """Gives a submodule on the meta device memory, and its `reset_parameters` the say about what is in it. Tensors it shares with a submodule that was filled stay as they are."""
+    known = {name: filled[id(p)] for name, p in owner._parameters.items() if id(p) in filled}
+    owner._parameters.update(known)
+    missing = {name: t for table in (owner._parameters, owner._buffers) for name, t in table.items() if t is not None and t.is_meta}
+    if not missing:
+        return
+    reset = getattr(owner, "reset_parameters", None) or getattr(owner, "_reset_parameters", None)
+    if reset is None:
+        raise RuntimeError(
+            f"thunder.distributed.fsdp: {path or 'the module'} ({type(owner).__name__}) has {', '.join(missing)} on the meta device and no reset_parameters() that fills it: "
+            "give it one, or make the module on the CPU"
+        )
+    for name, tensor in missing.items():
+        empty = torch.empty_like(tensor, device=device)
+        if name in owner._parameters:
+            owner._parameters[name] = filled[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad)
+        else:
+            owner._buffers[name] = empty
+    for name, parameter in known.items():  # sharded already: what reset_parameters writes is not for it
+        owner._parameters[name] = torch.nn.Parameter(parameter.new_empty(placement_of(parameter).shape), parameter.requires_grad)
+    reset()
+    owner._parameters.update(known)

@@ -1,0 +1,149 @@
+"""Where the ranks hold a parameter, and what programs see of it.
+
+A parameter whose `Placement` is known here is whole in every program that reads it: the frontend reads it in that shape and dtype, and the program begins with what the rank holds
+(`thunder.distributed.synchronize`). What the user and the optimizer see is what the rank holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from thunder import _torch_compat as compat
+
+__all__ = [
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placement_of", "placed_parameters", "synchronizes", "skip_data_parallel_grad_sync",
+    "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
+]  # fmt: skip
+
+
+class FSDPType(enum.Enum):
+    """What `fsdp` keeps of a gathered parameter between forward and backward."""
+
+    ZERO2 = enum.auto()  # the gathered parameter
+    ZERO3 = enum.auto()  # nothing: the backward gathers it again
+
+
+class FSDPBucketingStrategy(enum.Enum):
+    """Which parameters are gathered, and whose gradients are reduced, together."""
+
+    NONE = enum.auto()  # each by itself
+    LAYER = enum.auto()  # those of one module
+    BLOCK = enum.auto()  # those of one element of a ModuleList or Sequential
+
+
+@dataclass(eq=False)
+class Accumulated:
+    """What backwards without synchronisation left to do. gradient: of the whole parameter, of this rank, where the parameter's own `.grad` is that of a shard."""
+
+    pending: bool = False
+    gradient: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """How the ranks hold one parameter.
+
+    shape, dtype: of the whole parameter, as programs see it. held_dtype: of what a rank holds. shards: the ranks that hold a part each, of ceil(shape[0] / ranks) rows, padded
+    with zeros. replicas: groups of ranks that hold the same. Gradients are averaged over both. reduce_dtype: in which gradients are reduced, None: their own. again: the
+    backward gathers the parameter once more. bucket: parameters of one bucket are communicated together; None: alone. bucket_bytes: the largest size of a bucket of
+    gradients of replicas.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    held_dtype: torch.dtype
+    shards: Any = None
+    replicas: tuple = ()
+    reduce_dtype: torch.dtype | None = None
+    again: bool = False
+    bucket: str | None = None
+    bucket_bytes: int = 0
+    accumulated: Accumulated = field(default_factory=Accumulated)
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of what one rank holds."""
+        return self.shape if self.shards is None else (math.ceil(self.shape[0] / self.shards.size()), *self.shape[1:])
+
+    @torch.no_grad()
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of the whole parameter: memory of its own where it is a part."""
+        if self.shards is None:
+            return whole
+        rows = self.held_shape[0]
+        held = whole.new_zeros(self.held_shape)
+        mine = whole[self.shards.rank() * rows : (self.shards.rank() + 1) * rows]
+        held[: len(mine)] = mine
+        return held
+
+    def __repr__(self) -> str:
+        return f"<Placement of {self.name}>"
+
+
+_placements: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_state = [0, False]  # how often parameters were placed, whether gradients are left unsynchronised: both are part of the key of compiled programs
+
+
+def _tell() -> None:
+    compat.set_data_parallel(tuple(_state) if _state[0] else None)
+
+
+def place(parameter: torch.Tensor, placement: Placement) -> None:
+    """Says how the ranks hold a parameter. Programs that were compiled before are compiled anew."""
+    _placements[parameter] = placement
+    _state[0] += 1
+    _tell()
+
+
+def placement_of(tensor: torch.Tensor) -> Placement | None:
+    return _placements.get(tensor) if _placements else None
+
+
+def placed_parameters(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Placement]]:
+    """The parameters of a module that have a placement, once each, in the module's order."""
+    for parameter in module.parameters():
+        placement = placement_of(parameter)
+        if placement is not None:
+            yield parameter, placement
+
+
+def synchronizes() -> bool:
+    """Whether programs that are compiled now synchronise gradients."""
+    return not _state[1]
+
+
+def set_skip_data_parallel_grad_sync(value: bool) -> bool:
+    """Says whether backwards of programs that are called from now on leave gradients unsynchronised. Returns a token for `reset_skip_data_parallel_grad_sync`."""
+    before = _state[1]
+    _state[1] = bool(value)
+    _tell()
+    return before
+
+
+def reset_skip_data_parallel_grad_sync(token: bool) -> None:
+    """Undoes `set_skip_data_parallel_grad_sync`."""
+    set_skip_data_parallel_grad_sync(token)
+
+
+def get_skip_data_parallel_grad_sync() -> bool:
+    """Whether backwards of programs called now leave gradients unsynchronised."""
+    return _state[1]
+
+
+@contextlib.contextmanager
+def skip_data_parallel_grad_sync() -> Iterator[None]:
+    """Programs called inside the block leave gradients unsynchronised. `no_sync` is this, and synchronises them at its end."""
+    token = set_skip_data_parallel_grad_sync(True)
+    try:
+        yield
+    finally:
+        reset_skip_data_parallel_grad_sync(token)

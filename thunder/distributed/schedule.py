@@ -1,0 +1,147 @@
+"""When collectives start and when somebody waits: early and late, so that they run while the program computes.
+
+Before: `t0 = all_gather(a, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t1 = all_gather(b, ...)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
+After:  `t0 = all_gather(a, ...)`, `t1 = all_gather(b, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
+
+Gathers keep their order and start as early as a limit on the bytes in flight lets them; at least one is under way while another one is waited for. Reductions start where
+their gradient is there; what they make is waited for at the end, or when the limit is reached. Every rank runs the same program, so that all start the same collectives
+in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from thunder.core.proxies import FutureTensorProxy, Proxy
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.trace import Trace
+from thunder.transforms.memory_budget import nbytes
+
+__all__ = ["overlap", "BYTES_IN_FLIGHT"]
+
+BYTES_IN_FLIGHT = 512 * 2**20  # the default limit: a few layers of a large model, some milliseconds of NVLink
+
+
+def overlap(trace: Trace, limit: int = BYTES_IN_FLIGHT) -> Trace:
+    """Starts collectives early and waits late, with at most `limit` bytes under way where more than one is."""
+    return trace.replace(bound_symbols=_late(_early(trace, limit), limit))
+
+
+def _starts(line: BoundSymbol) -> bool:
+    return any(isinstance(o, FutureTensorProxy) for o in line.outputs)
+
+
+def _waits(line: BoundSymbol) -> bool:
+    return any(isinstance(i, FutureTensorProxy) for i in line.inputs)
+
+
+def _size(line: BoundSymbol) -> int:
+    """Bytes of the larger side of a collective: what it fills, or what it reads and keeps."""
+    return max(sum(map(nbytes, line.inputs)), sum(map(nbytes, line.outputs)))
+
+
+# ---------------------------------------------------------------------------------------------------------------- gathers
+
+
+def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
+    """The lines with those collectives early that read nothing the program computes, but casts and the like of what it is given."""
+    ready = {a for a in trace.args if isinstance(a, Proxy)}
+    chains: dict[Proxy, tuple[BoundSymbol, ...]] = {}  # what is made of the program's arguments alone, for a collective: the lines that make it
+    queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the lines before it
+    moved: set[int] = set()
+    readers = _reader_counts(trace)
+    head: list[BoundSymbol] = []  # unpacks what a backward is given
+    for line in trace.bound_symbols:
+        if line.sym.python_printer is not None and not line.args == () and all(i in ready for i in line.inputs):
+            ready.update(line.outputs)
+            head.append(line)
+            moved.add(id(line))
+        elif all(i in ready or i in chains for i in line.inputs) and line.inputs and not line.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.RANDOM_OP}:
+            before = tuple(dict.fromkeys(b for i in line.inputs for b in chains.get(i, ())))
+            if _starts(line):
+                queue.append((*before, line))
+                moved.update(map(id, queue[-1]))
+            elif not _waits(line) and all(readers[o] == 1 for o in line.outputs):
+                chains |= dict.fromkeys(line.outputs, (*before, line))
+    lines, flying = head, 0
+    sizes: dict[Proxy, int] = {}
+
+    def start() -> None:
+        nonlocal flying
+        while queue and (len(sizes) < 2 or flying + _size(queue[0][-1]) <= limit):
+            group = queue.popleft()
+            lines.extend(group)
+            made = group[-1].outputs
+            size = _size(group[-1])
+            flying += size
+            sizes.update(dict.fromkeys(made, size // len(made)))
+
+    if queue:
+        start()
+    for line in trace.bound_symbols:
+        if id(line) in moved:
+            continue
+        lines.append(line)
+        if _waits(line):
+            landed = [i for i in line.inputs if i in sizes]
+            flying -= sum(sizes.pop(i) for i in landed)
+            if landed:
+                start()
+    assert not queue, "every collective is waited for, which starts the next ones"
+    return lines
+
+
+def _reader_counts(trace: Trace) -> dict[Proxy, int]:
+    found = dict.fromkeys((o for line in trace.bound_symbols for o in line.outputs), 0)
+    for line in trace.bound_symbols:
+        for i in dict.fromkeys(line.inputs):
+            if i in found:
+                found[i] += 1
+    for o in dict.fromkeys(trace.output_proxies):
+        if o in found:
+            found[o] += 1
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- waits
+
+
+def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
+    """The lines with waits, and casts of what they give, right before the first line that computes with it, or at the end."""
+    out: list[BoundSymbol] = []
+    held: dict[BoundSymbol, None] = {}  # not written yet, in order
+    maker: dict[Proxy, BoundSymbol] = {}  # of values of lines that are held
+    sizes: dict[Proxy, int] = {}  # of futures that nobody waits for yet
+
+    def write(line: BoundSymbol) -> None:
+        if line in held:
+            del held[line]
+            for i in line.inputs:
+                if i in maker:
+                    write(maker[i])
+                sizes.pop(i, None)
+            out.append(line)
+
+    for line in lines:
+        if _waits(line) or line.inputs and line.sym.name == "to" and all(i in maker and maker[i] in held for i in line.inputs):
+            held[line] = None
+            maker.update(dict.fromkeys(line.outputs, line))
+            continue
+        if line.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE}:  # it may write to what a collective reads
+            for waiting in list(held):
+                write(waiting)
+        for i in line.inputs:
+            if i in maker:
+                write(maker[i])
+        if _starts(line):
+            size = _size(line)
+            for waiting in list(held):
+                if sum(sizes.values()) + size <= limit:
+                    break
+                write(waiting)
+            sizes.update(dict.fromkeys(line.outputs, size // len(line.outputs)))
+        out.append(line)
+    for waiting in list(held):
+        write(waiting)
+    return out

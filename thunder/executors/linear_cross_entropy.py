@@ -1,0 +1,262 @@
+"""The linear_cross_entropy executor: a linear layer and the cross-entropy of what it gives as one operation, without all logits at a time.
+
+    thunder.jit(model, executors=["linear_cross_entropy"])
+
+Before: `t0 = ltorch.linear(x, w)`, `t1 = ltorch.to(t0, dtype=torch.float32)`, `t2 = ltorch.reshape(t1, (-1, n))`, `t3 = ltorch.cross_entropy(t2, target)`, where nobody
+else reads t0 to t2. After: `t4 = ltorch.reshape(x, (-1, d))`, `t3 = linear_cross_entropy(t4, w, target, ...)`.
+
+Rows are taken in parts. The logits of a part are made, its losses are read off them, and their gradient is written over them, from which the part's gradients of x and
+w follow. So the forward makes the gradients, for a cotangent of 1, and the backward multiplies by the cotangent it is given, which costs nothing where that is 1:
+
+    loss_i = lse_i - z_i[t_i],    dloss_i/dz_i = softmax(z_i) - onehot(t_i),    z = x w^T
+
+Where no gradient is asked for, the logits of a part are made and read. Takes class indices, reductions "mean" and "sum", ignore_index; no class weights, label
+smoothing or bias of the layer, and not float16, whose gradients would not be scaled yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+from thunder import _torch_compat as compat
+from thunder.core.dtypes import bfloat16, float32, float64
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
+from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.trace import Trace
+from thunder.extend import OperatorExecutor, register_executor
+from thunder.ops import LTORCH
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
+from thunder.transforms.autodiff import get_grad, put_grad
+from thunder.transforms.dce import dce
+
+__all__ = ["linear_cross_entropy_ex"]
+
+SMALLEST = 1 << 26  # bytes of logits, below which there is nothing to save
+WHOLE = 1 << 27  # bytes of logits that are made at once
+PARTS = 4  # at most: gradients of the weight are rounded once for each
+
+
+def _rows_at_once(rows: int, classes: int, itemsize: int) -> int:
+    parts = min(PARTS, -(-rows * classes * itemsize // WHOLE))
+    return -(-rows // max(1, parts))
+
+
+def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
+    """(the loss, the gradient of hidden, that of weight): None for those that are not wanted."""
+    keep = target != ignore_index
+    scale = torch.ones((), dtype=dtype, device=hidden.device) if reduction == "sum" else keep.sum().to(dtype).reciprocal()
+    rows, classes = hidden.shape[0], weight.shape[0]
+    part = _rows_at_once(rows, classes, hidden.element_size())
+    losses = torch.empty(rows, dtype=_wide(dtype), device=hidden.device)
+    of_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None
+    of_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format) if wanted[1] else None
+    buffer = hidden.new_empty((part, classes))
+    for start in range(0, rows, part):
+        here = slice(start, start + part)
+        x = hidden[here]
+        logits = torch.mm(x, weight.t(), out=buffer[: x.shape[0]])
+        _over_rows(logits, target[here], keep[here], scale, losses[here], any(wanted))
+        if of_hidden is not None:
+            torch.mm(logits, weight, out=of_hidden[here])
+        if of_weight is not None:
+            torch.mm(logits.t(), x, out=of_weight) if start == 0 else of_weight.addmm_(logits.t(), x)
+    return (losses.sum() * scale).to(dtype), of_hidden, of_weight
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _over_rows(logits, target, keep, scale, losses, gradient: bool) -> None:
+    """Writes the rows' losses, and where `gradient` is set, their gradients, times `scale`, over the logits."""
+    index = torch.where(keep, target, 0)
+    if index.device.type == "cpu" and index.numel():
+        low, high = index.aminmax()
+        if low < 0 or high >= logits.shape[1]:
+            raise IndexError(f"Target {int(low if low < 0 else high)} is out of bounds.")
+    chosen = logits.gather(1, index[:, None])[:, 0]  # PyTorch refuses an index that is out of bounds
+    if losses.dtype is torch.float32 and (run := _kernel(logits.device.type)) is not None:
+        run(logits, index, keep, chosen, scale, losses, gradient)
+        return
+    wide = logits.to(losses.dtype)
+    sums = torch.logsumexp(wide, 1)
+    losses.copy_(torch.where(keep, sums - chosen, 0.0))
+    if gradient:
+        slope = (wide - sums[:, None] if wide is not logits else wide.sub_(sums[:, None])).exp_()
+        slope.scatter_add_(1, index[:, None], torch.full_like(sums, -1.0)[:, None])
+        slope.mul_(torch.where(keep, scale, 0.0).to(slope.dtype)[:, None])
+        if slope is not logits:
+            logits.copy_(slope)
+
+
+@functools.cache
+def _kernel(kind: str) -> Callable | None:
+    """The pass over rows as a Triton kernel, for a kind of device; None where Triton is not used."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from thunder.executors import linear_cross_entropy_kernel as kernels
+
+    return kernels.over_rows if kind == "cuda" else None
+
+
+def _scaled(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+    """A gradient for a cotangent of 1, for another one. It is written over where autograd keeps no graph that would read it again."""
+    factor = cotangent.to(_wide(gradient.dtype))
+    if compat.keeps_graph():
+        return (gradient * factor).to(gradient.dtype)
+    if gradient.device.type == "cuda" and _kernel("cuda") is not None:
+        from thunder.executors import linear_cross_entropy_kernel as kernels
+
+        return kernels.scale(gradient, factor)
+    return gradient if gradient.device.type == "cpu" and factor == 1 else gradient.mul_(factor)
+
+
+# ---------------------------------------------------------------------------------------------------------------- operations
+
+
+class LinearCrossEntropyExecutor(OperatorExecutor):
+    """Joins a linear layer and the cross-entropy of its result, found by the flow of data."""
+
+    def combined(self, trace: Trace) -> Trace:
+        if not any(line.sym is LTORCH["cross_entropy"] for line in trace.bound_symbols):
+            return trace
+        flow = _Flow(trace)
+
+        def rule(line: BoundSymbol, out: Rewriter) -> None:
+            found = flow.chain(line) if line.sym is LTORCH["cross_entropy"] else None
+            out.write(line) if found is None or not self.get_fuel() else out.trace(lambda *_: _joined(line, *found), line)
+
+        return dce(rewrite(trace, rule))
+
+
+linear_cross_entropy_ex = LinearCrossEntropyExecutor("linear_cross_entropy")
+
+
+def _decomposition(hidden, weight, target, ignore_index, reduction, dtype):
+    logits = LTORCH["linear"](hidden, weight)
+    return LTORCH["cross_entropy"](LTORCH["to"](logits, dtype=dtype), target, None, None, ignore_index, None, reduction, 0.0)
+
+
+def _with_gradients_meta(hidden, weight, target, ignore_index, reduction, dtype, wanted):
+    loss = like(hidden, (), from_tensor_dtype(dtype))
+    return loss, like(hidden) if wanted[0] else None, like(weight) if wanted[1] else None
+
+
+linear_cross_entropy = linear_cross_entropy_ex.register_operator(
+    "linear_cross_entropy", like=_decomposition, fn=lambda *args: _forward(*args, (False, False))[0], tags=(OpTags.MATMUL_OP,)
+)
+with_gradients = linear_cross_entropy_ex.register_operator(
+    "linear_cross_entropy_with_gradients", meta=_with_gradients_meta, fn=_forward, tags=(OpTags.MATMUL_OP, OpTags.REDUCTION_OP)
+)
+with_gradients.info["multiply_adds"] = lambda hidden, weight, *rest: (1 + sum(rest[-1])) * hidden.numel_value * number_value(weight.shape[0])
+times_cotangent = linear_cross_entropy_ex.register_operator("times_cotangent", meta=lambda gradient, cotangent: like(gradient), fn=_scaled)
+
+
+def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
+    wanted = hidden.requires_grad, weight.requires_grad
+    loss, *gradients = with_gradients(hidden, weight, target, ignore_index, reduction, dtype, wanted)
+    for value, gradient in zip((hidden, weight), gradients, strict=True):
+        if gradient is not None:
+            put_grad(value, times_cotangent(gradient, get_grad(loss)))
+    return loss
+
+
+linear_cross_entropy_ex.register_implementation(linear_cross_entropy, linear_cross_entropy, grad_transform=_differentiated)
+register_executor(linear_cross_entropy_ex)
+
+
+# ---------------------------------------------------------------------------------------------------------------- finding them
+
+_RESHAPES = ("reshape", "view", "flatten")
+
+
+class _Flow:
+    """Who makes and reads the values of a trace."""
+
+    def __init__(self, trace: Trace):
+        self.producer = {o: line for line in trace.bound_symbols for o in line.outputs}
+        self.readers = Counter(p for line in trace.bound_symbols for p in line.inputs)
+        self.readers.update(trace.output_proxies)
+
+    def chain(self, line: BoundSymbol) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
+        """The linear layer whose result, read by nobody else, a cross-entropy is of, and what moves its rows in between; None where this is not so."""
+        logits = line.args[0]
+        if not _plain(*line.args, **line.kwargs):
+            return None
+        moves: list[BoundSymbol] = []
+        value: Proxy = logits
+        while self.readers[value] == 1 and value in self.producer:
+            made = self.producer[value]
+            if made.sym is LTORCH["linear"]:
+                return (made, moves[::-1]) if _fits(made, moves[::-1], line) else None
+            if not _keeps_rows(made):
+                return None
+            moves.append(made)
+            value = made.args[0]
+        return None
+
+
+def _plain(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0) -> bool:
+    if not (weight is None and size_average is None and reduce is None and reduction in ("mean", "sum") and label_smoothing == 0.0):
+        return False
+    return len(a.shape) == 2 and len(target.shape) == 1 and target.dtype.name == "int64" and not any(isinstance(n, NumberProxy) for n in (*a.shape, ignore_index))
+
+
+def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> bool:
+    hidden, weight = linear.args[:2]
+    logits = linear.output
+    kinds = [logits.dtype, *(m.output.dtype for m in moves)]
+    if len(weight.shape) != 2 or linear.kwargs or any(b is not None for b in linear.args[2:]) or any(k not in (bfloat16, float32, float64) for k in kinds):
+        return False
+    if any(after.bytes < before.bytes for before, after in pairwise(kinds)) or hidden.device is not loss.args[1].device:
+        return False
+    if loss.output.requires_grad != (hidden.requires_grad or weight.requires_grad) or any(isinstance(n, NumberProxy) for n in (*logits.shape, *weight.shape)):
+        return False
+    dense = True
+    for move in moves:  # a view that PyTorch refuses stays, and is refused
+        if move.sym.name == "view" and not dense:
+            return False
+        dense = move.sym.name != "getitem" and (dense or move.sym.name == "contiguous")
+    return math.prod(logits.shape) * logits.dtype.bytes >= SMALLEST
+
+
+def _keeps_rows(line: BoundSymbol) -> bool:
+    """Whether a line moves, picks or converts rows, and leaves each whole."""
+    before, after = line.args[0], line.output
+    if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy) or len(line.inputs) != 1 or not after.shape or before.shape[-1] != after.shape[-1]:
+        return False
+    if line.sym is LTORCH["getitem"]:
+        return _picks_rows(line.args[1], len(before.shape))
+    return any(line.sym is LTORCH[name] for name in (*_RESHAPES, "contiguous")) or line.sym is LTORCH["to"] and before.device is after.device
+
+
+def _picks_rows(key, rank: int) -> bool:
+    keys = key if isinstance(key, tuple) else (key,)
+    if not all(k is ... or isinstance(k, slice) for k in keys) or sum(k is ... for k in keys) > 1:
+        return False
+    reaches_last = keys[-1] is not ... and (... in keys or len(keys) == rank)
+    return not reaches_last or keys[-1] == slice(None)
+
+
+def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
+    """The cross-entropy as one operation of what goes into the layer: rows are moved before the product instead of after it."""
+    hidden, weight = linear.args[:2]
+    width = hidden.shape[-1]
+    for move in moves:
+        if move.sym is LTORCH["getitem"]:
+            hidden = LTORCH["getitem"](hidden, move.args[1])
+        elif any(move.sym is LTORCH[name] for name in _RESHAPES):
+            hidden = LTORCH["reshape"](hidden, (*move.output.shape[:-1], width))
+    return _call(hidden, weight, to_torch_dtype(loss.args[0].dtype), *loss.args[1:], **loss.kwargs)
+
+
+def _call(hidden, weight, dtype, target, class_weights=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+    return linear_cross_entropy(hidden, weight, target, ignore_index, reduction, dtype)

@@ -1,0 +1,60 @@
+"""The Triton kernels of the linear_cross_entropy executor; a file of its own, since Triton reads its environment when a kernel is decorated."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["over_rows", "scale"]
+
+
+@triton.jit
+def _over_rows(logits, target, keep, chosen, scale, losses, classes: tl.constexpr, stride, gradient: tl.constexpr, block: tl.constexpr):
+    """One row for each program: maximum and sum of exponentials in one pass; in a second one, which finds the row in the cache, the gradient."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    highest, total = -float("inf"), 0.0
+    for start in range(0, classes, block):
+        column = start + tl.arange(0, block)
+        z = tl.load(logits + column, mask=column < classes, other=-float("inf")).to(tl.float32)
+        higher = tl.maximum(highest, tl.max(z, 0))
+        total = total * tl.exp(highest - higher) + tl.sum(tl.exp(z - higher), 0)
+        highest = higher
+    lse = highest + tl.log(total)
+    kept = tl.load(keep + row) != 0
+    tl.store(losses + row, tl.where(kept, lse - tl.load(chosen + row).to(tl.float32), 0.0))
+    if gradient:
+        index = tl.load(target + row)
+        factor = tl.where(kept, tl.load(scale).to(tl.float32), 0.0)
+        for start in range(0, classes, block):
+            column = start + tl.arange(0, block)
+            z = tl.load(logits + column, mask=column < classes, other=0.0).to(tl.float32)
+            slope = tl.exp(z - lse) - tl.where(column == index, 1.0, 0.0)
+            tl.store(logits + column, tl.where(kept, slope * factor, 0.0), mask=column < classes)
+
+
+def over_rows(logits: torch.Tensor, target: torch.Tensor, keep: torch.Tensor, chosen: torch.Tensor, scale: torch.Tensor, losses: torch.Tensor, gradient: bool) -> None:
+    """Losses (N,) in float32 of logits (N, C), rows of which lie together; with `gradient` their gradients, times `scale` (), over the logits. Rows not kept are 0."""
+    rows, classes = logits.shape
+    block = min(8192, triton.next_power_of_2(classes))
+    if rows:
+        with torch.cuda.device_of(logits):
+            _over_rows[(rows,)](logits, target, keep, chosen, scale, losses, classes, logits.stride(0), gradient=gradient, block=block, num_warps=16 if block == 8192 else 4)
+
+
+@triton.jit
+def _scale(x, factor, n, block: tl.constexpr):
+    f = tl.load(factor)
+    if f != 1.0:
+        at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+        tl.store(x + at, tl.load(x + at, mask=at < n) * f, mask=at < n)
+
+
+def scale(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """x times a number on the device, in place; x is not read where that is 1."""
+    block = 8192
+    if x.numel():
+        with torch.cuda.device_of(x):
+            _scale[(triton.cdiv(x.numel(), block),)](x, factor, x.numel(), block=block, num_warps=8)
+    return x

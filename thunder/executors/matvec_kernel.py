@@ -1,0 +1,78 @@
+"""The Triton kernels of the matvec executor; a file of its own, since Triton reads its environment when a kernel is decorated."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from thunder._torch_compat import current_device, current_stream
+
+__all__ = ["few_rows"]
+
+ALIGNMENT = 16  # bytes, of addresses that kernels are compiled for
+
+
+@triton.jit
+def _one_row(x, weight, bias, out, N: tl.constexpr, K: tl.constexpr, biased: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    total = tl.zeros((BN, BK), tl.float32)
+    for start in tl.range(0, K, BK, num_stages=stages):
+        k = start + tl.arange(0, BK)
+        w = tl.load(weight + n[:, None].to(tl.int64) * K + k[None, :], mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
+        total += w.to(tl.float32) * tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)[None, :]
+    result = tl.sum(total, 1)
+    if biased:
+        result += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + n, result, mask=n < N)
+
+
+@triton.jit
+def _some_rows(
+    x, weight, bias, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, biased: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr
+):  # fmt: skip
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = tl.arange(0, BM)
+    total = tl.zeros((BN, BM), tl.float32)
+    for start in tl.range(0, K, BK, num_stages=stages):
+        k = start + tl.arange(0, BK)
+        w = tl.load(weight + n[:, None].to(tl.int64) * K + k[None, :], mask=(n[:, None] < N) & (k[None, :] < K), other=0.0)
+        rows = tl.load(x + m[None, :] * K + k[:, None], mask=(m[None, :] < M) & (k[:, None] < K), other=0.0)
+        total = tl.dot(w, rows, total)
+    if biased:
+        total += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    tl.store(out + m[None, :] * N + n[:, None], total, mask=(m[None, :] < M) & (n[:, None] < N))
+
+
+_COMPILED: dict[tuple, tuple] = {}  # by sizes, type and device: what launches a kernel again
+
+
+def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x (..., K), at most 16 rows, times the transpose of a dense weight (N, K), plus a bias (N,): (..., N) in the dtype of all."""
+    n, k = weight.shape
+    m = x.numel() // k
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
+    given = x, weight, out if bias is None else bias, out
+    key = m, n, k, x.dtype, bias is not None, x.get_device()
+    addresses = [t.data_ptr() for t in given]
+    aligned = not (addresses[0] | addresses[1] | addresses[2] | addresses[3]) % ALIGNMENT
+    found = _COMPILED.get(key) if aligned else None
+    if found is not None and current_device() == key[-1]:
+        run, function, metadata, grid, constants = found
+        run(grid, 1, 1, current_stream(key[-1]), function, metadata, None, None, None, *addresses, *constants)
+        return out
+    rows = () if m == 1 else (m,)
+    columns, inner, warps, stages = _blocks(m, n, k)
+    grid = triton.cdiv(n, columns)
+    constants = (*rows, n, k, bias is not None, *(() if m == 1 else (16,)), columns, inner, stages)
+    with torch.cuda.device_of(x):
+        compiled = (_one_row if m == 1 else _some_rows)[(grid,)](*given, *constants, num_warps=warps)
+    if aligned and compiled is not None:  # Triton's interpreter compiles nothing
+        _COMPILED[key] = compiled.run, compiled.function, compiled.packed_metadata, grid, constants
+    return out
+
+
+def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
+    """(columns of a program, elements of a row at a time, warps, stages)."""
+    return (2, 1024, 4, 2) if m == 1 else (16, 256, 4, 4)

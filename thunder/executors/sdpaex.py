@@ -1,0 +1,274 @@
+"""The sdpa executor: attention differentiated through the kernels that PyTorch has for GPUs, chosen when the program is compiled.
+
+    thunder.jit(model, executors=["sdpa"])
+
+Before: `t0 = ltorch.scaled_dot_product_attention(q, k, v, None, 0.0, True)`, with PyTorch's own derivative. After: `(t0, t1, t2, t3) = cudnn_attention(q, k, v, None,
+0.0, True, None)`, and `(t5, t6, t7) = cudnn_attention_backward(t4, q, k, v, None, t0, t1, t2, t3, 0.0, True, None)`: t1 are the logarithms of the rows' sums, t2 and t3
+what dropout was drawn from. The result has the layout of q, as eager's has.
+
+PyTorch says which kernels take the arguments (`torch.backends.cuda.can_use_*`), under the flags of the moment (`torch.nn.attention.sdpa_kernel`), on which a program
+depends that was compiled with them. Of those that do, the first in the order of measured speed is used, or in the order that the user gave. Causal, (1, 32, 2048, 128)
+in bfloat16 on an H200, forward / backward in ms: cuDNN 0.084 / 0.258, flash 0.167 / 0.471, memory-efficient 0.269 / 0.909. Without a kernel, and without grad,
+attention is PyTorch's own call.
+
+Keys and values that are repeated for groups of queries, and go to attention alone, are not repeated where the kernel takes fewer heads of them: `k.repeat_interleave(n,
+1)` as well as `k[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from thunder import _torch_compat as compat
+from thunder.core.dtypes import float32, int64
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
+from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace
+from thunder.extend import OperatorExecutor, register_executor
+from thunder.ops import LTORCH
+from thunder.ops.attention import attention_bias, attention_with_dropout, differentiated_by_products, fits_flash_for_cpu, scaled_dot_product_attention
+from thunder.ops.backward import aten, sum_to
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.transforms.autodiff import get_grad, put_grad
+from thunder.transforms.dce import dce
+
+__all__ = ["sdpa_ex"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """With the last dimension dense, as kernels read it."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _cudnn(query, key, value, bias, dropout_p, is_causal, scale):
+    found = aten._scaled_dot_product_cudnn_attention.default(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale)
+    return found[0], found[1], found[6], found[7]
+
+
+def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+    return aten._scaled_dot_product_cudnn_attention_backward.default(
+        g, _rows(query), _rows(key), _rows(value), out, sums, seed, offset, bias, None, None, query.shape[2], key.shape[2], dropout_p, is_causal, scale=scale
+    )
+
+
+def _flash(query, key, value, bias, dropout_p, is_causal, scale):
+    found = aten._scaled_dot_product_flash_attention.default(_rows(query), _rows(key), _rows(value), dropout_p, is_causal, False, scale=scale)
+    return found[0], found[1], found[6], found[7]
+
+
+def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+    return aten._scaled_dot_product_flash_attention_backward.default(
+        g, _rows(query), _rows(key), _rows(value), out, sums, None, None, query.shape[2], key.shape[2], dropout_p, is_causal, seed, offset, scale=scale
+    )
+
+
+def _efficient(query, key, value, bias, dropout_p, is_causal, scale):
+    bias = _aligned(bias, query, key)
+    return aten._scaled_dot_product_efficient_attention.default(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, scale=scale)
+
+
+def _efficient_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, of_bias=False):
+    bias = _aligned(bias, query, key)
+    found = aten._scaled_dot_product_efficient_attention_backward.default(
+        g, _rows(query), _rows(key), _rows(value), bias, out, sums, seed, offset, dropout_p, [True, True, True, of_bias], is_causal, scale=scale
+    )
+    return found if of_bias else found[:3]
+
+
+def _aligned(bias, query, key):
+    """A bias for every head and row, whose rows begin at multiples of 16 elements."""
+    if bias is None:
+        return None
+    n = bias.shape[-1]
+    if n % 16:
+        bias = F.pad(bias, (0, -n % 16))[..., :n]
+    return bias.expand(*query.shape[:3], key.shape[2])
+
+
+class Kernel(NamedTuple):
+    """number: what PyTorch counts it as in orders of priority. sums: the shape of the logarithms of rows' sums, for that of the query. biased: whether it is used with a mask."""
+
+    name: str
+    number: int
+    forward: Symbol
+    with_dropout: Symbol
+    backward: Symbol
+    biased: bool
+
+
+def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums: Callable, biased: bool = False) -> Kernel:
+    def meta(query, key, value, bias, dropout_p, is_causal, scale):
+        out = like(query, (*query.shape[:3], value.shape[3]))
+        return out, like(query, sums(*query.shape[:3]), float32), like(query, (), int64), like(query, (), int64)
+
+    def backward_meta(g, query, key, value, bias, *rest):
+        of_bias = len(rest) == 8 and rest[-1]
+        return like(query), like(key), like(value), *((like(bias, (*query.shape[:3], key.shape[2])),) if of_bias else ())
+
+    made = [
+        Symbol(label, meta, id=label, is_prim=True, tags=(OpTags.MATMUL_OP, *tags), fn=forward)
+        for label, tags in ((f"{name}_attention", ()), (f"{name}_attention_with_dropout", (OpTags.RANDOM_OP,)))
+    ]
+    for symbol in made:
+        symbol.info |= {"not_differentiable": (1, 2, 3), "multiply_adds": lambda query, key, *rest: 2 * query.numel_value * number_value(key.shape[2])}
+    last = Symbol(f"{name}_attention_backward", backward_meta, id=f"{name}_attention_backward", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=backward)
+
+    @last.vjp
+    def _(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, *of_bias):
+        """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole one."""
+        if dropout_p > 0.0 or of_bias:
+            return NotImplemented
+        given = yield last(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale)
+        return differentiated_by_products(g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], given)
+
+    return Kernel(name, number, *made, last, biased)
+
+
+# in the order of their speed, as measured
+KERNELS = (
+    _kernel("cudnn", 3, _cudnn, _cudnn_backward, lambda b, h, n: (b, h, n, 1)),
+    _kernel("flash", 1, _flash, _flash_backward, lambda b, h, n: (b, h, n)),
+    _kernel("efficient", 2, _efficient, _efficient_backward, lambda b, h, n: (b, h, -(-n // 32) * 32), biased=True),
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the choice
+
+
+def _choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> Kernel | None:
+    """The kernel for a call, or None where PyTorch's own call is as good."""
+    tensors = [query, key, value, *((attn_mask,) if attn_mask is not None else ())]
+    if query.device.type != "cuda" or any(len(t.shape) != 4 for t in tensors[:3]) or any(isinstance(n, NumberProxy) for t in tensors for n in t.shape):
+        return None
+    if not 0.0 <= dropout_p < 1.0 or any(n == 0 for t in tensors for n in t.shape):
+        return None
+    described = tuple((tuple(t.shape), to_torch_dtype(t.dtype), to_torch_device(t.device), t.requires_grad) for t in tensors)
+    return _usable(described, dropout_p, is_causal, enable_gqa, compat.attention_backends())
+
+
+@functools.lru_cache(maxsize=1024)
+def _usable(described: tuple, dropout_p: float, is_causal: bool, enable_gqa: bool, backends: tuple) -> Kernel | None:
+    order = backends[-1]
+    with torch._C.DisableTorchFunction(), FakeTensorMode():
+        query, key, value, *mask = [torch.empty(shape, dtype=dtype, device=device, requires_grad=wanted) for shape, dtype, device, wanted in described]
+        arguments = torch.backends.cuda.SDPAParams(query, key, value, mask[0] if mask else None, dropout_p, is_causal, enable_gqa)
+        for kernel in KERNELS if order is None else sorted(KERNELS, key=lambda k: order.index(k.number)):
+            if order is not None and backends[2] and order.index(0) < order.index(kernel.number):
+                return None  # products come first
+            if getattr(torch.backends.cuda, f"can_use_{kernel.name}_attention")(arguments):
+                return kernel if (kernel.biased or not mask) and _takes(kernel, query, value) else None
+    return None
+
+
+def _takes(kernel: Kernel, query: torch.Tensor, value: torch.Tensor) -> bool:
+    """PyTorch pads heads for flash attention, which is left to it."""
+    return kernel.name != "flash" or query.shape[-1] % 8 == 0 and query.shape[-1] == value.shape[-1]
+
+
+class SDPAExecutor(OperatorExecutor):
+    """Chooses kernels, and takes repetitions away."""
+
+    def combined(self, trace: Trace) -> Trace:
+        attention = (scaled_dot_product_attention, attention_with_dropout)
+        if not any(line.sym in attention for line in trace.bound_symbols):
+            return trace
+        producer = {o: line for line in trace.bound_symbols for o in line.outputs}
+        changed = []
+
+        def rule(line: BoundSymbol, out: Rewriter) -> None:
+            grouped = _grouped(line, producer) if line.sym in attention else None
+            if grouped is None:
+                return out.write(line)
+            changed.append(line)
+            out.write(line.replace(args=(line.args[0], *grouped, *line.args[3:]), kwargs={**line.kwargs, "enable_gqa": True}))
+
+        result = rewrite(trace, rule)
+        return dce(result) if changed else trace
+
+
+def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol]) -> tuple | None:
+    """Keys and values of fewer heads, where those that go into a line are repetitions of them and its kernel takes them as they are."""
+    query, key, value, *rest = line.args
+    attn_mask, dropout_p, is_causal = (*rest, *(None, 0.0, False)[len(rest) :])
+    if line.kwargs.get("enable_gqa") or len(query.shape) != 4:
+        return None
+    found = [_repeated(x, producer) for x in (key, value)]
+    if any(f is None for f in found) or found[0][1] != found[1][1]:  # type: ignore[index]
+        return None
+    (key, _), (value, _) = found  # type: ignore[misc]
+    if fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, True) or _choose(query, key, value, attn_mask, dropout_p, is_causal, True) is not None:
+        return key, value
+    return None
+
+
+def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[TensorProxy, int] | None:
+    """(what is repeated, how often) of a value each head of which is repeated."""
+    line = producer.get(x)
+    if line is None or len(x.shape) != 4 or any(isinstance(n, NumberProxy) for n in x.shape):
+        return None
+    if line.sym is LTORCH["repeat_interleave"]:
+        given, times, dim = (*line.args, None, None)[:3]
+        return (given, times) if type(times) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4 else None
+    if not any(line.sym is LTORCH[name] for name in ("reshape", "view", "flatten")):
+        return None
+    spread = producer.get(line.args[0])
+    if spread is None or spread.sym is not LTORCH["expand"] or (inserted := producer.get(spread.args[0])) is None or len(spread.output.shape) != 5:
+        return None
+    b, h, n, t, d = spread.output.shape
+    given = inserted.args[0]
+    if not _inserts_third(inserted) or tuple(given.shape) != (b, h, t, d) or tuple(x.shape) != (b, h * n, t, d):
+        return None
+    return given, n
+
+
+def _inserts_third(line: BoundSymbol) -> bool:
+    """Whether a line gives a tensor of 4 dimensions another one of size 1 at place 2."""
+    if not line.inputs or len(getattr(line.inputs[0], "shape", ())) != 4:
+        return False
+    if line.sym is LTORCH["unsqueeze"]:
+        return line.args[1] in (2, -3)
+    key = line.args[1] if line.sym is LTORCH["getitem"] and isinstance(line.args[1], tuple) else ()
+    whole = slice(None)
+    return len(key) >= 3 and key[:2] == (whole, whole) and key[2] is None and all(k is ... or k == whole for k in key[3:])
+
+
+# ---------------------------------------------------------------------------------------------------------------- the derivative
+
+sdpa_ex = SDPAExecutor("sdpa", version=torch.__version__)
+
+
+def _checker(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    if attn_mask is not None and attn_mask.dtype.category != 0 and attn_mask.dtype is not query.dtype:
+        return False
+    return _choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) is not None
+
+
+def _differentiated(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    kernel = _choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    assert kernel is not None, "the checker was asked before"
+    bias = attn_mask
+    if attn_mask is not None and attn_mask.dtype.category == 0:
+        bias = attention_bias(attn_mask, to_torch_dtype(query.dtype))
+    out, *saved = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward)(query, key, value, bias, dropout_p, is_causal, scale)
+    of_bias = (True,) if attn_mask is not None and attn_mask.requires_grad else ()
+    gradients: Sequence = kernel.backward(get_grad(out), query, key, value, bias, out, *saved, dropout_p, is_causal, scale, *of_bias)
+    for x, gradient in zip((query, key, value), gradients, strict=False):
+        put_grad(x, gradient)
+    if of_bias:
+        put_grad(attn_mask, sum_to(gradients[3], attn_mask.shape))
+    return out
+
+
+for _symbol in (scaled_dot_product_attention, attention_with_dropout):
+    sdpa_ex.register_implementation(_symbol, checker=_checker, grad_transform=_differentiated)
+register_executor(sdpa_ex)

@@ -1,0 +1,482 @@
+"""CUDA graphs: what a program launches is recorded once, and launched again as one.
+
+    thunder.jit(model, transforms=[CUDAGraphTransform()])
+
+Before: `t0 = torch.matmul(x, w)`, `[t1] = TritonFusion0(t0)`, `n = item(t1)`. After: `[t1] = CUDAGraph0(x, w)`, the two lines as comments below, `n = item(t1)`. A line that stays
+outside says why in a comment above it.
+
+A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from then on. What it reads is copied to where the
+recording expects it, except for parameters, buffers, what it writes to, and what other graphs saved for it: their addresses are looked at, and other ones are another
+recording. Recordings share memory, where their results stay until the next replay:
+
+- what the program returns is copied out of it, except for gradients, as they are large;
+- gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would overwrite it (gradients that are accumulated, two
+  forwards before a backward), that call runs line by line, with memory of its own, and says so once.
+
+A value of a program that is read on another stream than the program's has to be waited for before it is let go of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from thunder._torch_compat import storage_uses
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
+from thunder.core.regions import Region, schedule
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace, TraceTag
+from thunder.errors import warn_user
+from thunder.ops.inplace import count_write, writes_back
+from thunder.ops.random import holding
+from thunder.ops.torch_types import to_torch_device
+from thunder.transforms.base import Transform
+from thunder.transforms.del_last_used import del_last_used, python_del
+from thunder.transforms.memory_budget import roots
+from thunder.transforms.reinplace import in_place_form
+
+__all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory"]
+
+RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
+
+
+class CUDAGraphTransform(Transform):
+    """Runs what a program launches on a GPU as CUDA graphs, the forward's and the backward's.
+
+    share_mem_pool: all recordings of the programs compiled with this transform share memory, those of forwards and those of backwards; otherwise each region has memory of its own.
+
+    A subclass may decide by `can_fuse(line)` what is recorded: for lines that `refusal` gives reasons against, which may be too careful for an operation of the user's.
+    """
+
+    exact = True
+    device_type = "cuda"
+
+    def __init__(self, *, share_mem_pool: bool = True):
+        self.share_mem_pool = share_mem_pool
+        self._memory: dict[tuple, Memory] = {}
+        self._last: tuple[Any, frozenset] = (None, frozenset())  # of the last forward: its names, and which values its graphs make
+
+    def __reduce__(self):
+        return type(self), (), {"share_mem_pool": self.share_mem_pool}
+
+    def can_fuse(self, line: BoundSymbol) -> bool:
+        return self.refusal(line) is None
+
+    def refusal(self, line: BoundSymbol) -> str | None:
+        """Why a line is not recorded, in words; None where it is."""
+        symbol, tags = line.sym, line.sym.tags
+        original = line.subsymbols[0].sym if line.subsymbols and not symbol.is_fusion else symbol
+        if any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs, line.output), [])):
+            return "it depends on a number that may be another one at the next call"
+        if not all(type(p) is TensorProxy for p in (*line.inputs, *line.outputs)):
+            return "it takes or makes something that is no tensor"
+        tensors = [p for p in (*line.inputs, *line.outputs) if not _is_seed(line, p)]
+        if len(devices := {p.device.name for p in tensors}) != 1 or tensors[0].device.type != self.device_type:
+            return f"its tensors are on {', '.join(sorted(devices))}" if devices else "it has no tensor on a GPU"
+        if symbol.executor is None or not symbol.executor.capturable or isinstance(original.id, tuple) or OpTags.OPAQUE in tags or _is_foreign(symbol):
+            return "it may do more than launch kernels"
+        if original.id in holding or line.kwargs.get("generator") is not None:
+            return "it uses the state of a generator"
+        if OpTags.DEVICE_SYNC_OP in tags or original.name in _WAITS or original.name.startswith("linalg_"):
+            return "it may wait for the device"
+        if original.name in _INDEXES and any(p.dtype.category == 0 for p in proxies_in(line.args[1:], []) if isinstance(p, TensorProxy)):
+            return "it may wait for the device"
+        if OpTags.DONT_DCE in tags and not tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE} or "rearranges" in original.info or original is count_write:
+            return "it has an effect that is no write to a tensor's memory"
+        return None
+
+    def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
+        trace = computation_trace
+        lines = [line for line in trace.bound_symbols if line.sym is not python_del]
+        groups = _runs(lines, self.can_fuse)
+        backward = TraceTag.BACKWARD in trace.tags
+        saved = set(proxies_in(trace.output[1], [])) if TraceTag.AUGMENTED_FORWARD in trace.tags else set()
+        returned = set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
+        shown = roots(lines, maybe=True)
+        returned |= {shown.get(p, p) for p in returned}
+        names, made_before = self._last if backward else (None, frozenset())
+        expected = made_before if names is trace.names else frozenset()
+        parameters = trace.tables.get("parameters", {})
+        counter, graphs, made = itertools.count(), set(), []
+        for region in schedule(lines, groups, trace.output_proxies):
+            if not self.can_fuse(region.lines[0]) or sum(OpTags.SHAPE_OP not in line.sym.tags for line in region.lines) < 2:
+                made += [self._explained(line) for line in region.lines]
+                continue
+            name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
+            written = _written(region)
+            run = GraphedRegion(
+                f"{name} of {trace.name}", del_last_used(Trace(name, region.inputs, region.lines, list(region.outputs), trace.names)), self._memory_of(region, backward),
+                fixed=[i for i, p in enumerate(region.inputs) if p.name in parameters or p in written],
+                expected=[i for i, p in enumerate(region.inputs) if p.name in expected and p.name not in parameters],
+                returned=[o in returned for o in region.outputs],
+            )  # fmt: skip
+            symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
+            made.append(symbol.bind(*region.inputs, output=list(region.outputs), subsymbols=region.lines, context=region.lines[0].context))
+            graphs |= {o.name for o in region.outputs if o not in returned}
+        if not backward:
+            self._last = trace.names, frozenset(graphs)
+        return del_last_used(trace.replace(bound_symbols=made))
+
+    def _explained(self, line: BoundSymbol) -> BoundSymbol:
+        if line.sym.python_printer is not None or (reason := self.refusal(line)) is None:
+            return line
+        new = line.replace()
+        new.header = f"not in a CUDA graph: {reason}"
+        return new
+
+    def _memory_of(self, region: Region, backward: bool) -> Memory:
+        """Gradients of the last step may be in use while a forward runs: the backward has memory of its own."""
+        device = to_torch_device(next(p.device for p in (*region.outputs, *region.inputs) if isinstance(p, TensorProxy)))
+        if not self.share_mem_pool:
+            return self.make_memory(device)
+        key = (device, backward)
+        if key not in self._memory:
+            self._memory[key] = self.make_memory(device)
+        return self._memory[key]
+
+    def make_memory(self, device: torch.device) -> Memory:
+        return Memory(device)
+
+
+# names of operations that copy sizes or numbers to the host, or check there what came out
+_WAITS = {
+    "tensor", "as_tensor", "one_hot", "bincount", "histc", "histogram", "histogramdd", "multinomial", "masked_select", "nonzero", "unique", "unique_consecutive", "inverse",
+    "cholesky", "cholesky_inverse", "cholesky_solve", "lu", "lu_solve", "svd", "qr", "ctc_loss", "masked_scatter", "poisson", "pinverse", "det", "logdet", "slogdet",
+}  # fmt: skip
+_INDEXES = {"getitem", "setitem", "index_put", "index", "index_put_"}
+
+
+def _is_seed(line: BoundSymbol, value: Proxy) -> bool:
+    """Whether a value is what an attention kernel keeps of the generator: on the GPU where it is recorded, else on the CPU."""
+    return OpTags.MATMUL_OP in line.sym.tags and isinstance(value, TensorProxy) and value.device.type == "cpu" and value.dtype.category == 1 and len(value.shape) <= 1
+
+
+def _is_foreign(symbol: Symbol) -> bool:
+    """Whether an operation was registered with torch.library by others than PyTorch."""
+    return symbol.module is not None and symbol.module.startswith("torch.ops.") and not symbol.module.startswith("torch.ops.aten")
+
+
+def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
+    """Indices of lines, those that follow each other, are taken and are on one device in one group."""
+    groups: list[list[int]] = []
+    before: Any = None
+    for i, line in enumerate(lines):
+        device = next((p.device for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy) and not _is_seed(line, p)), None) if takes(line) else None
+        if device is not None and device == before:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+        before = device
+    return groups
+
+
+def _written(region: Region) -> set[Proxy]:
+    """The inputs of a region that its lines write to."""
+    shown, found = roots(region.lines, maybe=True), set()
+    for line in region.lines:
+        if OpTags.IN_PLACE not in line.sym.tags:
+            continue
+        if writes_back(line):
+            targets = [line.args[0]]
+        else:
+            form = in_place_form(line)
+            targets = list(line.inputs if form is None else form[1].values())
+        for target in targets:
+            shown |= {o: shown.get(target, target) for o in line.outputs if isinstance(target, Proxy)}  # a result of it is in the memory that it writes to
+        found |= {shown.get(t, t) for t in targets if isinstance(t, Proxy)}
+    return found.intersection(region.inputs)
+
+
+# ---------------------------------------------------------------------------------------------------------------- when a program runs
+
+
+class Refused(Exception):
+    """What cannot be replayed, in words."""
+
+
+class Memory:
+    """The memory that recordings on one device share, and who may overwrite what.
+
+    Results of a recording stay allocated. What it needs besides may be results of those that were recorded later: a replay overwrites its own results and theirs.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device, self.lock = device, threading.RLock()
+        self.recordings: list[Recording] = []
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.used_on: Any = None
+
+    def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
+        """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), _without_collection():
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                outputs = run(*inputs)
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                self._recover()
+                raise
+            try:
+                graph.capture_end()
+            except BaseException:
+                self._recover()
+                raise
+        return graph.replay, outputs
+
+    def _recover(self) -> None:
+        """A recording that failed leaves the generator thinking that it is recorded."""
+        generator = torch.cuda.default_generators[self.device.index if self.device.index is not None else torch.cuda.current_device()]
+        with contextlib.suppress(RuntimeError):
+            generator.graphsafe_set_state(generator.clone_state())
+
+    def may_run(self) -> bool:
+        """Whether graphs may be recorded and replayed now: not while somebody else records."""
+        return not torch.cuda.is_current_stream_capturing()
+
+    def on_this_stream(self) -> None:
+        """Orders what comes behind the last replay, which may have been on another stream."""
+        stream = torch.cuda.current_stream(self.device)
+        if stream != self.used_on:
+            if self.used_on is not None:
+                stream.wait_stream(self.used_on)
+            self.used_on = stream
+
+    def in_use(self, first: Recording) -> Recording | None:
+        """A recording whose results a replay of `first` would overwrite while somebody has them."""
+        return next((r for r in self.recordings[first.place :] if r.handed_out and r.in_use()), None)
+
+    def add(self, recording: Recording) -> None:
+        """One more, in the place of those that nobody can replay or read any more."""
+        self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()] + [recording]
+        for place, r in enumerate(self.recordings):
+            r.place = place
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """What the garbage collector frees must not be freed while a graph is recorded."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _is_result(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what some recording gave."""
+    data = tensor.untyped_storage()._cdata
+    return any(data in r.watched for r in _RECORDINGS)
+
+
+class GraphedRegion:
+    """A region of a program: called with its inputs, it returns the list of its outputs.
+
+    trace: the lines. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs make. returned: which outputs leave the
+    program and are copied out.
+    """
+
+    def __init__(self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int], returned: Sequence[bool]):
+        self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
+        self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
+        self.recordings: list[Recording] = []
+        self.seen: set[tuple] = set()
+        self.off: str | None = None  # why it is not recorded any more
+        self.warned = False
+
+    def __call__(self, *tensors: torch.Tensor) -> list:
+        if self.off is not None or not self.memory.may_run():
+            return self.run(*tensors)
+        with self.memory.lock:
+            strides = [t.stride() for t in tensors]
+            addresses = [tensors[i].data_ptr() for i in self.fixed]
+            for recording in self.recordings:
+                if recording.strides == strides and recording.addresses == addresses:
+                    break
+            else:
+                recording = self._record(strides, addresses, tensors)
+            if recording is not None and recording.fits(tensors):
+                if (other := self.memory.in_use(recording)) is None:
+                    return recording.replay(tensors)
+                self._warn(
+                    f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still in use and the graph would overwrite them. "
+                    "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward by running it"
+                )
+        return self.run(*tensors)
+
+    def _record(self, strides: list, addresses: list, tensors: Sequence[torch.Tensor]) -> Recording | None:
+        """A recording for inputs like these, if they come in like this for the second time: what runs first may compile, or choose kernels."""
+        key = (*strides, *addresses)
+        if key not in self.seen:
+            self.seen.add(key)
+            if len(self.seen) > 4 * RECORDINGS:
+                self.stop(f"its parameters, or what it writes to, were at {len(self.seen)} places in memory")
+            return None
+        if not all(_is_result(tensors[i]) for i in self.expected):
+            return None
+        if len(self.recordings) == RECORDINGS:
+            self._warn(f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, or addresses of parameters")
+            return None
+        try:
+            recording = Recording(self, strides, addresses, tensors)
+        except Refused as reason:
+            return self.stop(str(reason))
+        except RuntimeError as error:
+            return self.stop(f"while it was recorded, PyTorch raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        self.recordings.append(recording)
+        return recording
+
+    def stop(self, reason: str) -> None:
+        self.off = reason
+        self.recordings.clear()
+        self._warn(f"runs without a CUDA graph: {reason}")
+
+    def _warn(self, text: str) -> None:
+        if not self.warned:
+            self.warned = True
+            warn_user(f"{self.name} {text}", UserWarning)
+
+
+class Recording:
+    """What a region launches for inputs of these strides, with the fixed ones at these addresses, and where it leaves its results."""
+
+    def __init__(self, region: GraphedRegion, strides: list, addresses: list, tensors: Sequence[torch.Tensor]):
+        self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
+        self.strides, self.addresses, self.place = strides, addresses, 0
+        others = [i for i in range(len(tensors)) if i not in region.fixed]
+        self.pooled = [i for i in others if _is_result(tensors[i])]
+        self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
+        copied = [i for i in others if i not in self.pooled]
+        inputs = list(tensors)
+        self.copied: list[tuple[int, tuple | None]] = []  # place, and the part to copy where elements lie upon each other
+        self.buffers = []
+        for i in copied:
+            buffer, part = _buffer_for(tensors[i])
+            self.buffers.append(buffer)
+            self.copied.append((i, part))
+            inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
+        before = [t._version for t in inputs] if not torch.is_inference_mode_enabled() else []
+        self.launch, outputs = self.memory.record(region.run, inputs)
+        self.counted = [i for i, version in enumerate(before) if inputs[i]._version != version]
+        if not self.counted_are_fixed(copied):
+            raise Refused("it writes to a tensor that it was not known to write to")
+        self._take(outputs, inputs, region.returned)
+        del outputs, inputs
+        self.handed_out = False
+        self.unused = self._uses()
+        self.memory.add(self)
+        _RECORDINGS.add(self)
+
+    def counted_are_fixed(self, copied: Sequence[int]) -> bool:
+        return not set(self.counted).intersection(copied)
+
+    def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], returned: Sequence[bool]) -> None:
+        """Sorts the outputs: watched where they are, copied out, or shown in the memory of an input."""
+        self.results: list[torch.Tensor | None] = [None] * len(outputs)
+        self.made: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
+        sources = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(inputs)))}
+        groups: dict[int, list[int]] = {}
+        for place, o in enumerate(outputs):
+            if o.is_conj() or o.is_neg():
+                raise Refused("a result is the conjugate, or the negative, of what is in its memory")
+            groups.setdefault(o.untyped_storage()._cdata, []).append(place)
+        self.watched: dict[int, Any] = {}
+        for data, places in groups.items():
+            members = [outputs[i] for i in places]
+            if data in sources:
+                self.made.append((places, _shown(members, sources[data], inputs)))
+            elif any(returned[i] for i in places):
+                self.made.append((places, _copied(members)))
+            else:
+                for i, o in zip(places, members, strict=True):
+                    self.results[i] = o
+                if members[0].device == self.memory.device:
+                    self.watched[data] = members[0].untyped_storage()
+
+    def _uses(self) -> list[int]:
+        """How often the storage of each watched result is held, by tensors and by Python."""
+        return [*map(storage_uses, self.watched), *map(sys.getrefcount, self.watched.values())]
+
+    def in_use(self) -> bool:
+        """Whether somebody has a result of an earlier replay."""
+        if self.handed_out and self._uses() == self.unused:
+            self.handed_out = False
+        return self.handed_out
+
+    def is_wanted(self) -> bool:
+        region = self.region()
+        return region is not None and any(r is self for r in region.recordings)
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether what other graphs give is where this one looks for it; it is not where one of them did not run as a graph."""
+        return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
+
+    def replay(self, tensors: Sequence[torch.Tensor]) -> list:
+        self.memory.on_this_stream()
+        if self.buffers:
+            torch._foreach_copy_(self.buffers, [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied])
+        self.launch()
+        if self.counted:
+            torch.autograd.graph.increment_version([tensors[i] for i in self.counted])
+        values: list = [None if r is None else r.detach() for r in self.results]
+        for places, make in self.made:
+            for i, value in zip(places, make(tensors), strict=True):
+                values[i] = value
+        self.handed_out = bool(self.watched)
+        return values
+
+
+_RECORDINGS: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
+    """Memory for what an input holds, and (shape, strides) of the part that is copied where it is not all of it: expanded dimensions are stored once."""
+    shape = [1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    buffer = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    reached = 1
+    for step, n in sorted((s, n) for s, n in zip(tensor.stride(), shape, strict=True) if n != 1):
+        if step < reached:
+            raise Refused("elements of an argument lie upon each other in memory")
+        reached = step * (n - 1) + reached
+    return buffer, None if shape == list(tensor.shape) else (shape, tensor.stride())
+
+
+def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
+    """What shows outputs in the memory of the input that they share it with."""
+    shown = inputs[source]
+    if any(o.dtype != shown.dtype for o in members):
+        raise Refused("a result shows an argument as another type")
+    parts = [None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset()) for o in members]
+    return lambda tensors: [
+        tensors[source] if p is None else tensors[source].as_strided(p[0], p[1], tensors[source].storage_offset() + p[2]) for p in parts
+    ]  # fmt: skip
+
+
+def _copied(members: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
+    """What copies outputs that share memory, which the copies share as well."""
+    first = members[0]
+    if len(members) == 1 and torch.ops.aten.is_non_overlapping_and_dense(first):
+        return lambda tensors: [first.clone()]
+    if any(o.dtype != first.dtype for o in members):
+        raise Refused("two results show the same memory as two types")
+    flat = first.as_strided((first.untyped_storage().nbytes() // first.element_size(),), (1,), 0)
+    parts = [(o.shape, o.stride(), o.storage_offset()) for o in members]
+
+    def copied(tensors):
+        new = flat.clone()
+        return [new.as_strided(*p) for p in parts]
+
+    return copied

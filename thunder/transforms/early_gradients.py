@@ -1,0 +1,147 @@
+"""Gradients that the forward makes: what a loss that is one number depends on is read once.
+
+The backward is linear in the cotangent of the loss. So what it computes of that cotangent and of the forward's values alone, up to the first operation that no fusion executor
+takes, is computed in the forward for a cotangent of 1, in the kernels that make the loss, and saved in place of what it is made of. The backward multiplies it by the cotangent,
+in place, where a kernel that finds a 1 has nothing to do.
+
+Before: `t0 = cross_entropy(x, y)`; `t1 = get_grad(t0)`; `t2 = nll_loss_backward(t1, x, y)`, `t3 = mm(t2, w)`. After: `t0 = cross_entropy(x, y)`, `t4 = full((), 1)`,
+`t5 = nll_loss_backward(t4, x, y)`; `t1 = get_grad(t0)`; `t2 = times_cotangent(t5, t1)`, `t3 = mm(t2, w)`.
+
+float16, in which small gradients vanish unless the loss was scaled, is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from thunder.core.dtypes import FLOAT
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.regions import leading_to
+from thunder.core.symbol import BoundSymbol, Recorder, recording
+from thunder.core.trace import Trace
+from thunder.ops.backward import op, parts, times_cotangent
+from thunder.ops.memory import may_view
+from thunder.transforms.autodiff import sides
+from thunder.transforms.levels import renamed_line
+from thunder.transforms.memory_budget import nbytes
+
+__all__ = ["early_gradients"]
+
+SMALLEST = 1 << 20  # bytes of a gradient that are worth a pass
+
+
+def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
+    """Moves gradients of a loss into the forward, where one of the executors fuses what computes them."""
+    forward, starts, backward = sides(joint)
+    known = {o for line in forward for o in line.outputs} | {a for a in joint.args if isinstance(a, Proxy)}
+    for start in starts:
+        if start.output.shape == () and start.output.dtype.name != "float16":
+            joint = _Loss(joint, start.output, forward, backward, known, lambda line: any(f.can_fuse(line) for f in fusers)).moved()
+            forward, _, backward = sides(joint)
+    return joint
+
+
+class _Loss:
+    """One loss. early: lines of the backward that read its cotangent and values of the forward only. linear: those of their results that are multiples of the cotangent."""
+
+    def __init__(self, joint: Trace, cotangent: TensorProxy, forward: list[BoundSymbol], backward: list[BoundSymbol], known: set, fuses: Callable[[BoundSymbol], bool]):
+        self.joint, self.cotangent, self.forward, self.backward, self.fuses = joint, cotangent, forward, backward, fuses
+        self.early: dict[BoundSymbol, None] = {}
+        self.linear: dict[Proxy, BoundSymbol | None] = {cotangent: None}
+        there, linear = known | {cotangent}, _Linear({cotangent})
+        for line in backward:
+            if there.issuperset(line.inputs) and _is_plain(line) and fuses(line) and linear.holds([line]):
+                self.linear |= {o: line for o in line.outputs if o in linear.dependent}
+                self.early[line] = None
+                there.update(line.outputs)
+
+    def moved(self) -> Trace:
+        chosen = [v for v in self.read_elsewhere() if self.is_worth_it(v)] if len(self.linear) > 1 else []
+        if not chosen:
+            return self.joint
+        with recording(Recorder(next(iter(self.early)).context)) as recorder:
+            one = op("full")((), 1.0, device=self.cotangent.device, dtype=self.cotangent.dtype)
+        table: dict[Proxy, Proxy] = {self.cotangent: one}
+        made = {line.rhs: line for line in self.forward}
+        lines = list(recorder.bound_symbols)
+        for line in leading_to(tuple(self.early), chosen):
+            same = made.get(line.swap(table).rhs)  # what the backward would compute again
+            if same is not None:
+                table |= dict(zip(line.outputs, same.outputs, strict=True))
+            else:
+                lines.append(renamed_line(line, table, lambda o: self.joint.names.make()))
+        makers = {self.linear[v]: v for v in chosen}
+        backward = [times_cotangent.bind(table[v], self.cotangent, output=v, context=line.context) if (v := makers.get(line)) is not None else line for line in self.backward]
+        starts = self.joint.bound_symbols[len(self.forward) : len(self.joint.bound_symbols) - len(self.backward)]
+        return self.joint.replace(bound_symbols=[*self.forward, *lines, *starts, *backward])
+
+    def read_elsewhere(self) -> list[Proxy]:
+        """What other lines read, or views of it, where no executor fuses these: there it would be computed on the way."""
+        shown: dict[Proxy, Proxy] = {}
+        for line in filter(may_view, self.early):
+            shown |= dict.fromkeys(line.outputs, shown.get(line.inputs[0], line.inputs[0]))
+        readers = [(i, self.fuses(line)) for line in self.backward if line not in self.early for i in line.inputs if i in self.linear]
+        readers += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
+        fused = {shown.get(value, value) for value, fused in readers if fused}
+        return [v for v in dict.fromkeys(shown.get(value, value) for value, _ in readers) if v not in fused and self.linear.get(v) is not None]
+
+    def is_worth_it(self, value: Proxy) -> bool:
+        """Whether a pass over something about as large is saved."""
+        assert isinstance(value, TensorProxy), "lines that are fused make tensors"
+        made = {o for line in self.early for o in line.outputs}
+        read = (i for line in leading_to(tuple(self.early), [value]) for i in line.inputs if i not in made and isinstance(i, TensorProxy))
+        return nbytes(value) >= SMALLEST and any(2 * nbytes(i) >= nbytes(value) for i in read)
+
+
+def _is_plain(line: BoundSymbol) -> bool:
+    return all(isinstance(o, TensorProxy) and o.dtype.name != "float16" for o in line.outputs)
+
+
+class _Linear:
+    """Which values are multiples of those of `dependent`, and which of the others are zeros."""
+
+    def __init__(self, dependent: set[Proxy]):
+        self.dependent = dependent
+        self.zeros: set[Proxy] = set()
+
+    def holds(self, lines: Sequence[BoundSymbol]) -> bool:
+        """Whether each result of the lines is a multiple, or depends on none. Results of lines for which that holds are known from then on."""
+        return all(self._holds(line) for line in lines)
+
+    def _holds(self, line: BoundSymbol) -> bool:
+        name = line.sym.name
+        if self.dependent.isdisjoint(line.inputs):
+            if line.sym.id == "prims.full" and line.args[1] == 0:
+                self.zeros.update(line.outputs)
+            return True
+        if line.sym.id != f"prims.{name}":
+            lines, aliases = parts(line)
+            if not lines and not aliases or not self.holds(lines):
+                return False
+            self.dependent.update(old for old, new in aliases.items() if isinstance(new, Proxy) and new in self.dependent)
+            return True
+        multiples = [isinstance(x, Proxy) and x in self.dependent for x in line.args]
+        if name == "mul":
+            found = sum(multiples) == 1
+        elif name in ("add", "sub"):
+            found = all(multiples)
+        elif name == "cat":
+            found = all(x in self.dependent for x in line.args[0])
+        elif name == "where":
+            found = not multiples[0] and all(m or self._is_zero(x) for m, x in zip(multiples[1:], line.args[1:], strict=True))
+        elif name == "pad":
+            found = self._is_zero(line.args[1])
+        else:
+            found = name in _OF_THE_FIRST and multiples[0] and not any(multiples[1:])
+        if found and all(o.dtype.category == FLOAT for o in line.outputs if isinstance(o, TensorProxy)):
+            self.dependent.update(line.outputs)
+            return True
+        return False
+
+    def _is_zero(self, x) -> bool:
+        return x in self.zeros if isinstance(x, Proxy) else isinstance(x, (int, float)) and x == 0
+
+
+_OF_THE_FIRST = {
+    "true_divide", "neg", "sum", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice_prim", "flip", "clone_prim", "detach_prim", "stride_order",
+}  # fmt: skip
