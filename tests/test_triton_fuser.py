@@ -96,7 +96,9 @@ def test_an_operation_is_as_exact_as_in_float32(name, dtype):
     symbol, fused = LTORCH[name], 0
     function = torch_function(symbol)
     for args, kwargs in samples_of(symbol, dtype):
-        args = on_device(args)
+        args, kwargs = on_device(args), {k: on_device(v) for k, v in kwargs.items()}
+        if name in ("arange", "full", "ones", "zeros"):
+            kwargs["device"] = DEVICE
         try:
             eager = function(*args, **kwargs)
         except RuntimeError:  # PyTorch has no such norm in bfloat16
@@ -127,8 +129,8 @@ def test_pytorchs_samples_are_as_exact_as_in_float32(info):
     """What op_db has for an operation: other shapes, orders of arguments and corners than our own samples."""
     torch.manual_seed(0)
     tried = 0
-    for sample in itertools.islice(info.sample_inputs_func(info, "cpu", torch.float32, False), 10 if DEVICE == "cpu" else 40):
-        args, kwargs = on_device((sample.input, *sample.args)), {k: on_device(v) for k, v in sample.kwargs.items()}
+    for sample in itertools.islice(info.sample_inputs_func(info, DEVICE, torch.float32, False), 10 if DEVICE == "cpu" else 40):
+        args, kwargs = (sample.input, *sample.args), sample.kwargs
         try:
             eager = info.op(*args, **kwargs)
         except (RuntimeError, IndexError):
