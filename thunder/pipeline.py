@@ -24,12 +24,12 @@ from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.memory_budget import plan
-from thunder.transforms.offer_random import offer_random
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reinplace import reinplace
+from thunder.transforms.seed_random import seed_random
 from thunder.transforms.without_cotangents import without_cotangents
 
 __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices"]
@@ -37,20 +37,22 @@ __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradien
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run([acquired], [("Dead Code Elimination", dce), *_combined(executors), *_execution(acquired, options, executors)], options)
+    return _run([acquired], [("Dead Code Elimination", dce), *_before_derivatives(options, executors), *_execution(acquired, options, executors)], options)
 
 
-def _combined(executors: Sequence) -> list[tuple]:
-    """What executors make of several operations before these are differentiated."""
-    return [(f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined]
+def _before_derivatives(options: JitOptions, executors: Sequence) -> list[tuple]:
+    """What executors make of several operations before these are differentiated, and of random ones."""
+    fusers = [e for e in executors if isinstance(e, FusionExecutor)]
+    return [
+        *([("Seed Random Operations", lambda trace: seed_random(trace, fusers))] if fusers and options.rng is RNG_OPTIONS.FUSED else ()),
+        *((f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined),
+    ]
 
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
     communicates = "communicates" in program.tables
-    offered = options.rng is RNG_OPTIONS.FUSED and any(isinstance(e, FusionExecutor) for e in executors)
     return [
-        *([("Offer Random Operations", offer_random)] if offered else ()),
         *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         *([("Overlap Communication", lambda trace: overlap(trace, _bytes_in_flight(options)))] if communicates else ()),
@@ -77,7 +79,7 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
-    traces = _run([acquired], [("Dead Code Elimination", dce), *_combined(executors)], options)
+    traces = _run([acquired], [("Dead Code Elimination", dce), *_before_derivatives(options, executors)], options)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
