@@ -27,7 +27,6 @@ class OpTags(enum.Enum):
     SHAPE_OP = enum.auto()  # moves or views data, computes nothing
     REDUCTION_OP = enum.auto()
     RANDOM_OP = enum.auto()  # draws from a generator: never merged, never repeated
-    OFFERED = enum.auto()  # a random operation that a fusion executor may draw its own numbers for
     MATMUL_OP = enum.auto()
     DEVICE_SYNC_OP = enum.auto()  # waits for the device
     DONT_DCE = enum.auto()  # has an effect beyond its outputs

@@ -163,8 +163,8 @@ def _size(value: Proxy) -> int | None:
 
 
 def fusible(line: BoundSymbol) -> bool:
-    """What no region contains: lines with effects, those that wait for the device or draw random numbers (unless `rng="fused"`), and what depends on symbolic numbers."""
-    if not line.sym.tags.isdisjoint(_ALONE) and OpTags.OFFERED not in line.sym.tags or line.sym.python_printer is not None or line.sym.is_fusion:
+    """What no region contains: lines with effects, those that wait for the device or draw random numbers, and what depends on symbolic numbers."""
+    if not line.sym.tags.isdisjoint(_ALONE) or line.sym.python_printer is not None or line.sym.is_fusion:
         return False
     return not (has_numbers(line.args) or has_numbers(line.output) or has_numbers(line.kwargs))
 
