@@ -23,7 +23,7 @@ __all__ = [
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
-    "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags",
+    "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -352,3 +352,20 @@ def _vectors_are_known() -> bool:
     if flags is None or sys.platform != "linux":
         return False
     return subprocess.run([get_cpp_compiler(), *flags, "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True).returncode == 0
+
+
+def distributed_is_used() -> bool:
+    """Whether there is a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def default_store():
+    """The store of the default process group. 2.11, 2.13"""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def timeout_of(group) -> float:
+    """Seconds after which collectives of a process group give up. 2.11, 2.13; where it is not told, torch's default"""
+    options = getattr(group, "_get_backend", lambda device: None)(torch.device("cpu" if "gloo" in str(torch.distributed.get_backend_config(group)) else "cuda"))
+    found = getattr(getattr(options, "options", None), "_timeout", None)
+    return torch.distributed.default_pg_timeout.total_seconds() if found is None else found.total_seconds()

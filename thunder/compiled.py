@@ -22,6 +22,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
+from thunder.distributed.agreement import check_agreement
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
@@ -279,6 +280,8 @@ class Compiled:
             run = _in_modes(program(traces[-1]), modes)
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
                 run = _without_grad(run)
+        if compat.distributed_is_used():
+            check_agreement([traces[-1], *backward[-1:]])
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
     def _capture(self, args: tuple, kwargs: dict, changing: dict, last: bool) -> Captured:

@@ -12,8 +12,8 @@ import warnings
 from typing import Any
 
 __all__ = [
-    "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError", "OptionError", "SharpEdgeError", "SharpEdgeWarning",
-    "RecompileWarning", "warn_user", "user_line", "add_location",
+    "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError", "OptionError", "CollectiveError", "SharpEdgeError",
+    "SharpEdgeWarning", "RecompileWarning", "warn_user", "user_line", "add_location",
 ]  # fmt: skip
 
 
@@ -57,6 +57,10 @@ class TraceCheckError(ThunderError):
 
 class OptionError(ThunderError, ValueError):
     """An option has a value that is not among the valid ones, which the message names."""
+
+
+class CollectiveError(ThunderError):
+    """Ranks do not communicate: one has ended or hangs, which the message names, or they run different programs."""
 
 
 class SharpEdgeError(ThunderError):

@@ -16,8 +16,10 @@ _serial = itertools.count()
 class Ranks:
     """As many processes as a group has ranks, joined by Gloo. Called with a function of (rank, size, *arguments), it runs it on all and raises what any of them raises."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, patience: float = 1800.0):
+        """patience: seconds after which a collective gives up."""
         self.size = size
+        self.answers: dict[int, object] = {}  # of the ranks that gave one, by rank, of the last call
         self.folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("forkserver")  # a child of this process would share its threads' locks; the server imports once for all
         context.set_forkserver_preload(["torch", "thunder.compiled", "thunder.distributed.data_parallel", "tests.distributed.training"])
@@ -25,7 +27,7 @@ class Ranks:
         self.pipes, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, store, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, store, patience, there), daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
@@ -40,13 +42,16 @@ class Ranks:
         for pipe in self.pipes:
             pipe.send((function, arguments))
         results, failures = [], []
+        self.answers = {}
         for rank, pipe in enumerate(self.pipes):
             try:
-                ok, value = pipe.recv() if pipe.poll(5.0 if failures else timeout) else (False, f"no answer within {timeout} seconds")
+                ok, value = pipe.recv() if pipe.poll(timeout / 4 if failures else timeout) else (False, f"no answer within {timeout} seconds")
             except EOFError:
                 ok, value = False, "the process ended"
             results.append(value)
-            if not ok:
+            if ok:
+                self.answers[rank] = value
+            else:
                 failures.append(f"rank {rank}: {value}")
         if failures:
             self.close()
@@ -65,7 +70,9 @@ class Ranks:
         self.folder.cleanup()
 
 
-def _serve(rank: int, size: int, store: str, pipe) -> None:
+def _serve(rank: int, size: int, store: str, patience: float, pipe) -> None:
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
 
@@ -73,7 +80,7 @@ def _serve(rank: int, size: int, store: str, pipe) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "`?torch.distributed.* is deprecated", FutureWarning)  # names before torch 2.13, which programs call
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    dist.init_process_group("gloo", rank=rank, world_size=size, store=dist.FileStore(store, size))
+    dist.init_process_group("gloo", rank=rank, world_size=size, store=dist.FileStore(store, size), timeout=timedelta(seconds=patience))
     pipe.send("started")
     while True:
         try:
@@ -85,3 +92,5 @@ def _serve(rank: int, size: int, store: str, pipe) -> None:
         except BaseException:  # told to the test, whatever it is
             answer = False, traceback.format_exc()
         pipe.send(answer)
+        if getattr(function, "ends_process", False):
+            os._exit(0)

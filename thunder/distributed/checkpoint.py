@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from thunder.distributed.placement import Placement, placed_parameters, placement_of
 from thunder.ops import LTORCH
+from thunder.ops.lost_ranks import failed
 
 __all__ = [
     "StateDictOptions", "has_fsdp_modules", "get_model_state_dict", "load_model_state_dict", "get_optimizer_state_dict", "load_optimizer_state_dict", "save", "load",
@@ -235,15 +236,20 @@ def _alone_is_meant() -> Iterator[None]:
 def save(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
     """Writes a state dict, nested or not, to the folder `path`. Every rank calls it; options go to `torch.distributed.checkpoint.save`.
 
-    The checkpoint that is there stays until the new one is complete: who is interrupted leaves the old one, which `load` finds.
+    The checkpoint that is there stays until the new one is complete: who is interrupted leaves the old one, which `load` finds. Raises CollectiveError where a rank ends meanwhile.
     """
     path = Path(path)
     writing, previous = path.with_name(f"{path.name}.writing"), path.with_name(f"{path.name}.previous")
     if _is_first():
         shutil.rmtree(writing, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone_is_meant():
-        dcp.save(state_dict, checkpoint_id=str(writing), no_dist=not dist.is_initialized(), **options)
+    try:
+        with _alone_is_meant():
+            dcp.save(state_dict, checkpoint_id=str(writing), no_dist=not dist.is_initialized(), **options)
+    except RuntimeError as error:
+        if not dist.is_initialized():
+            raise
+        raise failed(error, f"saving {path}", dist.group.WORLD) from error
     if _is_first():
         if path.exists():
             shutil.rmtree(previous, ignore_errors=True)

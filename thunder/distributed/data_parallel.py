@@ -14,6 +14,7 @@ import torch.distributed as dist
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
 from thunder.errors import OptionError
 from thunder.ops.collectives import group_of
+from thunder.ops.lost_ranks import introduce
 
 __all__ = ["ddp", "fsdp", "copy_default_process_group"]
 
@@ -109,6 +110,8 @@ def _module(model, what: str) -> torch.nn.Module:
     placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
+    if dist.is_available() and dist.is_initialized():
+        introduce()
     return module
 
 

@@ -7,7 +7,7 @@ has to run the same collectives in the same order. Derivatives are those of the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from thunder.core.proxies import FutureTensorProxy, TensorProxy, like
 from thunder.core.symbol import Symbol, current_recorder, user_location
 from thunder.errors import CaptureError, MissingImplementationError, OptionError
 from thunder.ops.define import LTORCH, torch_prim
+from thunder.ops.lost_ranks import failed
 
 __all__ = [
     "all_gather",
@@ -67,21 +68,33 @@ if dist.is_available():  # under the names of torch 2.13, and those before
     _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+def _named(name: str, tensors: Sequence[torch.Tensor]) -> str:
+    return f"{name} of {', '.join(f'{str(t.dtype)[6:]}{list(t.shape)}' for t in tensors)}"
+
+
 class Started:
-    """What the backend works on, for one tensor or several. It keeps alive what is read until somebody waits.
+    """What the backend works on, for one tensor or several. It keeps alive what is read or written until somebody waits.
 
     Only the first wait is one: Gloo would do its last part again with each.
     """
 
-    __slots__ = ("work", "kept")
+    __slots__ = ("work", "name", "tensors", "group")
 
-    def __init__(self, work, kept):
-        self.work, self.kept = work, kept
+    def __init__(self, name: str, tensors: Sequence[torch.Tensor], group, start: Callable):
+        self.name, self.tensors, self.group = name, tensors, group
+        try:
+            self.work = start()
+        except RuntimeError as error:
+            raise failed(error, _named(name, tensors), group) from error
 
     def wait(self) -> None:
+        """Raises CollectiveError where the backend gives up."""
         if self.work is not None:
-            self.work.wait()
-            self.work = self.kept = None
+            try:
+                self.work.wait()
+            except RuntimeError as error:
+                raise failed(error, _named(self.name, self.tensors), self.group) from error
+            self.work, self.tensors = None, ()
 
 
 class Future:
@@ -98,8 +111,8 @@ class Future:
         return self.finish()
 
 
-def _run(start: Callable, finish: Callable[[], torch.Tensor], kept, async_op: bool):
-    future = Future(Started(start(), kept), finish)
+def _run(name: str, tensor: torch.Tensor, group, start: Callable, finish: Callable[[], torch.Tensor], async_op: bool):
+    future = Future(Started(name, (tensor,), group, start), finish)
     return future if async_op else future.wait()
 
 
@@ -117,37 +130,37 @@ def _run_all_gather(a, group, async_op=False, dim=None):
     def finish():
         return out if not dim else torch.cat(out.chunk(group.size()), dim)
 
-    return _run(lambda: _gather(out, a, group=group, async_op=True), finish, a, async_op)
+    return _run("all_gather", a, group, lambda: _gather(out, a, group=group, async_op=True), finish, async_op)
 
 
 def _run_all_reduce(a, op, group, async_op=False):
     out = a.clone(memory_format=torch.contiguous_format)
     reduction, divisor = _reduction(op, group, a.device)
-    return _run(lambda: dist.all_reduce(out, op=reduction, group=group, async_op=True), lambda: out.div_(divisor) if divisor != 1 else out, None, async_op)
+    return _run("all_reduce", out, group, lambda: dist.all_reduce(out, op=reduction, group=group, async_op=True), lambda: out.div_(divisor) if divisor != 1 else out, async_op)
 
 
 def _run_reduce_scatter(a, op, group, async_op=False, dim=None):
     a = torch.cat(a.chunk(group.size(), dim)) if dim else a.contiguous()
     out = a.new_empty((a.shape[0] // group.size(), *a.shape[1:]))
     reduction, divisor = _reduction(op, group, a.device)
-    return _run(lambda: _scatter(out, a, op=reduction, group=group, async_op=True), lambda: out.div_(divisor) if divisor != 1 else out, a, async_op)
+    return _run("reduce_scatter", a, group, lambda: _scatter(out, a, op=reduction, group=group, async_op=True), lambda: out.div_(divisor) if divisor != 1 else out, async_op)
 
 
 def _run_broadcast(a, root, group, async_op=False):
     out = a.clone(memory_format=torch.contiguous_format)
-    return _run(lambda: dist.broadcast(out, group_src=root, group=group, async_op=True), lambda: out, None, async_op)
+    return _run("broadcast", out, group, lambda: dist.broadcast(out, group_src=root, group=group, async_op=True), lambda: out, async_op)
 
 
 def _run_all_to_all(a, group, async_op=False):
     a = a.contiguous()
     out = torch.empty_like(a)
-    return _run(lambda: dist.all_to_all_single(out, a, group=group, async_op=True), lambda: out, a, async_op)
+    return _run("all_to_all", a, group, lambda: dist.all_to_all_single(out, a, group=group, async_op=True), lambda: out, async_op)
 
 
 def _run_all_gather_together(tensors, group):
     tensors = [a.contiguous() for a in tensors]
     outs = [a.new_empty((a.shape[0] * group.size(), *a.shape[1:])) for a in tensors]
-    started = Started(group.allgather_into_tensor_coalesced(outs, tensors), tensors)
+    started = Started("all_gather", tensors, group, lambda: group.allgather_into_tensor_coalesced(outs, tensors))
     return tuple(Future(started, lambda out=out: out) for out in outs)
 
 
@@ -156,7 +169,7 @@ def _run_reduce_scatter_together(tensors, op, group):
     outs = [a.new_empty((a.shape[0] // group.size(), *a.shape[1:])) for a in tensors]
     options = dist.ReduceScatterOptions()
     options.reduceOp, divisor = _reduction(op, group, tensors[0].device)
-    started = Started(group.reduce_scatter_tensor_coalesced(outs, tensors, options), tensors)
+    started = Started("reduce_scatter", tensors, group, lambda: group.reduce_scatter_tensor_coalesced(outs, tensors, options))
     return tuple(Future(started, lambda out=out: out.div_(divisor) if divisor != 1 else out) for out in outs)
 
 
@@ -164,7 +177,7 @@ def _run_all_reduce_together(tensors, op, own, group):
     outs = [a if mine and a.is_contiguous() else a.clone(memory_format=torch.contiguous_format) for a, mine in zip(tensors, own, strict=True)]
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp, divisor = _reduction(op, group, tensors[0].device)
-    started = Started(group.allreduce_coalesced(outs, options), None)
+    started = Started("all_reduce", outs, group, lambda: group.allreduce_coalesced(outs, options))
     return tuple(Future(started, lambda out=out: out.div_(divisor) if divisor != 1 else out) for out in outs)
 
 

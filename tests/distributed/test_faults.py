@@ -1,0 +1,133 @@
+"""Ranks that end, hang, or run something else: the others end with an error that says so."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+import thunder
+from tests.distributed.launcher import Ranks
+from thunder.distributed import checkpoint, fsdp
+from thunder.errors import CollectiveError
+
+
+def model():
+    torch.manual_seed(0)
+    return thunder.jit(fsdp(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))))
+
+
+def step(module, x):
+    module.zero_grad()
+    module(x).square().sum().backward()
+
+
+def ends_in_the_second_step(rank, size, lost):
+    module = model()
+    step(module, torch.ones(3, 4))
+    if rank == lost:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(CollectiveError) as caught:
+        step(module, torch.ones(3, 4))
+    return str(caught.value), time.monotonic() - start
+
+
+ends_in_the_second_step.ends_process = True  # as the error ends a program: those who wait for this rank hear of it
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_that_is_killed_is_named(size):
+    ranks = Ranks(size)
+    with pytest.raises(AssertionError, match=rf"rank {size - 1}: the process ended"):
+        ranks(ends_in_the_second_step, size - 1)
+    for rank, (text, seconds) in ranks.answers.items():
+        assert text.startswith("all_gather of float32[") and f"failed on rank {rank}: rank {size - 1} has ended.\nThe backend says: " in text, text
+        assert seconds < 20
+    assert sorted(ranks.answers) == list(range(size - 1))
+
+
+def hangs(rank, size):
+    module = model()
+    step(module, torch.ones(3, 4))
+    if rank == 1:
+        time.sleep(12)
+        return None
+    start = time.monotonic()
+    with pytest.raises(CollectiveError) as caught:
+        step(module, torch.ones(3, 4))
+    return str(caught.value), time.monotonic() - start
+
+
+def test_a_rank_that_hangs_is_named_after_the_timeout():
+    ranks = Ranks(2, patience=3.0)
+    (text, seconds), _ = ranks(hangs)
+    assert "rank 1 says nothing: it hangs, or is at something else" in text
+    assert 2.5 < seconds < 12
+    ranks.close()
+
+
+def runs_other_code(rank, size):
+    def program(x):
+        group = torch.distributed.group.WORLD
+        y = thunder.torch.all_reduce(x, "sum", group)
+        return thunder.torch.all_reduce(y[:2], "sum", group) if rank else thunder.torch.all_gather(y, group)
+
+    with pytest.raises(CollectiveError) as caught:
+        thunder.jit(program)(torch.ones(3, 4))
+    assert "run different programs" in str(caught.value)
+    return str(caught.value)
+
+
+def test_other_code_is_an_error_before_anything_runs(ranks):
+    mine = ("all_gather of f32[3, 4]", "all_reduce of f32[2, 4] ('sum')")
+    for rank, text in enumerate(ranks(2)(runs_other_code)):
+        assert f"collective 2 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on rank {1 - rank}." in text, text
+
+
+def has_batches_of_its_own(rank, size):
+    module = model()
+    for rows in ((3, 3), (3, 5), (4, 5), (3, 3)):  # which rank compiles anew differs
+        step(module, torch.ones(rows[rank], 4))
+    return thunder.cache_misses(module)
+
+
+def test_ranks_may_have_batches_of_other_sizes(ranks):
+    assert ranks(2)(has_batches_of_its_own) == [2, 2]
+
+
+def is_killed_in_a_save(rank, size, folder):
+    module = model()
+    state = {"model": checkpoint.get_model_state_dict(module)}
+    checkpoint.save(state, folder)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(1)
+    if rank == 1:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.FileSystemWriter.write_data = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as caught:
+        checkpoint.save(state, folder)
+    return str(caught.value)
+
+
+def whole(rank, size, folder):
+    module = model()
+    expected = checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True))
+    state = {"model": checkpoint.get_model_state_dict(module)}
+    with torch.no_grad():
+        for p in module.parameters():
+            p.zero_()
+    checkpoint.load(state, folder)
+    found = checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True))
+    assert all(torch.equal(found[k], t) for k, t in expected.items())
+
+
+def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(ranks, tmp_path):
+    those = Ranks(2)
+    with pytest.raises(AssertionError, match="rank 1: the process ended"):
+        those(is_killed_in_a_save, tmp_path / "state")
+    assert "rank 1 has ended" in those.answers[0], those.answers[0]
+    ranks(2)(whole, tmp_path / "state")

@@ -1,0 +1,89 @@
+"""Do all ranks run the same collectives? Asked when a program is compiled, before it runs: ranks that differ would wait for each other.
+
+Each rank writes down which collectives its program has, in order, for every group, and looks whether the other ranks of the group have a program with the same ones: from an
+earlier compilation, or one that goes on now. Ranks whose inputs have other shapes may compile at other times, as long as what they communicate is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import torch.distributed as dist
+
+from thunder import _torch_compat as compat
+from thunder.core.proxies import TensorProxy
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import Trace
+from thunder.errors import CollectiveError
+from thunder.ops.lost_ranks import introduce
+
+__all__ = ["check_agreement"]
+
+LONGEST = 120.0  # seconds to wait for ranks that compile later; the group's own timeout where that is shorter
+_HAS, _WAITS, _LAST = "thunder program {} {} {}", "thunder waits {} {}", "thunder last program {} {}"
+
+
+def check_agreement(traces: Sequence[Trace]) -> None:
+    """Waits until all ranks of each group that the traces communicate in have a program with the same collectives.
+
+    Raises CollectiveError, on all ranks that wait, where one has others, and where one has none within two minutes or the group's timeout.
+    """
+    programs: dict = {}
+    for trace in traces:
+        for line in trace.bound_symbols:
+            group = next((a for a in line.args if isinstance(a, dist.ProcessGroup)), None)
+            if group is not None:
+                programs.setdefault(group, []).append(_said(line))
+    if programs:
+        introduce()
+    for group, lines in programs.items():
+        _agree(group, lines)
+
+
+def _said(line: BoundSymbol) -> str:
+    """A collective as ranks have to agree on it."""
+    tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
+    rest = [repr(a) for a in line.args if isinstance(a, (str, int, bool)) or a is None]
+    name = (line.subsymbols[0] if line.subsymbols else line).sym.name  # not that of who carries it out
+    return f"{name} of {', '.join(f'{p.dtype.shortname}{list(p.shape)}' for p in tensors)}" + (f" ({', '.join(rest)})" if rest else "")
+
+
+def _agree(group, lines: list[str]) -> None:
+    store, me, name = compat.default_store(), dist.get_rank(), group.group_name
+    text = "\n".join(lines)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    store.set(_LAST.format(name, me), text)
+    store.set(_HAS.format(name, me, digest), "")
+    store.set(_WAITS.format(name, me), digest)
+    missing = [r for r in dist.get_process_group_ranks(group) if r != me]
+    until = time.monotonic() + min(LONGEST, compat.timeout_of(group))
+    pause = 0.001
+    while missing := [r for r in missing if not store.check([_HAS.format(name, r, digest)])]:
+        late = time.monotonic() > until
+        for r in missing:
+            key = _WAITS.format(name, r)
+            theirs = store.get(key).decode() if store.check([key]) else ""
+            if late or theirs not in ("", digest) and not theirs.startswith("not ") or theirs == f"not {digest}":
+                store.set(_WAITS.format(name, me), f"not {theirs}")  # that it has to give up as well
+                raise CollectiveError(_difference(store, name, me, lines, r, late))
+        time.sleep(pause)
+        pause = min(0.05, pause * 2)
+    store.set(_WAITS.format(name, me), "")
+
+
+def _difference(store, name: str, me: int, lines: list[str], other: int, late: bool) -> str:
+    theirs: list[str] = []
+    if store.check([_LAST.format(name, other)]):
+        theirs = store.get(_LAST.format(name, other)).decode().split("\n")
+    pairs = enumerate(zip_longest(lines, theirs, fillvalue="none"))
+    place, (mine, its) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
+    what = f"collective {place + 1} of {len(lines)} is {mine} on rank {me} and {its} on rank {other}"
+    if late:
+        what = f"rank {other} did not compile a program with the same collectives in time; in its last one, {what}" if theirs else f"rank {other} compiled no program in time"
+    return (
+        f"ranks of the group {name} run different programs: {what}.\nEvery rank has to run the same collectives in the same order: look for code or shapes of parameters that "
+        "depend on the rank, and for calls that only some ranks make."
+    )
