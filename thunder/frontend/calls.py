@@ -42,7 +42,7 @@ from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = [
     "call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare",
-    "NOT_OPERATIONS", "sharp_edge", "materialize", "RecordingMode",
+    "NOT_OPERATIONS", "sharp_edge", "text_of", "materialize", "RecordingMode",
 ]  # fmt: skip
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
@@ -775,6 +775,18 @@ def _checks(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
+def text_of(c, p: TensorProxy) -> str:
+    c.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
+    return repr(p)
+
+
+def _text(c, f, args, kwargs):
+    """str, repr and format."""
+    if args and type(args[0]) is TensorProxy:
+        return text_of(c, args[0])
+    return _construct(c, f, args, kwargs) if f is str else _call_builtin(c, f, args, kwargs)
+
+
 def _print(c, f, args, kwargs):
     c.sharp("print() runs while the program is captured and not again")
     return print(*args, **kwargs)
@@ -789,6 +801,7 @@ def _install() -> None:
     M = torch.nn.Module
     table = {
         type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, print: _print,
+        str: _text, repr: _text, format: _text,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
         M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,
