@@ -61,12 +61,19 @@ def test_memory_itself_is_refused(name):
     assert "please report" not in str(raised.value) and raised.value.remedy
 
 
-@pytest.mark.parametrize("program", [lambda x: str(x), lambda x: repr(x + 1), lambda x: format(x.sum(), ".2f"), lambda x: f"{x.sum():.2f}"], ids=["str", "repr", "format", "f-string"])
+TEXTS = {
+    "str": lambda x: str(x), "repr": lambda x: repr(x + 1), "format": lambda x: format(x.sum(), ".2f"), "f-string": lambda x: f"{x.sum():.2f}", "method": lambda x: "{}".format(x),
+    "percent": lambda x: "%s" % x, "percent of several": lambda x: "%d %s" % (1, x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", TEXTS.values(), ids=TEXTS)
 def test_the_text_of_a_tensor_is_a_sharp_edge(program):
     with pytest.raises(thunder.errors.SharpEdgeError, match="a tensor is put into a string"):
         thunder.jit(program, sharp_edges="error")(torch.ones(2))
     assert isinstance(thunder.jit(program)(torch.ones(2)), str)
-    assert thunder.jit(lambda x: (str(x.shape), repr(x.ndim), format(2.5, ".2f")), sharp_edges="error")(torch.ones(2)) == ("torch.Size([2])", "1", "2.50")
+    others = thunder.jit(lambda x: (str(x.shape), repr(x.ndim), format(2.5, ".2f"), "%d %s" % (x.ndim, x.dtype), "{}".format(x.device)), sharp_edges="error")
+    assert others(torch.ones(2)) == ("torch.Size([2])", "1", "2.50", "1 torch.float32", "cpu")
 
 
 def test_copies_of_tensors():

@@ -257,6 +257,9 @@ def binary(c, symbol, a, b):
         found, result = _python_operator(c, (f"__{stem}__", f"__r{stem}__"), a, b)
         if found:
             return result
+    if ta is str and symbol == "%":
+        _note_text(c, b if tb is tuple else (b,))
+        return a % b
     if ta is AnyProxy or tb is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
@@ -448,6 +451,8 @@ def _call_builtin(c, f, args, kwargs):
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
+    if type(s) is str and f.__name__ == "format":
+        _note_text(c, (*args, *kwargs.values()))
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
@@ -775,8 +780,13 @@ def _checks(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
+def _note_text(c, values: tuple) -> None:
+    if any(type(v) is TensorProxy for v in values):
+        c.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
+
+
 def text_of(c, p: TensorProxy) -> str:
-    c.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
+    _note_text(c, (p,))
     return repr(p)
 
 
