@@ -780,9 +780,16 @@ def test_what_is_not_captured_is_said():
         x.sum().backward()
 
     def searches(x):
-        o.step(lambda: module(x).sum())
+        def closure():
+            o.zero_grad()
+            loss = other(x).square().sum()
+            loss.backward()
+            return loss
 
-    o = torch.optim.LBFGS(module.parameters())
+        o.step(closure)
+
+    other = perceptron()
+    o = torch.optim.LBFGS(other.parameters())
     handle = module[0].weight.register_hook(lambda g: g)
     for f, x, words in [
         (hooks, data(0, 5, 3), "has hooks"), (outside, data(0, 3).requires_grad_() * 2, "itself a result of operations outside"), (searches, data(0, 5, 3), "value|truth"),

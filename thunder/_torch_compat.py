@@ -21,7 +21,7 @@ __all__ = [
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
-    "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
+    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
@@ -99,6 +99,11 @@ def autocast_state() -> tuple | None:
     """(((device kind, dtype) for each kind that autocast is on for), whether its cache of casts is on); None where it is off."""
     kinds = tuple((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
     return (kinds, torch.is_autocast_cache_enabled()) if kinds else None
+
+
+def autocast_casts(operator: str, kind: str) -> bool:
+    """Whether torch.autocast has a rule for an operator of aten on a kind of device: the lists differ from version to version. 2.11, 2.13."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{kind.upper()}")
 
 
 def autocast_nesting() -> int:

@@ -47,7 +47,7 @@ def test_inference_tensors():
 
 REFUSED = {
     "storage": lambda x: x.untyped_storage().nbytes(), "typed storage": lambda x: x.storage().size(), "storage type": lambda x: x.storage_type(), "dlpack": lambda x: torch.from_dlpack(x),
-    "numpy": lambda x: x.__array__(), "state": lambda x: x.__getstate__(), "text": lambda x: x.__str__(), "pickle": lambda x: pickle.dumps(x + 1), "copy": lambda x: copy.copy(x),
+    "numpy": lambda x: x.__array__(), "state": lambda x: x.__getstate__(), "text": lambda x: x.__str__(), "format": lambda x: x.__format__(""), "pickle": lambda x: pickle.dumps(x + 1), "copy": lambda x: copy.copy(x),
     "object": lambda x: x._cdata, "memory around": lambda x: torch.slice_inverse(x[0], x),
 }  # fmt: skip
 
@@ -59,6 +59,21 @@ def test_memory_itself_is_refused(name):
     with pytest.raises(CaptureError) as raised:
         thunder.jit(REFUSED[name])(torch.ones(2, 3))
     assert "please report" not in str(raised.value) and raised.value.remedy
+
+
+TEXTS = {
+    "str": lambda x: str(x), "repr": lambda x: repr(x + 1), "format": lambda x: format(x.sum(), ".2f"), "f-string": lambda x: f"{x.sum():.2f}", "method": lambda x: "{}".format(x),
+    "percent": lambda x: "%s" % x, "percent of several": lambda x: "%d %s" % (1, x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", TEXTS.values(), ids=TEXTS)
+def test_the_text_of_a_tensor_is_a_sharp_edge(program):
+    with pytest.raises(thunder.errors.SharpEdgeError, match="a tensor is put into a string"):
+        thunder.jit(program, sharp_edges="error")(torch.ones(2))
+    assert isinstance(thunder.jit(program)(torch.ones(2)), str)
+    others = thunder.jit(lambda x: (str(x.shape), repr(x.ndim), format(2.5, ".2f"), "%d %s" % (x.ndim, x.dtype), "{}".format(x.device)), sharp_edges="error")
+    assert others(torch.ones(2)) == ("torch.Size([2])", "1", "2.50", "1 torch.float32", "cpu")
 
 
 def test_copies_of_tensors():

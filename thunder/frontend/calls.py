@@ -42,7 +42,7 @@ from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = [
     "call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare",
-    "NOT_OPERATIONS", "sharp_edge", "materialize", "RecordingMode",
+    "NOT_OPERATIONS", "sharp_edge", "text_of", "materialize", "RecordingMode",
 ]  # fmt: skip
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
@@ -257,6 +257,9 @@ def binary(c, symbol, a, b):
         found, result = _python_operator(c, (f"__{stem}__", f"__r{stem}__"), a, b)
         if found:
             return result
+    if ta is str and symbol == "%":
+        _note_text(c, b if tb is tuple else (b,))
+        return a % b
     if ta is AnyProxy or tb is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
@@ -448,6 +451,8 @@ def _call_builtin(c, f, args, kwargs):
         return c.read(f(*args), c.const(s).child("call", ("get", *args)))
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
+    if type(s) is str and f.__name__ == "format":
+        _note_text(c, (*args, *kwargs.values()))
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
@@ -775,6 +780,23 @@ def _checks(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
+def _note_text(c, values: tuple) -> None:
+    if any(type(v) is TensorProxy for v in values):
+        c.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
+
+
+def text_of(c, p: TensorProxy) -> str:
+    _note_text(c, (p,))
+    return repr(p)
+
+
+def _text(c, f, args, kwargs):
+    """str, repr and format."""
+    if args and type(args[0]) is TensorProxy:
+        return text_of(c, args[0])
+    return _construct(c, f, args, kwargs) if f is str else _call_builtin(c, f, args, kwargs)
+
+
 def _print(c, f, args, kwargs):
     c.sharp("print() runs while the program is captured and not again")
     return print(*args, **kwargs)
@@ -789,6 +811,7 @@ def _install() -> None:
     M = torch.nn.Module
     table = {
         type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, print: _print,
+        str: _text, repr: _text, format: _text,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
         M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,

@@ -850,7 +850,7 @@ class Capture(Host):
 
     def format_value(self, value, conversion, spec):
         if type(value) is TensorProxy:
-            self.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
+            return calls.text_of(self, value)
         self.touch(value)
         return super().format_value(value, conversion, spec)
 

@@ -321,7 +321,7 @@ def _of_memory(name: str):
     return refuse
 
 
-for _name in ("storage", "untyped_storage", "_typed_storage", "storage_type", "const_data_ptr", "__dlpack__", "__reduce_ex__", "__getstate__", "__str__"):
+for _name in ("storage", "untyped_storage", "_typed_storage", "storage_type", "const_data_ptr", "__dlpack__", "__reduce_ex__", "__getstate__", "__str__", "__format__"):
     METHODS[_name] = _of_memory(_name)
     if (_function := getattr(torch.Tensor, _name, None)) not in (None, getattr(object, _name, None)):
         alias(_function)(METHODS[_name])

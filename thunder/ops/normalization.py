@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from thunder import _torch_compat as compat
 from thunder.core import dtypes
 from thunder.core.proxies import NumberProxy, like
 from thunder.core.symbol import Symbol
@@ -159,7 +160,8 @@ def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
     return like(a, dtype=a.dtype if weight is None or weight.dtype is a.dtype else dtypes.promote(a.dtype, weight.dtype))
 
 
-@composite(F.rms_norm, torch.rms_norm, meta=_rms_norm_meta, autocast="cuda:float32")
+# torch 2.11 does not cast it
+@composite(F.rms_norm, torch.rms_norm, meta=_rms_norm_meta, autocast="cuda:float32" if compat.autocast_casts("rms_norm", "cuda") else None)
 def rms_norm(a, normalized_shape, weight=None, eps=None):
     dims = _normalized("rms_norm", a, normalized_shape, weight)
     x = convert(a, compute_dtype(a.dtype))

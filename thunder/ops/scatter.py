@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.define import LTORCH, composite, prim, torch_prim
 from thunder.ops.dims import is_empty, wrap_dim
@@ -238,7 +238,7 @@ def _(make):
     yield (make(4, 3), 0, make(2, 3, dtype=torch.int64, low=0, high=4), make(2, 3), "amax"), {"include_self": False}
 
 
-@torch_prim(torch.segment_reduce)
+@torch_prim(torch.segment_reduce, tags=(OpTags.DEVICE_SYNC_OP,))
 def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
     """Reductions of stretches of a dimension, which lengths or offsets say."""
     if lengths is None and offsets is None or indices is not None or reduce not in ("sum", "prod", "mean", "max", "min"):

@@ -60,7 +60,7 @@ def _(make):
     yield (make(4, 3),), {"size": 2, "fill_value": 7}
 
 
-@torch_prim(torch.bincount, torch.Tensor.bincount)
+@torch_prim(torch.bincount, torch.Tensor.bincount, tags=(OpTags.DEVICE_SYNC_OP,))
 def bincount(a, weights=None, minlength=0):
     """How often each number from 0 to the largest one stands in `a`, or the sums of the weights there."""
     if len(a.shape) != 1 or a.dtype.category != dtypes.INTEGER or minlength < 0 or weights is not None and weights.shape != a.shape:

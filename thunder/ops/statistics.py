@@ -39,7 +39,7 @@ def _cov_meta(a, *, correction=1, fweights=None, aweights=None):
     return like(a, () if variables == 1 else (variables, variables), dtype)
 
 
-@torch_prim(torch.cov, torch.Tensor.cov)
+@torch_prim(torch.cov, torch.Tensor.cov, tags=(OpTags.DEVICE_SYNC_OP,))
 def cov(a, *, correction=1, fweights=None, aweights=None):
     return _cov_meta(a, correction=correction, fweights=fweights, aweights=aweights)
 
@@ -51,7 +51,7 @@ def _(make):
     yield (make(2, 4),), {"fweights": torch.tensor([1, 2, 1, 3]), "aweights": torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))}
 
 
-@torch_prim(torch.corrcoef, torch.Tensor.corrcoef)
+@torch_prim(torch.corrcoef, torch.Tensor.corrcoef, tags=(OpTags.DEVICE_SYNC_OP,))
 def corrcoef(a):
     if len(a.shape) > 2:
         raise RuntimeError(f"corrcoef(): expected input to have two or fewer dimensions but got an input with {len(a.shape)} dimensions")
