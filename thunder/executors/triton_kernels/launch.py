@@ -24,6 +24,7 @@ from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["FusedRegion", "interpreting"]
 
+KERNEL = "kernel"
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
 
 
@@ -114,7 +115,8 @@ class _Variant:
         program, temporaries = region.schedule.program, region.schedule.temporaries
         self.region, self.strides = region, strides
         self.sources, layout = region._sources(strides)
-        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
+        # all called alike, so that equal ones are one
+        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text.replace(f"def {s.name}(", f"def {KERNEL}(")]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
         self.inputs = list(self.names.values())
         self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
@@ -143,7 +145,7 @@ class _Interpreted(_Variant):
             lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
         lines += self.allocations
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, source.name, {})
+            self.context[f"kernel{i}"] = compile_source(text, KERNEL, {})
             lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
         return self._function(lines)
 
@@ -161,7 +163,7 @@ class _Compiled(_Variant):
         begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
         self.binaries = [
-            binary_of(Request(s.name, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
+            binary_of(Request(KERNEL, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
 
