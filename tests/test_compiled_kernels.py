@@ -41,7 +41,7 @@ def directory(tmp_path, monkeypatch):
 def driver(directory, monkeypatch):
     """A GPU of capability 9.0 that only writes down what it is asked."""
     calls = []
-    found = types.SimpleNamespace(multi_processor_count=132)
+    found = types.SimpleNamespace(multi_processor_count=132, shared_memory_per_multiprocessor=233472)
     for name, value in {
         "current_device": lambda: 0, "get_device_capability": lambda device: (9, 0), "get_device_properties": lambda device: found, "device": lambda device: contextlib.nullcontext(),
     }.items():  # fmt: skip
@@ -95,6 +95,23 @@ print(made.name, open(made.path, "rb").read(4))
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
     assert found.stdout == "kernel b'\\x7fELF'\n", found.stderr
     assert len(list(directory.glob("*.bin"))) == 1
+
+
+def test_what_kernels_call_compiles(directory):
+    """Functions that the interpreter knows, and Triton of each version for a device."""
+    text = """
+from thunder.executors.triton_kernels import binary
+from thunder.executors.triton_kernels.emit import HEADER
+from thunder.executors.triton_kernels.functions import HELPERS
+calls = [f"{name}(x)" for name in HELPERS if name != "_uniform"] + ["_uniform(seed, 3, i, 0)"]
+body = ["i = tl.arange(0, 64)", "x = tl.load(a + i)", "seed = tl.load(b + tl.zeros([1], tl.int32))", "tl.store(a + i, " + " + ".join(calls) + ")"]
+text = HEADER + "".join(HELPERS.values()) + "\\n@triton.jit\\ndef kernel(a, b):\\n    " + "\\n    ".join(body) + "\\n"
+made = binary.binary_of(binary.Request("kernel", text, (("*fp32", True), ("*i64", True)), 4, 90)).result()
+print(open(made.path, "rb").read(4))
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(directory.parent / "triton")}
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment)
+    assert found.stdout == "b'\\x7fELF'\n", found.stderr
 
 
 def test_a_launch_passes_addresses(driver, compiled):

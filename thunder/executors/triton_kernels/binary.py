@@ -93,7 +93,7 @@ def _compile(request: Request) -> tuple[dict, bytes]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = compile_source(request.text, request.name, {})
+    function = compile_source(request.text, request.name, {"__name__": "kernels"})  # Triton 3.6 asks functions for their modules
     signature = {name: kind for name, (kind, _) in zip(function.arg_names, request.arguments, strict=True)}
     attributes = {(i,): [["tt.divisibility", 16]] for i, (_, aligned) in enumerate(request.arguments) if aligned}
     source = ASTSource(function, signature, {}, attributes)

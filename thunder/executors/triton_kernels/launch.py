@@ -46,8 +46,9 @@ class FusedRegion:
     def __init__(self, region: Region, device: torch.device):
         self.region, self.device = region, device
         self.interpreted = interpreting()
-        programs = 4 if self.interpreted else 2 * torch.cuda.get_device_properties(device).multi_processor_count
-        self.schedule = schedule(program_of(region), programs)
+        facts = None if self.interpreted else torch.cuda.get_device_properties(device)
+        self.schedule = schedule(program_of(region), 4 if facts is None else 2 * facts.multi_processor_count)
+        self.shared = 0 if facts is None else facts.shared_memory_per_multiprocessor
         self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs))
         self._variants: dict[tuple, Callable] = {}
         self._unusual: dict[tuple, Callable] = {}
@@ -95,7 +96,7 @@ class FusedRegion:
         program = self.schedule.program
         layout = self._layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted) for i, k in enumerate(self.schedule.kernels)]
+        sources = [emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted, self.shared) for i, k in enumerate(self.schedule.kernels)]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -145,7 +146,7 @@ class _Interpreted(_Variant):
             lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
         lines += self.allocations
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, KERNEL, {})
+            self.context[f"kernel{i}"] = compile_source(text, KERNEL, {"__name__": "kernels"})
             lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
         return self._function(lines)
 
