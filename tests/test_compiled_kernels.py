@@ -207,6 +207,18 @@ def test_without_triton_in_the_process(directory):
     assert found.stdout == "[]\n"
 
 
+@pytest.mark.parametrize("modules", [{}, {"triton": types.ModuleType("triton")}, {"triton": types.ModuleType("triton"), "triton.knobs": types.ModuleType("knobs")}])
+def test_triton_may_be_half_imported(monkeypatch, modules):
+    """By a thread that compiles a kernel."""
+    for name in ("triton", "triton.knobs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for value, wanted in (("1", True), ("0", False)):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        assert launch.interpreting() == wanted
+
+
 # ---------------------------------------------------------------------------------------------------------------- the directory
 
 

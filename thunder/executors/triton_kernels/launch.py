@@ -30,8 +30,8 @@ ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins
 
 def interpreting() -> bool:
     """Whether Triton's interpreter runs kernels, on tensors of any device."""
-    triton = sys.modules.get("triton")  # importing it takes as long as compiling a kernel
-    return bool(triton.knobs.runtime.interpret) if triton is not None else os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)  # importing Triton takes as long as compiling a kernel; a thread may be half way through it
+    return bool(runtime.interpret) if runtime is not None else os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
 class FusedRegion:
