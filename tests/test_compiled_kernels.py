@@ -117,7 +117,7 @@ print(open(made.path, "rb").read(4))
 def test_a_launch_passes_addresses(driver, compiled):
     function = jit("addresses")
     out = function(X, Y)
-    assert driver == [("map0 on 0", 1, 1, 1, 1, 0, "OOOOO", (X.data_ptr(), Y.data_ptr(), out.data_ptr(), None, None), 7)]
+    assert driver == [("kernel on 0", 1, 1, 1, 1, 0, "OOOOO", (X.data_ptr(), Y.data_ptr(), out.data_ptr(), None, None), 7)]
     assert [r.arguments for r in compiled] == [(("*fp32", True),) * 3]
     function(X, Y)
     assert len(driver) == 2 and len(compiled) == 1
@@ -139,7 +139,7 @@ def test_a_thread_is_given_the_context_of_its_device(driver, compiled, monkeypat
     monkeypatch.setattr(launch, "current_device", lambda: 1)
     monkeypatch.setattr(launch, "set_device", lambda device: driver.append(f"device {device}"))
     jit("context")(X, Y)
-    assert driver[0] == "device 1" and driver[1][0] == "map0 on 1"
+    assert driver[0] == "device 1" and driver[1][0] == "kernel on 1"
 
 
 def test_negatives_are_resolved(driver, compiled):
@@ -205,6 +205,18 @@ def test_without_triton_in_the_process(directory):
     text = "import sys, thunder.executors.triton_kernels.launch as l; l.interpreting(); print([m for m in sys.modules if m == 'triton'])"
     found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, env=os.environ | {"TRITON_INTERPRET": "0"})
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("modules", [{}, {"triton": types.ModuleType("triton")}, {"triton": types.ModuleType("triton"), "triton.knobs": types.ModuleType("knobs")}])
+def test_triton_may_be_half_imported(monkeypatch, modules):
+    """By a thread that compiles a kernel."""
+    for name in ("triton", "triton.knobs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for value, wanted in (("1", True), ("0", False)):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        assert launch.interpreting() == wanted
 
 
 # ---------------------------------------------------------------------------------------------------------------- the directory

@@ -98,6 +98,19 @@ def test_identical_regions_compile_once():
     assert joining.compilations == 4, "another constant is another region, and 1.0 is not 1"
 
 
+def test_lists_of_tensors_are_opened_where_one_operation_reads_from_another():
+    def program(xs, ys):
+        return torch._foreach_add(torch._foreach_mul(xs, 2.0), ys), torch._foreach_sub(torch._foreach_neg(ys), 1)
+
+    joining = Joining("lists", operations=("add", "mul"))
+    compiled = thunder.jit(program, executors=[joining])
+    xs, ys = [X, X + 1, X + 2], [Y, Y + 1, Y + 2]
+    for got, want in zip(compiled(xs, ys), program(xs, ys)):
+        assert all(map(torch.equal, got, want))
+    assert names(compiled) == ["lists0", "lists1", "lists2", "_foreach_neg", "_foreach_sub"], "what nobody fuses stays one call"
+    assert joining.compilations == 1
+
+
 def test_forward_and_backward_are_fused():
     def program(x, y):
         return (x * y).sin() * x

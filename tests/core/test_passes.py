@@ -13,7 +13,7 @@ import thunder
 import thunder.torch as ltorch
 from thunder.core.check import check
 from thunder.core.proxies import Proxy, TensorProxy
-from thunder.core.regions import convex_regions, schedule
+from thunder.core.regions import MOST, SMALL, convex_regions, schedule
 from thunder.core.rewrite import rewrite
 from thunder.core.symbol import OpTags, Symbol
 from thunder.extend import resolve_executors
@@ -131,6 +131,23 @@ def test_groups_that_read_the_same_join_where_no_path_leads_between_them():
     assert path == [[0], [1], [2]], "mul waits for what reads sin"
     producer = groups_of(lambda a, b: (lambda s: (ltorch.matmul(s, b), ltorch.mul(s, ltorch.matmul(b, b))))(ltorch.sin(a)))
     assert producer == [[2], [0, 3], [1]], "mul reads what sin makes, and so does a product that mul does not wait for"
+
+
+@pytest.mark.parametrize("size, device, joined", [(10, "meta", True), (10, "cpu", False), (SMALL + 1, "meta", False)])
+def test_small_groups_over_one_space_join_where_they_are_launched(size, device, joined):
+    x, y, z = (torch.empty(n, device=device) for n in (size, size, 3))
+    lines = thunder.trace()(lambda x, y, z: (ltorch.sin(ltorch.cos(x)), ltorch.sin(ltorch.cos(y)), ltorch.sin(ltorch.cos(z))), x, y, z).bound_symbols
+    assert convex_regions(lines, lambda line: True) == ([[0, 1, 2, 3], [4, 5]] if joined else [[0, 1], [2, 3], [4, 5]])
+
+
+def test_joined_groups_are_of_bounded_length():
+    def program(a, b):
+        for _ in range(2 * MOST):
+            a = ltorch.sin(a)
+        return a, [ltorch.mul(a, n) for n in range(2 * MOST)]
+
+    groups = convex_regions(thunder.trace()(program, *INPUTS).bound_symbols, lambda line: True)
+    assert max(map(len, groups)) == MOST and len(groups) <= 6
 
 
 @pytest.mark.parametrize("steps, joined", [(1, True), (20, False)])

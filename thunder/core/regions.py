@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
@@ -48,7 +49,8 @@ def _readers(lines: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
 
 NEAR = 8  # lines that run apart, from first to last of what is joined: results that wait for a far reader fill the memory
 FAR = 64  # groups that are looked back on
-MOST = 128  # lines of groups that join because they share a tensor
+MOST = 128  # lines of groups that join: a longer kernel takes too long to compile
+SMALL = 1 << 16  # elements, of which a kernel takes less time than its launch
 
 
 def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
@@ -57,7 +59,8 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
     Lines with an effect are never joined and never moved across. Every line is in exactly one group; lines not taken are groups of one.
     Groups are in an order in which they can run. One pass, nearly linear in the edges: each group has a level, more than that of every group it reads from, so that
     no path leads from one group to another of the same level. A line joins the groups of its producers of the highest level, which become one, when all of
-    them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as well. In the end, groups that share tensors join.
+    them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as well. In the end, groups that share tensors join, then small ones over
+    one space, which are launched once.
     """
     group_of: list[int] = []
     groups: list[list[int]] = []
@@ -82,6 +85,8 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         highest = max((level[g] for g in before), default=0)
         nearest = [g for g in before if level[g] == highest]
         may_join = {g for g in before if taken[g] and level[g] >= barrier and apart - first[g] <= NEAR} if accepts else set()
+        if sum(len(groups[g]) for g in may_join) >= MOST:
+            may_join = set()
         joined = {g for g in may_join if not read[g]}
         if nearest and may_join.issuperset(nearest):
             group = max(nearest, key=lambda g: len(groups[g]))
@@ -111,15 +116,30 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         for o in line.outputs:
             producer[o] = i
     ordered = _in_order(lines, [sorted(g) for g in groups if g], producer)
-    return _join_sharing(lines, ordered, [taken[current(group_of[g[0]])] for g in ordered], producer)
+    for shared in (_tensors, _small_space):
+        ordered = _join_sharing(lines, ordered, [taken[current(group_of[g[0]])] for g in ordered], producer, shared)
+    return ordered
 
 
 def _runs_apart(line: BoundSymbol, taken: bool) -> bool:
     return not taken and OpTags.SHAPE_OP not in line.sym.tags
 
 
-def _join_sharing(lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int]) -> list[list[int]]:
-    """Joins near groups that read the same tensors, or one of which reads from the other, where no path leads from one to the other through a third: each tensor is read once.
+def _tensors(lines: Sequence[BoundSymbol]) -> set[Any]:
+    """What lines read and make."""
+    return {v for line in lines for v in (*line.inputs, *line.outputs) if isinstance(v, TensorProxy)}
+
+
+def _small_space(lines: Sequence[BoundSymbol]) -> set[Any]:
+    """How many elements all that lines make has, and on which device, if they are few. On a CPU nothing is launched."""
+    spaces = {(math.prod(o.shape), o.device) for line in lines for o in line.outputs if isinstance(o, TensorProxy)}
+    return spaces if len(spaces) == 1 and all(n <= SMALL and device.type != "cpu" for n, device in spaces) else set()
+
+
+def _join_sharing(
+    lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int], shared: Callable[[Sequence[BoundSymbol]], set]
+) -> list[list[int]]:  # fmt: skip
+    """Joins near groups that have something of what `shared` says in common, where no path leads from one to the other through a third.
 
     ordered: groups in an order in which they can run, as is the result. What stood between two groups that join comes after them where it reads from the first, otherwise before.
     """
@@ -129,7 +149,7 @@ def _join_sharing(lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], ta
     made_by = [[producer[v] for i in group for v in lines[i].inputs if v in producer] for group in ordered]  # lines that a group reads from, its own among them
     apart = [sum(_runs_apart(lines[i], t) for i in group) for t, group in zip(taken, ordered, strict=True)]
     has_effect = [OpTags.DONT_DCE in lines[group[0]].sym.tags for group in ordered]
-    latest: dict[Proxy, int] = {}  # the last group that reads or makes a tensor
+    latest: dict[Any, int] = {}  # the last group that has something
     placed: list[int] = []
 
     def current(group: int) -> int:
@@ -142,8 +162,8 @@ def _join_sharing(lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], ta
 
     for group, own in enumerate(ordered):
         after: list[int] = []  # what has to come after the group
-        tensors = {v for i in own for v in (*lines[i].inputs, *lines[i].outputs) if isinstance(v, TensorProxy)} if taken[group] else ()
-        for other in sorted({current(latest[v]) for v in tensors if v in latest}, reverse=True):
+        keys = shared([lines[i] for i in own]) if taken[group] else ()
+        for other in sorted({current(latest[k]) for k in keys if k in latest}, reverse=True):
             at = next((n for n in range(len(placed) - 1, max(-1, len(placed) - FAR), -1) if placed[n] == other), None)
             if at is None:
                 continue
@@ -162,7 +182,7 @@ def _join_sharing(lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], ta
             made_by[group] += made_by[other]
             into[other] = group
         placed += [group, *after]
-        latest |= dict.fromkeys(tensors, group)
+        latest |= dict.fromkeys(keys, group)
     return [sorted(members[g]) for g in placed]
 
 

@@ -17,6 +17,7 @@ Keys and values that are repeated for groups of queries are not repeated where t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -175,7 +176,8 @@ def _choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> K
 @functools.lru_cache(maxsize=1024)
 def _usable(described: tuple, dropout_p: float, is_causal: bool, enable_gqa: bool, backends: tuple) -> Kernel | None:
     order = backends[-1]
-    with torch._C.DisableTorchFunction(), FakeTensorMode():
+    # memory that nobody writes to is had for nothing, while the first fake tensor of a process imports Dynamo
+    with torch._C.DisableTorchFunction(), contextlib.nullcontext() if torch.cuda.is_available() else FakeTensorMode():
         query, key, value, *mask = [torch.empty(shape, dtype=dtype, device=device, requires_grad=wanted) for shape, dtype, device, wanted in described]
         arguments = torch.backends.cuda.SDPAParams(query, key, value, mask[0] if mask else None, dropout_p, is_causal, enable_gqa)
         for kernel in KERNELS if order is None else sorted(KERNELS, key=lambda k: order.index(k.number)):

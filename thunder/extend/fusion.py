@@ -9,6 +9,7 @@ from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
+from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -78,8 +79,8 @@ class FusionExecutor(Executor):
 
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""
+        trace, takes = self._by_parts(trace), self.takes
         lines = trace.bound_symbols
-        takes = self.takes
         groups = convex_regions(lines, takes)
         made: list[BoundSymbol] = []
         counter = 0
@@ -95,6 +96,24 @@ class FusionExecutor(Executor):
             made += region.lines if fused is None else (*before, fused, *after)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
+
+    def _by_parts(self, trace: Trace) -> Trace:
+        """The trace with operations on lists of tensors opened, where one reads from the other: a region for each tensor, and not one that is as long as the list."""
+        lists = [line for line in trace.bound_symbols if line.sym.info.get("by_parts") and self.takes(line)]
+        if not lists:
+            return trace
+        taken = [line for line in trace.bound_symbols if self.takes(line)]
+        made, read = {o for line in taken for o in line.outputs}, {i for line in taken for i in line.inputs}
+        opened = {line for line in lists if not made.isdisjoint(line.inputs) or not read.isdisjoint(line.outputs)}
+
+        def rule(line: BoundSymbol, out: Rewriter) -> None:
+            if line not in opened:
+                return out.write(line)
+            for sub in line.subsymbols:
+                out.write(out.current(sub))
+            out.alias(line.aliases)
+
+        return rewrite(trace, rule)
 
     def register_temporary_operation(self, name: str, fn: Callable, *, inputs: Sequence[Proxy], outputs: Sequence[Proxy], bsyms: Sequence[BoundSymbol]) -> BoundSymbol:
         """The line `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the lines that it takes the place of."""

@@ -24,13 +24,14 @@ from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["FusedRegion", "interpreting"]
 
+KERNEL = "kernel"
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
 
 
 def interpreting() -> bool:
     """Whether Triton's interpreter runs kernels, on tensors of any device."""
-    triton = sys.modules.get("triton")  # importing it takes as long as compiling a kernel
-    return bool(triton.knobs.runtime.interpret) if triton is not None else os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)  # importing Triton takes as long as compiling a kernel; a thread may be half way through it
+    return bool(runtime.interpret) if runtime is not None else os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
 class FusedRegion:
@@ -115,7 +116,8 @@ class _Variant:
         program, temporaries = region.schedule.program, region.schedule.temporaries
         self.region, self.strides = region, strides
         self.sources, layout = region._sources(strides)
-        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
+        # all called alike, so that equal ones are one
+        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text.replace(f"def {s.name}(", f"def {KERNEL}(")]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
         self.inputs = list(self.names.values())
         self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
@@ -144,7 +146,7 @@ class _Interpreted(_Variant):
             lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
         lines += self.allocations
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
+            self.context[f"kernel{i}"] = compile_source(text, KERNEL, {"__name__": "kernels"})
             lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
         return self._function(lines)
 
@@ -162,7 +164,7 @@ class _Compiled(_Variant):
         begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
         self.binaries = [
-            binary_of(Request(s.name, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
+            binary_of(Request(KERNEL, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
 

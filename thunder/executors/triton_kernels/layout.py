@@ -43,8 +43,13 @@ def _meta(p: TensorProxy, strides: tuple) -> torch.Tensor:
 def _follow(line: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
     """Adds what a line makes to `values`; False where no rule says how it is laid out."""
     symbol = line.sym
-    if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1 or _is_cast(line):
+    if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1:
         run_line(line, values)
+        return True
+    if _is_cast(line):
+        if not _is_dense(source := values[line.inputs[0]]):
+            return False
+        values[line.outputs[0]] = _meta(line.outputs[0], source.stride())
         return True
     if symbol.fn is None and not primitive(line):
         return all(_follow(sub, values) for sub in line.subsymbols) and all(_named(old, new, values) for old, new in line.aliases.items())
