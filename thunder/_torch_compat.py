@@ -18,12 +18,12 @@ from torch.utils._device import DeviceContext
 
 __all__ = [
     "current_device", "current_stream", "empty_strided_cuda",
-    "load_kernel", "launch_kernel", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
+    "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
-    "attention_backends", "attention_among", "compile_with_inductor",
+    "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -31,11 +31,20 @@ any_autocast = torch._C._is_any_autocast_enabled
 # without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+set_device = getattr(torch._C, "_cuda_setDevice", torch.cuda.set_device)
 storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, stride, dtype) on the current device, at half the price of torch.empty_strided
 _static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
 # (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
 launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
+_FLAGS = [
+    getattr(torch._C, f"_get_{name}")
+    for name in (
+        "cublas_allow_tf32", "cudnn_allow_tf32", "float32_matmul_precision", "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_fp16_accumulation", "deterministic_algorithms", "cudnn_deterministic", "cudnn_enabled",
+    )
+    if hasattr(torch._C, f"_get_{name}")
+]  # fmt: skip
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -161,15 +170,21 @@ def _stack_of_modes() -> tuple:
 
 
 _ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
+_deterministic = torch._C._get_deterministic_algorithms
 _attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
+def kernel_flags() -> list:
+    """The flags by which PyTorch chooses kernels on a GPU when it runs them."""
+    return [flag() for flag in _FLAGS]
+
+
 _USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes the third at the first call where PyTorch prefers cuDNN; none before torch 2.6
 
 
 def attention_backends() -> tuple:
-    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; and the order in which it looks, None for PyTorch's own."""
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it is to be deterministic; in which order it looks, None for PyTorch's own."""
     flash, efficient, products, cudnn = _ATTENTION_FLAGS
     order = _attention_order()
-    return flash(), efficient(), products(), cudnn(), None if order in _USUAL_ORDERS else tuple(order)
+    return flash(), efficient(), products(), cudnn(), _deterministic(), None if order in _USUAL_ORDERS else tuple(order)
 
 
 @contextlib.contextmanager

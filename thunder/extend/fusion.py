@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +35,7 @@ class FusionExecutor(Executor):
         super().__init__(name, version=version, exact=exact)
         self._compiled: dict[Any, Any] = {}  # by region_key
         self.compilations = 0  # how often a region was compiled that was not known yet
+        self._takes: weakref.WeakKeyDictionary[BoundSymbol, bool] = weakref.WeakKeyDictionary()
 
     def register_supported(
         self, sym_or_id: Symbol | Any, checker: Callable | None = None, *, execution_transform: Callable | None = None, grad_transform: Callable | None = None
@@ -56,6 +57,13 @@ class FusionExecutor(Executor):
             return True
         return line.sym.decomposition is not None and bool(line.subsymbols) and all(map(self.can_fuse, line.subsymbols))
 
+    def takes(self, line: BoundSymbol) -> bool:
+        """`can_fuse`, asked once for a line that several passes ask about."""
+        found = self._takes.get(line)
+        if found is None:
+            found = self._takes[line] = self.can_fuse(line)
+        return found
+
     def is_cheap(self, line: BoundSymbol) -> bool:
         """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does not read it from another one."""
         return False
@@ -71,7 +79,7 @@ class FusionExecutor(Executor):
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""
         lines = trace.bound_symbols
-        takes = functools.cache(self.can_fuse)  # asked for each line more than once
+        takes = self.takes
         groups = convex_regions(lines, takes)
         made: list[BoundSymbol] = []
         counter = 0
@@ -155,8 +163,8 @@ def _size(value: Proxy) -> int | None:
 
 
 def fusible(line: BoundSymbol) -> bool:
-    """What no region contains: lines with effects, those that wait for the device or draw random numbers (unless `rng="fused"`), and what depends on symbolic numbers."""
-    if not line.sym.tags.isdisjoint(_ALONE) and OpTags.OFFERED not in line.sym.tags or line.sym.python_printer is not None or line.sym.is_fusion:
+    """What no region contains: lines with effects, those that wait for the device or draw random numbers, and what depends on symbolic numbers."""
+    if not line.sym.tags.isdisjoint(_ALONE) or line.sym.python_printer is not None or line.sym.is_fusion:
         return False
     return not (has_numbers(line.args) or has_numbers(line.output) or has_numbers(line.kwargs))
 
