@@ -108,6 +108,37 @@ def test_what_pytorch_refuses_is_refused_and_random_numbers_are_its_own(executor
         assert str(ours.value).splitlines()[0] == str(eager.value).splitlines()[0]
 
 
+_MAPS = (
+    torch.abs, torch.asinh, torch.atan, torch.ceil, torch.trunc, torch.cos, torch.tan, torch.digamma, torch.lgamma, torch.erf, torch.erfinv, torch.expm1, torch.sigmoid, torch.isinf,
+    torch.signbit, torch.log1p, torch.rsqrt, torch.sgn, torch.round, torch.nan_to_num, F.silu, F.softplus, F.elu, F.hardswish, F.mish,
+    lambda x: x.fmod(1.5), lambda x: x.remainder(-1.5), lambda x: x.pow(3), lambda x: torch.maximum(x, -x), lambda x: torch.where(x > 0, x, 2.0), lambda x: x.atan2(x + 1.0),
+)  # fmt: skip
+_JOINED = (
+    lambda x: x.sum(), lambda x: x.mean(0), lambda x: x.amax(1), lambda x: x.prod(1), lambda x: x.var(0), lambda x: x.std(1), lambda x: x.logsumexp(0), lambda x: x.argmax(1),
+    lambda x: x.softmax(-1), lambda x: x.log_softmax(0), lambda x: F.layer_norm(x, (10,)), lambda x: F.rms_norm(x, (10,)), lambda x: x.flip(0) * 2, lambda x: torch.cat([x, x * 2], 1),
+    lambda x: F.pad(x, (1, 2, 0, 1), value=3.0), lambda x: x.roll(2, 0) * 2, lambda x: x.tril() * 2, lambda x: x.unfold(0, 3, 1) * 2, lambda x: x.t() * x.t(), lambda x: F.glu(x),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("functions", "dtype"), [(_MAPS, torch.float32), (_JOINED, torch.float32), (_JOINED, torch.bfloat16)])
+def test_functions_agree_with_pytorch(functions, dtype):
+    """All in one region. Values, with infinities and NaNs where these are maps, within the rounding of the type; types, shapes and strides exactly."""
+    torch.manual_seed(0)
+    x = (torch.randn(9, 10) * 2).to(dtype)
+    if functions is _MAPS:
+        x[0, :5] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0])
+
+    def program(x):
+        return [f(x) for f in functions]
+
+    compiled = thunder.jit(program, executors=["inductor"])
+    got, want = compiled(x), program(x)
+    assert sum(name.startswith("Inductor") for name in names(compiled)) <= 2 and len(names(compiled)) < len(functions)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)
+        assert a.stride() == b.stride()
+
+
 def test_complex_numbers_and_sizes_that_data_decides_stay_with_pytorch():
     compiled = thunder.jit(lambda z, x: ((z * 2 + 1) * z, x.nonzero() * 2 + 1), executors=["inductor"])
     z, x = torch.randn(3, dtype=torch.complex64), torch.tensor([0.0, 1.0, 2.0])
@@ -142,3 +173,17 @@ def test_a_region_that_inductor_does_not_compile_is_an_error_that_names_it(monke
     compiled = thunder.jit(lambda x: x.sin() * 7.0 - 0.125, executors=["inductor"])
     with pytest.raises(thunder.errors.MissingImplementationError, match=r"Inductor does not compile a region of sin, mul, sub: no\nLeave the executor"):
         compiled(torch.randn(3))
+
+
+def test_nvfuser_is_a_name_that_says_why_it_takes_nothing(monkeypatch, tmp_path):
+    from thunder import extend
+    from thunder.executors.nvfuserex import nvfuserex
+
+    monkeypatch.setattr(extend, "_warned", set())
+    with pytest.warns(UserWarning, match=r"the executor nvfuser takes nothing here: nvFuser \(the package nvfuser_direct\) is not installed, .*: use executors="):
+        compiled = thunder.jit(lambda x: x.sin() * 2.0 + 1.0, executors=["nvfuser"])
+    x = torch.randn(3)
+    assert torch.equal(compiled(x), x.sin() * 2.0 + 1.0) and names(compiled) == ["sin", "mul", "add"]
+    (tmp_path / "nvfuser_direct.py").write_text("raise ImportError('undefined symbol: c10')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "does not load on PyTorch" in nvfuserex.unavailable() and "undefined symbol: c10" in nvfuserex.unavailable()
