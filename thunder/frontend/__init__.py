@@ -78,7 +78,7 @@ class Captured:
         inputs = [*tensors, *others, *numbers]
         self._placements = {p: c.placements[p] for p in tensors if p in c.placements} if c.placements else {}
         c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [c.number_sources[n.name] for n in numbers]
-        tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
+        tables = {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors)} if c.options.transforms or c.replaced else {}
         if c.recorder.memory.versions:
             tables["written"] = c.recorder.memory.versions
         if copies := c.recorder.memory.copies:
@@ -157,6 +157,11 @@ def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
     paths = {id(t): name for name, t in [*c.fn.named_buffers(), *c.fn.named_parameters()]}
     paths |= {id(table[name]): name for table in c.overrides for name in table}
     return {p.name: paths[id(c.real[p][0])] for p in tensors if id(c.real[p][0]) in paths}
+
+
+def _held(c: Capture, tensors: list[TensorProxy]) -> dict[str, None]:
+    """Names of the arguments that are parameters and buffers of whatever module."""
+    return {p.name: None for p in tensors if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())}
 
 
 class _History:

@@ -24,7 +24,7 @@ from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.distributed.placement import Placement, placement_of
 from thunder.errors import CaptureError
-from thunder.frontend import backward, calls, collectives, containers, opaque_values, triton_kernels
+from thunder.frontend import backward, calls, collectives, containers, distributions, opaque_values, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
@@ -508,7 +508,8 @@ class Capture(Host):
             self.class_name(t, n, a)
             return self.call(a.fget, [o], {}) if a.fget else getattr(o, n)
         if kind == "data":
-            return self._data_attribute(o, t, n, source)
+            getter = self._getter(t, n, a)
+            return self._data_attribute(o, t, n, source) if getter is None else self.call(getter, [a, o, t], {})
         try:
             d = object.__getattribute__(o, "__dict__")
         except AttributeError:
@@ -526,12 +527,22 @@ class Capture(Host):
             self.raw_store(o, n, value)
             return value
         if kind == "get":  # classmethod, staticmethod and other descriptors
+            if (getter := self._getter(t, n, a)) is not None:
+                return self.call(getter, [a, o, t], {})
             if not native_module(owner.__module__):
                 self.class_name(t, n, a)
             return getattr(o, n)
         if kind == "plain":
             return a if native_module(owner.__module__) else self.read(a, self.const(owner).attr(n))
         return self._missing_attribute(o, t, n, source)
+
+    def _getter(self, t: type, n: str, a):
+        """The `__get__` that is written in Python of what stands under a name in a class; None where there is none, or it is a library's that runs natively."""
+        getter = self.slot(type(a), "__get__")
+        if getter is None or native_module(getter.__globals__.get("__name__")):
+            return None
+        self.namespace(next(c for c in t.__mro__ if n in c.__dict__).__dict__, f"{t.__qualname__}.", n, a)  # type: ignore[arg-type]
+        return getter
 
     def _data_attribute(self, o, t: type, n: str, source: Source | None):
         if n == "__class__":
@@ -577,6 +588,9 @@ class Capture(Host):
                 self.namespace(t, f"{t.__qualname__}.", n, value)
 
     def _class_attribute(self, c: type, n: str):
+        kind, a, _ = self.resolve(c, n)
+        if kind in ("get", "data") and (getter := self._getter(c, n, a)) is not None:
+            return self.call(getter, [a, None, c], {})
         value = getattr(c, n)
         t = type(value)
         if t in IDENTITY or isinstance(value, (type, types.MethodType, ENUM)):
@@ -790,7 +804,12 @@ class Capture(Host):
                 break
             if not native_module(type(o).__module__):  # without either an object is true: that must stay so
                 self.guard(self.const(type(o)).attr(n), "noattr", None)
-        return bool(o)
+        try:
+            return bool(o)
+        except CaptureError:
+            if type(o) is TensorProxy and distributions.is_check(self, o):
+                return True
+            raise
 
     def same(self, a, b):
         if a is b:
