@@ -176,6 +176,12 @@ def one_alone(rank, size):
         row_parallel(model, ["head"])
     with pytest.raises(ValueError, match="dimension 0 of places.weight has 5 elements; valid: a multiple of the 2 ranks"):
         row_parallel(model, ["places"])
+    with torch.device("meta"):
+        model = Language()
+    with pytest.raises(RuntimeError, match="parameter head.weight is on the meta device"):
+        column_parallel(model, ["head"])
+    with pytest.raises(RuntimeError, match="tokens.weight is on the meta device"):
+        ddp(model)
     with pytest.raises(TypeError, match="splits Linear and Embedding modules; norm is a LayerNorm"):
         column_parallel(model, ["norm"])
 

@@ -56,7 +56,6 @@ class _Split:
     def write(self, line: BoundSymbol) -> None:
         rule = {LTORCH["linear"]: self.linear, LTORCH["embedding"]: self.embedding}.get(line.sym)
         with recording(Recorder(line.context, lambda: line.location)) as recorder:
-            self.recorder = recorder
             result = None if rule is None else rule(line, *line.args, **line.kwargs)
         made, aliases = adopt(recorder.bound_symbols, result, line.output) if result is not None else ([*recorder.bound_symbols, line], {})
         assert not aliases, "a layer computes its result"
@@ -127,9 +126,9 @@ class _Split:
             self.parts[value] = None if rule is None else rule(self, line)
         return self.parts[value]
 
-    def computed(self, line: BoundSymbol, table: dict, group, dim: int, args=None) -> _Part:
-        """`line` on parts, which makes part `dim` of its result."""
-        args = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, line.args if args is None else args)
+    def computed(self, line: BoundSymbol, table: dict, group, dim: int) -> _Part:
+        """`line` on parts, which makes the part along `dim` of its result."""
+        args = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, line.args)
         return _Part(line.sym(*args, **line.kwargs), group, dim)
 
 

@@ -85,7 +85,7 @@ def _left_for_later(gradient, placement: Placement) -> None:
     left = placement.accumulated
     left.pending = True
     if placement.shards is not None:
-        left.gradient = gradient.clone() if left.gradient is None else left.gradient.add_(gradient)
+        left.gradient = gradient.to(placement.reduce_dtype or gradient.dtype, copy=True) if left.gradient is None else left.gradient.add_(gradient)
 
 
 leave_for_later = Symbol(

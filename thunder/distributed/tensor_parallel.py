@@ -64,6 +64,8 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
 def _split(parameter: torch.nn.Parameter, name: str, part: Slice, device) -> None:
     if placement_of(parameter) is not None:
         raise RuntimeError(f"parameter {name} is distributed already: split it first, and call fsdp or ddp afterwards; a shared parameter is split once")
+    if parameter.is_meta:
+        raise RuntimeError(f"parameter {name} is on the meta device: a part of a layer cannot be filled by its reset_parameters(): make the module on the CPU")
     size = part.shape[part.dim]
     if size % part.group.size():
         raise OptionError(f"dimension {part.dim} of {name} has {size} elements; valid: a multiple of the {part.group.size()} ranks of the group")
