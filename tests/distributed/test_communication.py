@@ -4,8 +4,10 @@ import torch
 
 import thunder
 from tests.distributed.training import batches, compare
+from thunder.core.check import check
 from thunder.core.proxies import FutureTensorProxy, TensorProxy
 from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
+from thunder.distributed.schedule import overlap
 from thunder.transforms.memory_budget import nbytes, roots
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
@@ -184,3 +186,26 @@ def gradients_of_their_own(rank, size):
 
 def test_gradients_that_others_read_are_not_overwritten(ranks):
     ranks(2)(gradients_of_their_own)
+
+
+def waits_in_another_order(rank, size):
+    """What a fusion executor may leave: the second collective is waited for first. One at a time may be under way."""
+    group = torch.distributed.group.WORLD
+
+    def program(a, b):
+        first, second = thunder.torch.all_gather(a, group, True), thunder.torch.all_gather(b, group, True)
+        y = thunder.torch.wait(second) * 2
+        return thunder.torch.wait(first) + y
+
+    compiled = thunder.jit(program)
+    a, b = torch.full((2,), 1.0 + rank), torch.full((2,), 3.0 + rank)
+    wanted = compiled(a, b)
+    assert wanted.tolist() == [7.0, 7.0, 10.0, 10.0]
+    undeleted = thunder.last_traces(compiled)[-2]
+    scheduled = check(overlap(undeleted, 1))
+    assert torch.equal(scheduled.python_callable()(a, b), wanted)
+    assert [line.sym.name for line in scheduled.bound_symbols][:3] == ["all_gather_impl", "all_gather_impl", "wait_impl"]
+
+
+def test_a_collective_has_started_when_it_is_waited_for(ranks):
+    ranks(2)(waits_in_another_order)

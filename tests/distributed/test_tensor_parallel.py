@@ -69,9 +69,9 @@ def split_gated(m, group=None):
     return row_parallel(column_parallel(m, ["gate", "up"], group), ["down"], group)
 
 
-def split_language(m, group=None):
-    m = column_parallel(m, ["places", "attention.q", "attention.k", "attention.v", "head"], group)
-    return row_parallel(m, ["tokens", "attention.o"], group)
+def split_language(m, group=None, sequence_dim=None):
+    m = column_parallel(m, ["places", "attention.q", "attention.k", "attention.v", "head"], group, sequence_dim=sequence_dim)
+    return row_parallel(m, ["tokens", "attention.o"], group, sequence_dim=sequence_dim)
 
 
 def counts(trace, *names) -> tuple[int, ...]:
@@ -136,6 +136,25 @@ def test_layers_train_as_in_one_process(ranks):
     ranks(2)(language, True)
 
 
+def shares_sequences(rank, size):
+    data = batches(size, torch.float64, lambda g: torch.randint(0, 12, (3, 4), generator=g))
+    mine = train(made(Language), lambda m: split_language(m, sequence_dim=1), data)
+    forward, backward = thunder.last_traces(mine)[-1], thunder.last_backward_traces(mine)[-1]
+    # tokens and attention are summed to parts; what q, k and v read and what the head reads is gathered; places and the head's result are joined
+    assert counts(forward, "all_reduce", "reduce_scatter", "all_gather") == (0, 2, 4)
+    norms = [line for line in forward.bound_symbols if "layer_norm" in str(line)]
+    assert [tuple(line.inputs[0].shape) for line in norms] == [(3, 2, 8)]  # of this rank's places
+    # gradients of the norm, which are sums over places, are summed over ranks
+    assert counts(backward, "all_reduce")[0] >= 1
+    whole = made(Language)
+    odd = torch.randint(0, 12, (3, 3), generator=torch.Generator().manual_seed(0))
+    close(thunder.jit(split_language(made(Language), sequence_dim=1))(odd).detach(), whole(odd).detach(), "a sequence that the ranks do not divide")
+
+
+def test_ranks_share_sequences_between_layers(ranks):
+    ranks(2)(shares_sequences)
+
+
 def one_alone(rank, size):
     class Tied(torch.nn.Module):
         """The weight of a split embedding is used whole as well."""
@@ -157,6 +176,12 @@ def one_alone(rank, size):
         row_parallel(model, ["head"])
     with pytest.raises(ValueError, match="dimension 0 of places.weight has 5 elements; valid: a multiple of the 2 ranks"):
         row_parallel(model, ["places"])
+    with torch.device("meta"):
+        model = Language()
+    with pytest.raises(RuntimeError, match="parameter head.weight is on the meta device"):
+        column_parallel(model, ["head"])
+    with pytest.raises(RuntimeError, match="tokens.weight is on the meta device"):
+        ddp(model)
     with pytest.raises(TypeError, match="splits Linear and Embedding modules; norm is a LayerNorm"):
         column_parallel(model, ["norm"])
 

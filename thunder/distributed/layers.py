@@ -6,6 +6,9 @@ After:  `x0 = copy_to_ranks(x, group)`, `y0 = linear(x0, t_w_part, None)`, `y = 
 Before: `t_v = join_ranks(t_v_part, group, 1)`, `z = linear(gelu(y), t_v, None)`.
 After:  `z0 = linear(gelu(y0), t_v_part, None)`, `z = sum_over_ranks(z0, group)`: where what a layer reads can be computed of parts, it is, and what was joined for it is dropped.
 What else a program does with a split weight it does with the whole one, which is joined for it.
+
+With a sequence dimension what a row-split layer gives is summed to parts along it, which norms and residual sums are computed of, and a column-split layer gathers them:
+`z1 = sum_of_parts(z0, group, 1)`, `h1 = layer_norm(add(x1, z1), ...)`, `h = gather_parts(h1, group, 1)`, `y0 = linear(h, t_w_part, None)`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 from thunder.core.proxies import Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
-from thunder.distributed.tensor_parallel import copy_to_ranks, join_ranks, part_of_rank, sum_over_ranks
+from thunder.distributed.tensor_parallel import copy_to_ranks, gather_parts, join_ranks, part_of_rank, sum_of_parts, sum_over_ranks
 from thunder.ops import LTORCH
 from thunder.transforms.dce import dce
 
@@ -31,16 +34,20 @@ class _Part(NamedTuple):
     dim: int
 
 
-def split_layers(trace: Trace) -> Trace:
-    """Linear and embedding layers whose weights are split compute parts, and what lies between two of them is computed of parts where that is the same."""
-    state = _Split()
+def split_layers(trace: Trace, sequences: dict[Any, int]) -> Trace:
+    """Linear and embedding layers whose weights are split compute parts, and what lies between two of them is computed of parts where that is the same.
+
+    sequences: by group, the dimension of activations that its ranks share between layers.
+    """
+    state = _Split(sequences)
     for line in trace.bound_symbols:
         state.write(line)
     return dce(trace.replace(bound_symbols=state.lines))
 
 
 class _Split:
-    def __init__(self):
+    def __init__(self, sequences: dict[Any, int]):
+        self.sequences = sequences
         self.lines: list[BoundSymbol] = []
         self.maker: dict[Proxy, BoundSymbol] = {}
         self.parts: dict[Proxy, _Part | None] = {}
@@ -49,7 +56,6 @@ class _Split:
     def write(self, line: BoundSymbol) -> None:
         rule = {LTORCH["linear"]: self.linear, LTORCH["embedding"]: self.embedding}.get(line.sym)
         with recording(Recorder(line.context, lambda: line.location)) as recorder:
-            self.recorder = recorder
             result = None if rule is None else rule(line, *line.args, **line.kwargs)
         made, aliases = adopt(recorder.bound_symbols, result, line.output) if result is not None else ([*recorder.bound_symbols, line], {})
         assert not aliases, "a layer computes its result"
@@ -67,8 +73,8 @@ class _Split:
         group, last = part.group, len(x.shape) - 1
         if part.dim == 0:
             own = None if bias is None else self.own(bias, group, 0)
-            return join_ranks(LTORCH["linear"](self.copied(x, group), part.value, own), group, last)
-        out = sum_over_ranks(LTORCH["linear"](self.own(x, group, last), part.value, None), group)
+            return join_ranks(LTORCH["linear"](self.gathered(x, group), part.value, own), group, last)
+        out = self.summed(LTORCH["linear"](self.own(x, group, last), part.value, None), group)
         return out if bias is None else LTORCH["add"](out, bias)
 
     def embedding(self, line: BoundSymbol, ids, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
@@ -82,12 +88,28 @@ class _Split:
         elsewhere = LTORCH["logical_or"](LTORCH["lt"](ids, first), LTORCH["ge"](ids, first + rows))
         mine = None if padding_idx is None or not first <= padding_idx % weight.shape[0] < first + rows else padding_idx % weight.shape[0] - first
         found = LTORCH["embedding"](LTORCH["masked_fill"](LTORCH["sub"](ids, first), elsewhere, 0), part.value, mine)
-        return sum_over_ranks(LTORCH["masked_fill"](found, LTORCH["unsqueeze"](elsewhere, -1), 0), part.group)
+        return self.summed(LTORCH["masked_fill"](found, LTORCH["unsqueeze"](elsewhere, -1), 0), part.group)
 
     def copied(self, x: TensorProxy, group) -> TensorProxy:
         if (x, group) not in self.copies:
             self.copies[x, group] = copy_to_ranks(x, group)
         return self.copies[x, group]
+
+    def summed(self, out: TensorProxy, group) -> TensorProxy:
+        """The sum over ranks of what each of them gives: whole, or of its parts along the sequence."""
+        dim = self.sequences.get(group)
+        if dim is None or dim >= len(out.shape) - 1 or out.shape[dim] % group.size():
+            return sum_over_ranks(out, group)
+        return join_ranks(sum_of_parts(out, group, dim), group, dim)
+
+    def gathered(self, x: TensorProxy, group) -> TensorProxy:
+        """What a column-split layer reads: each rank computes something else with it."""
+        part = self.part(x) if group in self.sequences else None
+        if part is None or (part.group, part.dim) != (group, self.sequences[group]):
+            return self.copied(x, group)
+        if (part.value, group) not in self.copies:
+            self.copies[part.value, group] = gather_parts(part.value, group, part.dim)
+        return self.copies[part.value, group]
 
     def own(self, value: TensorProxy, group, dim: int) -> TensorProxy:
         """This rank's part of a value along a dimension: computed of parts, or cut out."""
@@ -104,9 +126,9 @@ class _Split:
             self.parts[value] = None if rule is None else rule(self, line)
         return self.parts[value]
 
-    def computed(self, line: BoundSymbol, table: dict, group, dim: int, args=None) -> _Part:
-        """`line` on parts, which makes part `dim` of its result."""
-        args = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, line.args if args is None else args)
+    def computed(self, line: BoundSymbol, table: dict, group, dim: int) -> _Part:
+        """`line` on parts, which makes the part along `dim` of its result."""
+        args = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, line.args)
         return _Part(line.sym(*args, **line.kwargs), group, dim)
 
 
@@ -126,9 +148,12 @@ def _elementwise(state: _Split, line: BoundSymbol) -> _Part | None:
     tensors = [p for p in dict.fromkeys(line.inputs) if isinstance(p, TensorProxy)]
     known = {p: part for p in tensors if (part := state.part(p)) is not None}
     places = {(part.group, part.dim - len(p.shape)) for p, part in known.items()}
+    if len(places) > 1:  # parts of sequences and of features: the features are joined
+        places = {(group, dim) for group, dim in places if state.sequences.get(group) == rank + dim}
     if len(places) != 1:
         return None
     group, place = places.pop()
+    known = {p: part for p, part in known.items() if (part.group, part.dim - len(p.shape)) == (group, place)}
     size = line.output.shape[place]
     table = {p: part.value for p, part in known.items()}
     for p in tensors:
@@ -190,6 +215,15 @@ def _attention(state: _Split, line: BoundSymbol) -> _Part | None:
     return part if part is not None and part.dim == len(line.output.shape) - 3 else None
 
 
+def _normalized(state: _Split, line: BoundSymbol) -> _Part | None:
+    """Norms over other dimensions than that of the parts."""
+    part = state.part(line.inputs[0])
+    if part is None or part.dim >= len(line.output.shape) - len(line.args[1]):
+        return None
+    table = {p: state.copied(p, part.group) for p in line.inputs[1:]} | {line.inputs[0]: part.value}
+    return state.computed(line, table, part.group, part.dim)
+
+
 def _along_dim(state: _Split, line: BoundSymbol) -> _Part | None:
     """softmax and its like, of another dimension than that of the parts."""
     part = state.part(line.inputs[0])
@@ -200,4 +234,5 @@ def _along_dim(state: _Split, line: BoundSymbol) -> _Part | None:
 _RULES = {
     **dict.fromkeys(("reshape", "view", "flatten", "unflatten"), _reshaped), **dict.fromkeys(("transpose", "permute", "t"), _transposed),
     "contiguous": _elementwise, "matmul": _apart(-1, -2), "scaled_dot_product_attention": _attention, "softmax": _along_dim, "log_softmax": _along_dim,
+    "layer_norm": _normalized, "rms_norm": _normalized,
 }  # fmt: skip

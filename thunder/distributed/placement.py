@@ -51,11 +51,15 @@ class Accumulated:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along `dim` of the whole `shape`, its own."""
+    """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along `dim` of the whole `shape`, its own.
+
+    sequence_dim: the dimension of activations that the ranks share between such layers; None: each has all of them.
+    """
 
     group: Any
     dim: int
     shape: tuple[int, ...]
+    sequence_dim: int | None = None
 
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
         """A view."""

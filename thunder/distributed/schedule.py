@@ -53,7 +53,7 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
     readers = _reader_counts(trace)
     head: list[BoundSymbol] = []  # unpacks what a backward is given
     for line in trace.bound_symbols:
-        if line.sym.python_printer is not None and not line.args == () and all(i in ready for i in line.inputs):
+        if line.sym.python_printer is not None and line.args and all(i in ready for i in line.inputs):
             ready.update(line.outputs)
             head.append(line)
             moved.add(id(line))
@@ -64,27 +64,34 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
                 moved.update(map(id, queue[-1]))
             elif not _waits(line) and all(readers[o] == 1 for o in line.outputs):
                 chains |= dict.fromkeys(line.outputs, (*before, line))
+    waiting = {o for group in queue for o in group[-1].outputs}
     lines = head
     flying: dict[BoundSymbol, int] = {}  # collectives that nobody waits for yet, and their bytes
     started: dict[Proxy, BoundSymbol] = {}
 
     def start() -> None:
-        while queue and (not flying or sum(flying.values()) + _size(queue[0][-1]) <= limit):
-            group = queue.popleft()
-            lines.extend(group)
-            flying[group[-1]] = _size(group[-1])
-            started.update(dict.fromkeys(group[-1].outputs, group[-1]))
+        group = queue.popleft()
+        lines.extend(group)
+        flying[group[-1]] = _size(group[-1])
+        started.update(dict.fromkeys(group[-1].outputs, group[-1]))
 
-    if queue:
-        start()
+    def start_more() -> None:
+        while queue and (not flying or sum(flying.values()) + _size(queue[0][-1]) <= limit):
+            start()
+
+    start_more()
     for line in trace.bound_symbols:
         if id(line) in moved:
             continue
-        lines.append(line)
         if _waits(line):
-            landed = [started[i] for i in line.inputs if i in started]
-            if any(flying.pop(each, None) is not None for each in landed):  # the first wait is for all that started as one
+            while queue and any(i not in started and i in waiting for i in line.inputs):  # a fusion executor may have changed the order
                 start()
+            landed = [flying.pop(started[i], None) for i in line.inputs if i in started]
+            lines.append(line)
+            if any(size is not None for size in landed):  # the first wait is for all that started as one
+                start_more()
+        else:
+            lines.append(line)
     assert not queue, "every collective is waited for, which starts the next ones"
     return lines
 
@@ -126,7 +133,7 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
             held[line] = None
             maker.update(dict.fromkeys(line.outputs, line))
             continue
-        if line.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE}:  # it may write to what a collective reads
+        if OpTags.IN_PLACE in line.sym.tags:  # it may write to what a collective reads
             for waiting in list(held):
                 write(waiting)
         for i in line.inputs:

@@ -85,7 +85,7 @@ def _left_for_later(gradient, placement: Placement) -> None:
     left = placement.accumulated
     left.pending = True
     if placement.shards is not None:
-        left.gradient = gradient.clone() if left.gradient is None else left.gradient.add_(gradient)
+        left.gradient = gradient.to(placement.reduce_dtype or gradient.dtype, copy=True) if left.gradient is None else left.gradient.add_(gradient)
 
 
 leave_for_later = Symbol(
@@ -122,7 +122,8 @@ def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement
     if paths := tables.get("parameters"):
         tables["parameters"] = paths | {held.name: paths[a.name] for a, held in args.items() if a.name in paths}
     made = computation.replace(args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args], bound_symbols=lines, tables=tables)
-    return split_layers(made) if any(p.slice is not None for p in placements.values()) else made
+    slices = [p.slice for p in placements.values() if p.slice is not None]
+    return split_layers(made, {s.group: s.sequence_dim for s in slices if s.sequence_dim is not None}) if slices else made
 
 
 def _whole(seen: TensorProxy, held: TensorProxy, placement: Placement, synchronized: bool, computation: Trace, context: Context) -> list[BoundSymbol]:

@@ -1,6 +1,6 @@
 """Tensor parallelism: every rank holds a part of a layer's weight and computes a part of its result, for the same data.
 
-`column_parallel` and `row_parallel` prepare a module; what its programs do then is a transform (`thunder.distributed.layers`). The four operations here are what such programs
+`column_parallel` and `row_parallel` prepare a module; what its programs do then is a transform (`thunder.distributed.layers`). The operations here are what such programs
 move: each is the derivative of another one, and all ranks have the same loss (M. Shoeybi et al. 2019, "Megatron-LM", section 3).
 """
 
@@ -15,33 +15,37 @@ from thunder.core.symbol import Symbol
 from thunder.distributed.placement import Placement, Slice, place, placement_of
 from thunder.errors import OptionError
 from thunder.ops import LTORCH
-from thunder.ops.collectives import all_gather, all_reduce, group_of, wait
+from thunder.ops.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
 
-__all__ = ["column_parallel", "row_parallel", "copy_to_ranks", "sum_over_ranks", "join_ranks", "part_of_rank"]
+__all__ = ["column_parallel", "row_parallel", "copy_to_ranks", "sum_over_ranks", "join_ranks", "part_of_rank", "gather_parts", "sum_of_parts"]
 
 
-def column_parallel(model, target_modules: Sequence[str], process_group=None, *, device: torch.device | str | None = None):
+def column_parallel(model, target_modules: Sequence[str], process_group=None, *, device: torch.device | str | None = None, sequence_dim: int | None = None):
     """Every rank of a group computes some of the features of `target_modules`, Linear or Embedding modules by their paths.
 
     model: a module or what `thunder.jit` made of one; it is changed in place and returned. Its weights (and biases) are parts from then on: rows of a Linear's, columns of an
     Embedding's.
     process_group: a ProcessGroup or DeviceMesh of one dimension, the default group where it is None. device: where the parts go; None: where the parameters are.
+    sequence_dim: between such layers every rank computes some of the elements along this dimension of activations, of norms and residual sums too (V. Korthikanti et al. 2022,
+    "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2); None: all of them.
     Every rank has to hold the same parameters before, and to call the module with the same data. `fsdp` may follow, over a group of its own.
 
     Raises TypeError for modules that are neither, OptionError for sizes that the group does not divide, RuntimeError for parameters that are distributed already.
     """
-    return _parallel(model, target_modules, process_group, device, {torch.nn.Linear: {"weight": 0, "bias": 0}, torch.nn.Embedding: {"weight": 1}}, "column_parallel")
+    dimensions = {torch.nn.Linear: {"weight": 0, "bias": 0}, torch.nn.Embedding: {"weight": 1}}
+    return _parallel(model, target_modules, process_group, device, dimensions, sequence_dim, "column_parallel")
 
 
-def row_parallel(model, target_modules: Sequence[str], process_group=None, *, device: torch.device | str | None = None):
+def row_parallel(model, target_modules: Sequence[str], process_group=None, *, device: torch.device | str | None = None, sequence_dim: int | None = None):
     """Every rank of a group multiplies some of the features that come in to `target_modules`, or looks up some of the rows, and the results are summed.
 
     Arguments and errors are those of `column_parallel`; a Linear's weight is split by columns, its bias is held by every rank, an Embedding's weight is split by rows.
     """
-    return _parallel(model, target_modules, process_group, device, {torch.nn.Linear: {"weight": 1}, torch.nn.Embedding: {"weight": 0}}, "row_parallel")
+    dimensions = {torch.nn.Linear: {"weight": 1}, torch.nn.Embedding: {"weight": 0}}
+    return _parallel(model, target_modules, process_group, device, dimensions, sequence_dim, "row_parallel")
 
 
-def _parallel(model, target_modules, process_group, device, dimensions: dict, what: str):
+def _parallel(model, target_modules, process_group, device, dimensions: dict, sequence_dim: int | None, what: str):
     module, group = getattr(model, "_lc_original", model), group_of(process_group)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
@@ -53,13 +57,15 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, wh
         for name, dim in split.items():
             parameter = getattr(target, name)
             if parameter is not None:
-                _split(parameter, f"{path}.{name}", Slice(group, dim, tuple(parameter.shape)), device)
+                _split(parameter, f"{path}.{name}", Slice(group, dim, tuple(parameter.shape), sequence_dim), device)
     return model
 
 
 def _split(parameter: torch.nn.Parameter, name: str, part: Slice, device) -> None:
     if placement_of(parameter) is not None:
         raise RuntimeError(f"parameter {name} is distributed already: split it first, and call fsdp or ddp afterwards; a shared parameter is split once")
+    if parameter.is_meta:
+        raise RuntimeError(f"parameter {name} is on the meta device: a part of a layer cannot be filled by its reset_parameters(): make the module on the CPU")
     size = part.shape[part.dim]
     if size % part.group.size():
         raise OptionError(f"dimension {part.dim} of {name} has {size} elements; valid: a multiple of the {part.group.size()} ranks of the group")
@@ -89,6 +95,9 @@ copy_to_ranks = Symbol("copy_to_ranks", lambda a, group: like(a), module="ltorch
 sum_over_ranks = Symbol("sum_over_ranks", lambda a, group: like(a), module="ltorch", decomposition=lambda a, group: wait(all_reduce(a, "sum", group, True)))
 join_ranks = Symbol("join_ranks", _joined_meta, module="ltorch", decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)))
 part_of_rank = Symbol("part_of_rank", _part_meta, module="ltorch", decomposition=_part)
+# what every rank computes with a joined value differs: the gradients of it are summed
+gather_parts = Symbol("gather_parts", _joined_meta, module="ltorch", decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)))
+sum_of_parts = Symbol("sum_of_parts", _part_meta, module="ltorch", decomposition=lambda a, group, dim: wait(reduce_scatter(a, "sum", group, True, dim)))
 
 
 @copy_to_ranks.vjp
@@ -113,3 +122,15 @@ def _(a, group, dim):
 def _(a, group, dim):
     g = yield part_of_rank(a, group, dim)
     return (join_ranks(g, group, dim),)
+
+
+@gather_parts.vjp
+def _(a, group, dim):
+    g = yield gather_parts(a, group, dim)
+    return (sum_of_parts(g, group, dim),)
+
+
+@sum_of_parts.vjp
+def _(a, group, dim):
+    g = yield sum_of_parts(a, group, dim)
+    return (gather_parts(g, group, dim),)
