@@ -509,8 +509,8 @@ def jit_with(fn: Callable, options: JitOptions):
         fn = fn._model
     if isinstance(fn, Compiled):
         fn = fn.fn
-    if isinstance(fn, torch.nn.parallel.DistributedDataParallel):
-        raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
+    if isinstance(fn, torch.nn.Module):
+        _refuse_distributed(fn)
     compiled = Compiled(fn, options)
     if not isinstance(fn, torch.nn.Module):
         return compiled
@@ -519,6 +519,19 @@ def jit_with(fn: Callable, options: JitOptions):
         if asked(transform, "transform_module"):
             transform.transform_module(module)
     return module
+
+
+def _refuse_distributed(module: torch.nn.Module) -> None:
+    """Wrappers of PyTorch's go around a compiled module, not into it. Raises NotImplementedError for them."""
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
+    if any(kind.__module__.startswith("torch.distributed.fsdp") for m in module.modules() for kind in type(m).__mro__):
+        raise NotImplementedError("thunder.jit of a module under FSDP: compile the module first, then shard the result, or use thunder.distributed.fsdp")
+    for name, parameter in module.named_parameters():
+        if type(parameter).__module__.startswith("torch.distributed.tensor"):
+            raise NotImplementedError(
+                f"thunder.jit of a module whose parameter {name} is a DTensor: use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module"
+            )
 
 
 def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import TensorProxy, numbers_in, proxies_in
+from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.distributed.placement import synchronizes
+from thunder.distributed.placement import check_all_placed, synchronizes
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
@@ -27,6 +27,7 @@ from thunder.frontend.functional import Transformed
 from thunder.frontend.guards import PrologueWriter
 from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
+from thunder.ops.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import asked, check_replaced, transform_traces
@@ -41,6 +42,8 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
         self.parameters = c.parameters
+        with recording(c.recorder):  # a future that is returned is waited for
+            result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
@@ -106,6 +109,8 @@ class Captured:
         for table in filter(None, overrides):
             check_replaced(self.computation, table)
         if self._placements:
+            if model is not None:
+                check_all_placed(model)
             synchronized = synchronizes()
             made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements, synchronized))
             self.computation_traces.append(made)
