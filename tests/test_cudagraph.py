@@ -15,6 +15,7 @@ import thunder
 from thunder.core.check import check
 from thunder.core.symbol import OpTags
 from thunder.extend import OperatorExecutor
+from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 from thunder.transforms import cudagraph
 from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion, Memory
 
@@ -30,21 +31,26 @@ class ImitatedMemory(Memory):
         if self.recording:
             raise RuntimeError("operation not permitted when stream is capturing")
         before, generator = [t.clone() for t in inputs], torch.get_rng_state()
+        for t in inputs:
+            if not t.is_floating_point():
+                t.data.zero_()  # nothing was copied there yet, and the CPU looks at indices
         outputs = run(*inputs)
         for t, b in zip(inputs, before, strict=True):
             if not torch.equal(t, b):
                 t.data.copy_(b)
         torch.set_rng_state(generator)
-        results = {r.data_ptr(): r for other in cudagraph._RECORDINGS for r in other.results if r is not None}
-        inputs = [results.get(t.data_ptr(), t) for t in inputs]
+        results = {r.untyped_storage()._cdata: r for other in cudagraph._RECORDINGS for r in other.results if r is not None}
+        views = [(results.get(t.untyped_storage()._cdata, t), t.shape, t.stride(), t.storage_offset()) for t in inputs]  # a graph knows addresses, and holds nothing
+        addresses = {t.data_ptr() for t in inputs}
+        del inputs
         kept = [o.detach() for o in outputs]
         for o in outputs:  # a recording computes nothing
-            if all(o.data_ptr() != t.data_ptr() for t in inputs):
+            if o.data_ptr() not in addresses:
                 o.data.fill_(torch.nan if o.is_floating_point() else 99)
 
         def replay():
             self.replays += 1
-            for o, new in zip(kept, run(*inputs), strict=True):
+            for o, new in zip(kept, run(*(t.as_strided(*view) for t, *view in views)), strict=True):
                 if o.data_ptr() != new.data_ptr():
                     o.data.copy_(new)
 
@@ -237,6 +243,38 @@ def test_parameters_of_modules_that_a_function_calls_are_not_copied(transform, d
         assert len(recording.copied) == 1 and not others
 
 
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_an_argument_that_stays_is_not_copied(transform, device):
+    compiled = thunder.jit(lambda x, y: (x.sin() + 1) * y, transforms=[transform()])
+    x, others = torch.randn(4, device=device), [torch.randn(4, device=device) for _ in range(5)]
+    for y in others:
+        torch.testing.assert_close(compiled(x, y), (x.sin() + 1) * y)
+    (recording,) = recordings(compiled)
+    assert len(recording.stay) == len(recording.copied) == 1
+    x.copy_(torch.randn(4))  # what is there is read
+    torch.testing.assert_close(compiled(x, y), (x.sin() + 1) * y)
+    for x in others:
+        torch.testing.assert_close(compiled(x, y), (x.sin() + 1) * y)
+    (recording,) = recordings(compiled)
+    assert not recording.stay and len(recording.copied) == 2
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_transformer_learns(transform, device):
+    torch.manual_seed(0)
+    module = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2, n_head=2, n_embd=32)).to(device)
+    compiled = thunder.jit(module, transforms=[transform()], executors=["sdpa"])
+    for _ in range(4):
+        tokens, targets = torch.randint(0, 32, (2, 2, 16), device=device)
+        gradients = []
+        for f in (compiled, module):
+            loss = f(tokens, targets)[1]  # no cotangent comes for the logits
+            gradients.append((loss.detach(), *torch.autograd.grad(loss, list(module.parameters()))))
+        torch.testing.assert_close(*gradients)
+        del gradients
+    assert len(graphs(thunder.last_traces(compiled)[-1])) == 1
+
+
 def test_parameters_that_move_all_the_time():
     module = model().requires_grad_(False)
     transform = Imitated()
@@ -424,22 +462,23 @@ def test_streams():
 
 @on_gpu
 def test_memory_is_shared_by_the_programs_of_one_transform():
-    module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4))).cuda().requires_grad_(False)
+    """Two large values inside, small results."""
+    module = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 64)).cuda().requires_grad_(False)
     taken = {}
     for share in (True, False):
         compiled = thunder.jit(module, transforms=[CUDAGraphTransform(share_mem_pool=share)])
         gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
-        for rows in range(4000, 4008):
-            x = torch.randn(rows, 1024, device="cuda")
+        for rows in range(4000, 4006):
+            x = torch.randn(rows, 64, device="cuda")
             for _ in range(3):
                 torch.testing.assert_close(compiled(x), module(x))
         del x
         torch.cuda.empty_cache()
         taken[share] = torch.cuda.memory_reserved() - before
         del compiled
-    assert taken[True] < 0.7 * taken[False]
+    assert taken[True] < 0.5 * taken[False], taken
 
 
 def test_recordings_end_with_their_function():

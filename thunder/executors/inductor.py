@@ -38,6 +38,8 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 class InductorExecutor(FusionExecutor):
     """label: what its regions are called. products: whether they contain matrix products and attention."""
 
+    capturable = True
+
     def __init__(self, name: str, label: str, products: bool):
         super().__init__(name, version=torch.__version__)
         self.label, self.products = label, products

@@ -7,7 +7,7 @@ outside says why in a comment above it.
 
 A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from then on. What it reads is copied to where the
 recording expects it, except for parameters, buffers, what it writes to, and what other graphs saved for it: their addresses are looked at, and other ones are another
-recording. Recordings share memory, where their results stay until the next replay:
+recording. So are, without grad, arguments that come in at the same address twice, until they do not. Recordings share memory, where their results stay until the next replay:
 
 - what the program returns is copied out of it, except for gradients, as they are large;
 - gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would overwrite it (gradients that are accumulated, two
@@ -294,7 +294,8 @@ class GraphedRegion:
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
         self.recordings: list[Recording] = []
-        self.seen: set[tuple] = set()
+        self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
+        self.moves = not all(returned)  # whether arguments are copied, and not read where they are: another recording would need room for its results
         self.off: str | None = None  # why it is not recorded any more
         self.warned = False
 
@@ -304,10 +305,12 @@ class GraphedRegion:
         with self.memory.lock:
             strides = [t.stride() for t in tensors]
             setting = [*kernel_flags(), *(tensors[i].data_ptr() for i in self.fixed)]
-            for recording in self.recordings:
-                if recording.strides == strides and recording.setting == setting:
-                    break
-            else:
+            recording = next((r for r in self.recordings if r.strides == strides and r.setting == setting), None)
+            if recording is not None and not recording.finds(tensors):
+                self.moves = True
+                self.recordings.remove(recording)
+                recording = None
+            if recording is None:
                 recording = self._record(strides, setting, tensors)
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
@@ -321,8 +324,9 @@ class GraphedRegion:
     def _record(self, strides: list, setting: list, tensors: Sequence[torch.Tensor]) -> Recording | None:
         """A recording for inputs like these, if they come in like this for the second time: what runs first may compile, or choose kernels."""
         key = (*strides, *setting)
+        addresses = [t.data_ptr() for t in tensors]
         if key not in self.seen:
-            self.seen.add(key)
+            self.seen[key] = addresses
             if len(self.seen) > 4 * RECORDINGS:
                 self.stop(f"its parameters, or what it writes to, were at {len(self.seen)} places in memory")
             return None
@@ -332,7 +336,8 @@ class GraphedRegion:
             self._warn(f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, or addresses of parameters")
             return None
         try:
-            recording = Recording(self, strides, setting, tensors)
+            stay = [] if self.moves else [i for i, (a, b) in enumerate(zip(addresses, self.seen[key], strict=True)) if a == b]
+            recording = Recording(self, strides, setting, tensors, stay)
         except Refused as reason:
             return self.stop(str(reason))
         except RuntimeError as error:
@@ -352,15 +357,18 @@ class GraphedRegion:
 
 
 class Recording:
-    """What a region launches for inputs of these strides, and where it leaves its results. setting: PyTorch's flags, and the addresses of fixed inputs."""
+    """What a region launches for inputs of these strides, and where it leaves its results. setting: PyTorch's flags, and the addresses of fixed inputs. stay: places of inputs
+    that are read where they are."""
 
-    def __init__(self, region: GraphedRegion, strides: list, setting: list, tensors: Sequence[torch.Tensor]):
+    def __init__(self, region: GraphedRegion, strides: list, setting: list, tensors: Sequence[torch.Tensor], stay: Sequence[int]):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
         self.strides, self.setting, self.number = strides, setting, 0
         others = [i for i in range(len(tensors)) if i not in region.fixed]
         self.pooled = [i for i in others if _is_result(tensors[i])]
         self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
-        copied = [i for i in others if i not in self.pooled]
+        self.stay = [i for i in others if i in stay and i not in self.pooled]
+        self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
+        copied = [i for i in others if i not in self.pooled and i not in self.stay]
         inputs = list(tensors)
         self.copied: list[tuple[int, tuple | None]] = []  # place, and the part to copy where elements lie upon each other
         self.buffers = []
@@ -416,6 +424,10 @@ class Recording:
     def is_wanted(self) -> bool:
         region = self.region()
         return region is not None and any(r is self for r in region.recordings)
+
+    def finds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether what is read where it is is there."""
+        return [tensors[i].data_ptr() for i in self.stay] == self.stay_addresses
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether what other graphs give is where this one looks for it; it is not where one of them did not run as a graph."""
