@@ -3,7 +3,8 @@
     thunder.jit(model, executors=["triton_fuser"])
 
 Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two lines as comments below; the kernel's text is
-`thunder.examine.get_fusions(trace)[0][1].source`. Matrix products, attention and random numbers stay with PyTorch. How kernels are made: `thunder/executors/triton_kernels`.
+`thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention stay with PyTorch, and, unless `rng="fused"`, random
+numbers. How kernels are made: `thunder/executors/triton_kernels`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.backward import parts
+from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["triton_fuser"]
@@ -51,9 +53,9 @@ class TritonFuser(FusionExecutor):
         return not _reduces(line) and not _contains(line, ("sin", "cos"))
 
     def should_fuse(self, region: Region) -> bool:
-        """Views and copies alone are no work, and one operation is PyTorch's already."""
+        """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed by a kernel."""
         computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
-        return len(computing) > 1
+        return len(computing) > 1 or any(line.sym is uniform_philox for line in computing)
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))

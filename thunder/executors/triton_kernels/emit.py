@@ -398,12 +398,21 @@ class _Emitter:
                 return self._emit(f"{_bracketed(at.text)}.to({_compute(v.dtype)})", at.variables)
             number = f"{_bracketed(at.text)}.to(tl.{'int64' if isinstance(start, int) and isinstance(step, int) else 'float64'}) * {step} + {start}"
             return self._cast_text(number, v.dtype, at.variables)
+        if kind == "philox":
+            return self._drawn(v, place)
         if kind == "gather":
             return self._gathered(v, place, conditions)
         if kind in ("cat", "pad"):
             return self._chosen(v, place, conditions)
         ((operand, there, _),) = sources(v, place)
         return self.value(operand, there, conditions)
+
+    def _drawn(self, v: Value, place: Place) -> _Term:
+        offset, low, high = v.what
+        seed, at = self.value(v.operands[0], (), ()), self.index(join(place, strides_of(v.shape)))
+        halves = f"{_bracketed(at.text)}.to(tl.int32), ({at.text} >> 32).to(tl.int32)" if self.wide else f"{at.text}, 0"
+        self.helpers["_uniform"] = None
+        return self._emit(f"_uniform({seed.text}, {offset}, {halves}) * {high - low} + {low}", at.variables)
 
     def _mapped(self, v: Value, place: Place, conditions: tuple) -> _Term:
         function = FUNCTIONS[v.what]
@@ -582,7 +591,7 @@ def _literal(x, d: dtype) -> str:
     if d.category == BOOL:
         return str(bool(x))
     if d.category != FLOAT:
-        return str(int(x))
+        return str((int(x) - _INTEGER_BOUNDS[d.name][0]) % 2 ** (8 * d.bytes) + _INTEGER_BOUNDS[d.name][0])  # as PyTorch wraps numbers around
     x = float(x)
     if d.bytes <= 4:
         try:

@@ -280,6 +280,8 @@ class _Scheduler:
                 stack += [(value.operands[1], place), (value.operands[0], (*place[: value.what], at, *place[value.what + 1 :]))]
             elif value.kind == "input":
                 inputs[value] = None
+            elif value.kind == "philox":
+                stack.append((value.operands[0], ()))
             elif value.kind not in ("number", "iota"):
                 stack += [(operand, there) for operand, there, _ in sources(value, place)]
         self.visited += len(seen)
