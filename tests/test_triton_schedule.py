@@ -58,8 +58,6 @@ def test_sines_are_read_from_the_region_that_makes_them():
     assert "tl.cos" not in second.sym.fn.source
 
 
-
-
 def test_a_pass_comes_after_the_small_sums_that_it_reads():
     (region,) = fused(lambda x, y: torch.softmax(x, -1) * 2 / (y * y).sum(), tensor(40, 50), tensor(90))
     assert [(k.rows, k.columns) for k in region.sym.fn.schedule.kernels] == [(1, 90), (40, 50)], "in the order of the program the rows would be read twice"
