@@ -13,7 +13,7 @@ import torch
 
 import thunder
 from thunder.executors import triton_fuser
-from thunder.executors.triton_kernels import binary, launch
+from thunder.executors.triton_kernels import autotune, binary, launch
 from thunder.extend import disk_cache
 
 if sys.platform != "linux":
@@ -41,7 +41,7 @@ def directory(tmp_path, monkeypatch):
 def driver(directory, monkeypatch):
     """A GPU of capability 9.0 that only writes down what it is asked."""
     calls = []
-    found = types.SimpleNamespace(multi_processor_count=132, shared_memory_per_multiprocessor=233472)
+    found = types.SimpleNamespace(name="none", multi_processor_count=132, shared_memory_per_multiprocessor=233472)
     for name, value in {
         "current_device": lambda: 0, "get_device_capability": lambda device: (9, 0), "get_device_properties": lambda device: found, "device": lambda device: contextlib.nullcontext(),
     }.items():  # fmt: skip
@@ -299,3 +299,22 @@ def test_a_forked_process_compiles_with_threads_of_its_own(driver, compiled):
             code = 0 if binary.binary_of(binary.Request("other", "text", (), 4, 90)).result(timeout=60).name == "other" else 2
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_blocks_are_measured_once_and_kept(driver, compiled, monkeypatch):
+    def measured(launch):
+        launch()
+        return -len(driver)  # the last is the fastest
+
+    monkeypatch.setattr(autotune, "measured", measured)
+    x = torch.ones(4096)
+    function = thunder.jit(program, executors=[Everywhere("measured")], triton_autotune=True)
+    function(x, x)
+    assert [launch[1] for launch in driver] == [4, 8, 4, 2, 2, 2] and driver[-1][4] == 8, "five choices, and the last of them"
+    assert len(compiled) == 5
+    monkeypatch.setattr(autotune, "measured", None)
+    again = thunder.jit(program, executors=[Everywhere("another")], triton_autotune=True)
+    again(x, x)
+    assert driver[-1][1] == 2 and driver[-1][4] == 8, "what another process measured"
+    thunder.jit(program, executors=[Everywhere("guessed")])(x, x)
+    assert driver[-1][1] == 4

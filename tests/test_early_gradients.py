@@ -115,7 +115,14 @@ def test_small_gradients_stay(monkeypatch):
 def test_what_is_no_multiple_of_the_cotangent_stays():
     trace = thunder.trace()(lambda g, x: (g * x, -g, g + g, torch.where(x > 0, g, 0.0), g.sum()), torch.randn(3), torch.randn(3))
     assert early_gradients._Linear({trace.args[0]}).holds(trace.bound_symbols)
-    for bad in (lambda g, x: g * g, lambda g, x: g + x, lambda g, x: x / g, lambda g, x: torch.exp(g), lambda g, x: torch.where(g > 0, x, 0.0), lambda g, x: torch.where(x > 0, g, 1.0)):
+    for bad in (
+        lambda g, x: g * g,
+        lambda g, x: g + x,
+        lambda g, x: x / g,
+        lambda g, x: torch.exp(g),
+        lambda g, x: torch.where(g > 0, x, 0.0),
+        lambda g, x: torch.where(x > 0, g, 1.0),
+    ):
         trace = thunder.trace()(bad, torch.randn(3), torch.randn(3))
         assert not early_gradients._Linear({trace.args[0]}).holds(trace.bound_symbols)
 
@@ -126,3 +133,27 @@ def test_without_grad_nothing_is_computed_early():
         compiled(tensor(72, 50))
     (fused,) = [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]
     assert [tuple(o.shape) for o in fused.outputs] == [()]
+
+
+LOSSES = {
+    "mse_loss": lambda a, b: F.mse_loss(a, b),
+    "mse_loss of each": lambda a, b: F.mse_loss(a, b, reduction="none"),
+    "smooth_l1_loss": lambda a, b: F.smooth_l1_loss(a * 4 - 2, b, beta=0.7, reduction="sum"),
+    "huber_loss": lambda a, b: F.huber_loss(a * 4 - 2, b, delta=0.6),
+    "binary_cross_entropy": lambda a, b: F.binary_cross_entropy(a, b),
+    "binary_cross_entropy, weighted": lambda a, b: F.binary_cross_entropy(a, b, weight=b + 1),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_two_tensors_are_differentiated_in_kernels(name):
+    def program(x):
+        return LOSSES[name](torch.sigmoid(x) * 0.9, other)
+
+    x, other = tensor(30, 7), torch.rand(30, 7, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    compiled = thunder.jit(program, executors=[TritonFuser("losses")])
+    got, eager = compiled(x), program(x)
+    torch.testing.assert_close(got, eager)
+    cotangent = torch.rand_like(eager)
+    torch.testing.assert_close(torch.autograd.grad(got, x, cotangent), torch.autograd.grad(eager, x, cotangent))
+    assert all(n == "times_cotangent" or n.startswith("TritonFusion") for n in names(compiled, backward=True))

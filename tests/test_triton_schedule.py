@@ -38,6 +38,16 @@ def test_a_table_that_many_read_is_computed_once(work, kernels, monkeypatch):
     assert region.sym.fn.source.count("tl.cos") == 1
 
 
+def test_what_is_computed_once_counts_once():
+    def program(x, y):
+        for _ in range(40):
+            y = y * y + y
+        return x * y
+
+    (region,) = fused(program, tensor(20, 6), tensor(6) * 0.001)
+    assert region.sym.fn.kernels == 1, "80 operations for an element, not 2 ** 40"
+
+
 def test_sines_are_read_from_the_region_that_makes_them():
     def layers(x, angles, w):
         tables = angles.cos(), angles.sin()
@@ -46,8 +56,6 @@ def test_sines_are_read_from_the_region_that_makes_them():
     first, second = fused(layers, tensor(6, 8), tensor(6, 8), tensor(8, 8))
     assert len(first.outputs) == 3 and len(second.inputs) == 3, "cos and sin"
     assert "tl.cos" not in second.sym.fn.source
-
-
 
 
 def test_a_pass_comes_after_the_small_sums_that_it_reads():

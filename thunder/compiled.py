@@ -501,6 +501,7 @@ def jit(
         debug=debug,
         compile_options=compile_options,
     )
+    options.executors = tuple(e.configured(options) for e in chosen)
     return jit_with(fn, options)
 
 

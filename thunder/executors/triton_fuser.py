@@ -31,9 +31,24 @@ __all__ = ["triton_fuser"]
 
 
 class TritonFuser(FusionExecutor):
-    """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device."""
+    """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device.
+
+    autotune: how large the blocks of kernels are is measured, not guessed, when a region runs for the first time: `thunder.jit(..., triton_autotune=True)`.
+    """
 
     capturable = True
+
+    def __init__(self, name: str, *, autotune: bool = False, **options):
+        super().__init__(name, **options)
+        self.autotune = autotune
+        self._tuning: TritonFuser | None = None
+
+    def configured(self, options) -> TritonFuser:
+        if not options.get("triton_autotune", "whether the Triton fuser measures which blocks of its kernels are fastest, and keeps what it finds on the disk", False):
+            return self
+        if self._tuning is None:
+            self._tuning = type(self)(self.name, autotune=True, version=self.version)
+        return self._tuning
 
     def unavailable(self) -> str | None:
         if not _has_triton():
@@ -60,7 +75,7 @@ class TritonFuser(FusionExecutor):
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
         try:
-            run = self.once(region, lambda: FusedRegion(region, to_torch_device(device)))
+            run = self.once(region, lambda: FusedRegion(region, to_torch_device(device), self.autotune))
         except TooLarge:
             return None
         return self.register_temporary_operation(f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)

@@ -104,6 +104,10 @@ class Executor:
             raise OptionError(f"set_fuel({value!r}): fuel is a number of fusions, or FUEL_LEVEL.UNLIMITED")
         self._fuel = value
 
+    def configured(self, options: Any) -> Executor:
+        """This executor as the compile options of a `thunder.jit` ask for it. options: a JitOptions."""
+        return self
+
     def combined(self, trace: Trace) -> Trace:
         """A computation, before it is differentiated, with operations that this executor carries out together in the place of single ones."""
         return trace

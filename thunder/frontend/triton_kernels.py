@@ -22,10 +22,10 @@ __all__ = ["launchers", "written_parameters"]
 
 def launchers() -> dict[Callable, Callable]:
     """function of triton's -> handler; empty while no program has imported triton."""
-    jit, autotuner, interpreter = (sys.modules.get(f"triton.runtime.{n}") for n in ("jit", "autotuner", "interpreter"))
-    found = [jit.JITFunction.run] if jit else []
-    found += [autotuner.Autotuner.run, autotuner.Heuristics.run] if autotuner else []
-    found += [interpreter.InterpretedFunction.run] if interpreter else []
+    found = []
+    for module, name in (("jit", "JITFunction"), ("autotuner", "Autotuner"), ("autotuner", "Heuristics"), ("interpreter", "InterpretedFunction")):
+        kind = getattr(sys.modules.get(f"triton.runtime.{module}"), name, None)  # None as well while a thread imports triton
+        found += [kind.run] if kind else []
     return dict.fromkeys(found, _launch)
 
 

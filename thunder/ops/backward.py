@@ -77,6 +77,8 @@ mish_backward = kernel("mish_backward", "default", _like_first)
 softmax_backward = kernel("_softmax_backward_data", "default", _like_first)
 safe_softmax = kernel("_safe_softmax", "default", _like_first)
 log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_first)
+
+
 def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
     """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent would wait for it, a kernel looks."""
     if keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():

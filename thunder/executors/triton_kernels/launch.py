@@ -13,12 +13,14 @@ from thunder.core.codegen import compile_source
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
-from thunder.executors.triton_kernels.binary import Request, binary_of
+from thunder.executors.triton_kernels.autotune import tuned
+from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.emit import HEADER, Source, emit, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.schedule import in_order, schedule
+from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import program_of
 from thunder.ops.torch_types import to_torch_dtype
 
@@ -43,9 +45,10 @@ class FusedRegion:
     Raises `schedule.TooLarge` for a region that has to be smaller.
     """
 
-    def __init__(self, region: Region, device: torch.device):
+    def __init__(self, region: Region, device: torch.device, autotune: bool = False):
         self.region, self.device = region, device
         self.interpreted = interpreting()
+        self.autotune = autotune and not self.interpreted
         facts = None if self.interpreted else torch.cuda.get_device_properties(device)
         self.schedule = schedule(program_of(region), 4 if facts is None else 2 * facts.multi_processor_count)
         self.shared = 0 if facts is None else facts.shared_memory_per_multiprocessor
@@ -53,7 +56,7 @@ class FusedRegion:
         self._variants: dict[tuple, Callable] = {}
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
-        self._expected = None if self.interpreted else _Compiled(self, self._row_major())
+        self._expected = None if self.interpreted or self.autotune else _Compiled(self, self._row_major())
 
     @property
     def kernels(self) -> int:
@@ -77,7 +80,11 @@ class FusedRegion:
     def _first(self, key: tuple) -> Callable:
         """The function for strides that did not come in before."""
         expected = self._expected is not None and self._expected.strides == key
-        variant = self._expected if expected else (_Interpreted if self.interpreted else _Compiled)(self, key)
+        if self.autotune:
+            with torch.cuda.device(self.device):
+                variant = _Compiled(self, key, tiles=tuned(self, lambda tiles: _Compiled(self, key, tiles=tiles)))
+        else:
+            variant = self._expected if expected else (_Interpreted if self.interpreted else _Compiled)(self, key)
         self._variants[key] = run = variant.function()
         return run
 
@@ -92,11 +99,13 @@ class FusedRegion:
         with torch.cuda.device(self.device):
             return run(*tensors)
 
-    def _sources(self, strides: tuple) -> tuple[list[Source], list[tuple]]:
+    def _sources(self, strides: tuple, tiles: Sequence[Tile] | None = None) -> tuple[list[Source], list[tuple]]:
         program = self.schedule.program
         layout = self._layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted, self.shared) for i, k in enumerate(self.schedule.kernels)]
+        sources = [
+            emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None) for i, k in enumerate(self.schedule.kernels)
+        ]  # fmt: skip
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -112,10 +121,11 @@ class FusedRegion:
 class _Variant:
     """A region for inputs of certain strides, as the text of a Python function that allocates what the kernels write and launches them."""
 
-    def __init__(self, region: FusedRegion, strides: tuple):
+    def __init__(self, region: FusedRegion, strides: tuple, tiles: Sequence[Tile] | None = None):
         program, temporaries = region.schedule.program, region.schedule.temporaries
         self.region, self.strides = region, strides
-        self.sources, layout = region._sources(strides)
+        self.sources, layout = region._sources(strides, tiles)
+        self.layout = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True)) | {v: strides_of(v.shape) for v in temporaries}
         # all called alike, so that equal ones are one
         self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text.replace(f"def {s.name}(", f"def {KERNEL}(")]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
@@ -158,8 +168,8 @@ class _Compiled(_Variant):
     over to `FusedRegion.unusual` what it is not for.
     """
 
-    def __init__(self, region: FusedRegion, strides: tuple, aligned: Sequence[bool] | None = None):
-        super().__init__(region, strides)
+    def __init__(self, region: FusedRegion, strides: tuple, aligned: Sequence[bool] | None = None, tiles: Sequence[Tile] | None = None):
+        super().__init__(region, strides, tiles)
         self.checked = aligned is None
         begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
@@ -168,8 +178,23 @@ class _Compiled(_Variant):
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
 
+    @property
+    def _index(self) -> int:
+        return self.region.device.index if self.region.device.index is not None else torch.cuda.current_device()
+
+    def launches(self) -> list[Callable[[], None]]:
+        """A launch of each kernel, on tensors of no content: for measuring."""
+        tensors = {v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device) for v, s in self.layout.items()}
+
+        def launch(source: Source, made: Binary) -> Callable[[], None]:
+            addresses = (*(tensors[b].data_ptr() for b in source.buffers), *[None] * made.scratch)
+            handle, stream = made.load(self._index), current_stream(self._index)
+            return lambda: (launch_kernel(handle, source.grid[0], source.grid[1], 1, source.warps, made.shared, "O" * len(addresses), addresses, stream), tensors)[0]
+
+        return [launch(source, made.result()) for source, made in zip(self.sources, self.binaries, strict=True)]
+
     def function(self) -> Callable:
-        index = self.region.device.index if self.region.device.index is not None else torch.cuda.current_device()
+        index = self._index
         self.context |= {"launch_kernel": launch_kernel, "current_stream": current_stream, "current_device": current_device, "unusual": self.region.unusual}
         lines = [f"a_{name} = {name}.data_ptr()" for name in self.inputs]
         if self.checked:

@@ -10,7 +10,7 @@ Everything between loads, reductions and stores is computed where it is needed, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.one_hot import of_one_term
@@ -309,20 +309,29 @@ _WORK = {
 
 def _dear(program: Program) -> dict[Value, None]:
     """Elementwise functions of inputs that are broadcast, and cost more where each element that reads them computes them than a kernel of their own: tables of sines."""
-    work: dict[Value, int] = {}  # of an element, none where a reduction is read
     found: dict[Value, None] = {}
     for v in in_order(program.outputs):
-        operands = [x for x in v.operands if isinstance(x, Value)]
-        if v.kind in ("reduce", "partial", "gather") or any(x not in work for x in operands):
-            continue
-        work[v] = sum(work[x] for x in operands) + (_WORK.get(v.what, 1) if v.kind == "map" else 0)
         if v.kind == "broadcast":
             value = v.operands[0]
             while value.kind in ("broadcast", "reshape", "permute"):
                 value = value.operands[0]
-            if value.kind in ("map", "cast") and (v.numel - value.numel) * work[value] >= WORK:
-                found[value], work[v] = None, 0
+            if value.kind in ("map", "cast") and 2 * value.numel <= v.numel and (v.numel - value.numel) * _work(value, found) >= WORK:
+                found[value] = None
     return found
+
+
+def _work(value: Value, stored: Container[Value]) -> int:
+    """Instructions for an element of what is computed of inputs and stored values alone; 0 for anything else."""
+    total, seen, stack = 0, {value}, [value]
+    while stack:
+        v = stack.pop()
+        if v.kind in ("reduce", "partial", "gather"):
+            return 0
+        total += _WORK.get(v.what, 1) if v.kind == "map" else 0
+        new = [x for x in v.operands if isinstance(x, Value) and x not in seen and x not in stored]
+        seen.update(new)
+        stack += new
+    return total
 
 
 def in_order(outputs: Sequence[Value]) -> list[Value]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from thunder.executors.triton_kernels.schedule import Kernel, along_memory
 
-__all__ = ["Tile", "tile_of", "stages", "power_of_two"]
+__all__ = ["Tile", "tile_of", "candidates", "stages", "power_of_two"]
 
 PASS = 8192  # columns that a program sees at a time where a row does not fit
 OTHERS = 1 << 16  # bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block
@@ -27,6 +27,20 @@ def power_of_two(n: int) -> int:
 
 def tile_of(kernel: Kernel) -> Tile:
     return {"map": _map, "rows": _rows, "columns": _columns}[kernel.kind](kernel)
+
+
+def candidates(kernel: Kernel) -> list[Tile]:
+    """What may be faster, for measuring: the rule's tile comes first."""
+    first = tile_of(kernel)
+    rows, columns, warps = first
+    if kernel.kind == "map":
+        others = [Tile(1, n, w) for n, w in ((512, 4), (1024, 8), (2048, 4), (2048, 8)) if n <= power_of_two(kernel.columns)]
+    elif not kernel.on_chip and kernel.kind == "rows":
+        others = [Tile(1, PASS // 4, 8), Tile(1, PASS // 2, 16), Tile(1, PASS, 32)]
+    else:
+        others = [Tile(rows, columns, w) for w in (warps // 2, warps * 2) if 1 <= w <= 32]
+        others += [Tile(n, columns, warps) for n in (rows // 2, rows * 2) if 1 <= n <= power_of_two(kernel.rows) and n * columns <= 1 << 14]
+    return list(dict.fromkeys([first, *others]))
 
 
 def _map(kernel: Kernel) -> Tile:

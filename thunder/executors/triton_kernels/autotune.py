@@ -1,0 +1,49 @@
+"""Blocks of kernels chosen by measuring: for each kernel of a region the fastest of a few, kept on the disk beside the kernels."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from thunder.executors.triton_kernels.tiles import Tile, candidates
+from thunder.extend import disk_cache
+
+if TYPE_CHECKING:
+    from thunder.executors.triton_kernels.launch import FusedRegion, _Compiled
+
+__all__ = ["tuned"]
+
+REPEATS = 20
+
+
+def tuned(region: FusedRegion, variant: Callable[[Sequence[Tile]], _Compiled]) -> list[Tile]:
+    """The tiles of a region's kernels. variant: compiles the region with these tiles, in the background; its `launches` are a function for each kernel."""
+    kernels = region.schedule.kernels
+    choices = [candidates(k) for k in kernels]
+    first = variant([c[0] for c in choices])
+    device = torch.cuda.get_device_properties(region.device)
+    key = disk_cache.key_of("triton tiles", importlib.metadata.version("triton"), device.name, tuple(first.texts), tuple(map(tuple, choices)))
+    found = disk_cache.load(key)
+    if found is None:
+        rounds = [first, *(variant([c[min(n, len(c) - 1)] for c in choices]) for n in range(1, max(map(len, choices))))]
+        times = [[measured(launch) for launch in made.launches()] for made in rounds]
+        best = [min(range(len(c)), key=lambda n, i=i: times[n][i]) for i, c in enumerate(choices)]
+        disk_cache.store(key, {"best": best}, b"")
+    else:
+        best = found[0]["best"]
+    return [c[n] for c, n in zip(choices, best, strict=True)]
+
+
+def measured(launch: Callable[[], None]) -> float:
+    """Milliseconds of a launch."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    launch()
+    begin.record()
+    for _ in range(REPEATS):
+        launch()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / REPEATS
