@@ -12,9 +12,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 7, 16])
 @pytest.mark.parametrize("shape", [(40, 256), (33, 300), (16, 2048)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows, dtype", [(1, torch.float32), *((rows, dtype) for rows in (1, 2, 7, 16) for dtype in (torch.float16, torch.bfloat16))])
 def test_the_kernels(rows, shape, biased, dtype):
     from thunder.executors.matvec_kernel import few_rows
 

@@ -3,7 +3,7 @@
     thunder.jit(model, executors=["matvec"])
 
 Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`. Taken are at most 16 rows, on a GPU. One row is multiplied
-element by element, several are products of tiles of 16 rows. Each program makes all of some columns of the result, so that no partial sums are added up and every run
+element by element, several, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some columns of the result, so that no partial sums are added up and every run
 gives the same. Sums are in float32.
 
 On request only: whether it is faster than PyTorch's call depends on the sizes and on the machine (docs/performance.md).
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from thunder.core.devices import Device
-from thunder.core.dtypes import bfloat16, float16
+from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import OpTags
 from thunder.extend import OperatorExecutor, register_executor
@@ -64,10 +64,12 @@ def _is_large(device: Device) -> bool:
 def _checker(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
     if x.device.type != "cuda" or not _has_triton() or not _is_large(x.device) or len(weight.shape) != 2 or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape)):
         return False
-    if x.dtype not in (bfloat16, float16) or bias is not None and tuple(bias.shape) != (weight.shape[0],):
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         return False
     n, k = weight.shape
     rows = math.prod(x.shape[:-1])
+    if x.dtype not in (bfloat16, float16) and not (x.dtype is float32 and rows == 1):
+        return False
     return 0 < rows <= ROWS and SMALLEST <= n * k < LARGEST and k % 8 == 0
 
 
