@@ -26,7 +26,6 @@ from itertools import pairwise
 
 import torch
 
-from thunder import _torch_compat as compat
 from thunder.core.dtypes import bfloat16, float32, float64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
@@ -34,6 +33,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.extend import OperatorExecutor, add_default_executor, register_executor
 from thunder.ops import LTORCH
+from thunder.ops.backward import times_cotangent
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 from thunder.transforms.autodiff import get_grad, put_grad
 from thunder.transforms.dce import dce
@@ -106,18 +106,6 @@ def _kernel(kind: str) -> Callable | None:
     return kernels.over_rows if kind == "cuda" else None
 
 
-def _scaled(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """A gradient for a cotangent of 1, for another one. It is written over where autograd keeps no graph that would read it again."""
-    factor = cotangent.to(_wide(gradient.dtype))
-    if compat.keeps_graph():
-        return (gradient * factor).to(gradient.dtype)
-    if gradient.device.type == "cuda" and _kernel("cuda") is not None:
-        from thunder.executors import linear_cross_entropy_kernel as kernels
-
-        return kernels.scale(gradient, factor)
-    return gradient if gradient.device.type == "cpu" and factor == 1 else gradient.mul_(factor)
-
-
 # ---------------------------------------------------------------------------------------------------------------- operations
 
 
@@ -161,7 +149,6 @@ with_gradients = linear_cross_entropy_ex.register_operator(
     "linear_cross_entropy_with_gradients", meta=_with_gradients_meta, fn=_forward, tags=(OpTags.MATMUL_OP, OpTags.REDUCTION_OP)
 )
 with_gradients.info["multiply_adds"] = lambda hidden, weight, *rest: (1 + sum(rest[-1])) * hidden.numel_value * number_value(weight.shape[0])
-times_cotangent = linear_cross_entropy_ex.register_operator("times_cotangent", meta=lambda gradient, cotangent: like(gradient), fn=_scaled)
 
 
 def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):

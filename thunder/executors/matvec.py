@@ -3,8 +3,8 @@
     thunder.jit(model, executors=["matvec"])
 
 Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`. Taken are at most 16 rows, on a GPU. One row is multiplied
-element by element, several, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some columns of the result, so that no partial sums are added up and every run
-gives the same. Sums are in float32.
+element by element, several, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some columns of the result, so that no partial sums
+are added up and every run gives the same. Sums are in float32.
 
 On request only: whether it is faster than PyTorch's call depends on the sizes and on the machine (docs/performance.md).
 """
