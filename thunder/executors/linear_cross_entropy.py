@@ -41,10 +41,11 @@ from thunder.transforms.dce import dce
 __all__ = ["linear_cross_entropy_ex"]
 
 LIMIT = 1 << 29  # bytes of logits that are made at once; below that there is little to save, and smaller products are slower
+PARTS = 4  # at most: the gradient of the weight is rounded once for each
 
 
 def _rows_at_once(rows: int, classes: int, itemsize: int) -> int:
-    return -(-rows // max(1, -(-rows * classes * itemsize // LIMIT)))
+    return -(-rows // max(1, min(PARTS, -(-rows * classes * itemsize // LIMIT))))
 
 
 def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
