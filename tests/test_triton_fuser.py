@@ -10,6 +10,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
+from thunder.executors import triton_fuser as fuser_module
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
 from thunder.executors.triton_kernels import schedule, tiles
 from thunder.ops import LTORCH, lookup
@@ -419,3 +420,60 @@ def test_a_deep_model_compiles_the_regions_of_one_layer():
         regions[depth] = [sum(line.sym.is_fusion for line in traces[-1].bound_symbols) for traces in (entry.computation_traces, entry.backward_traces)]
     assert compilations[3] == compilations[5] == compilations[9], "what a further layer needs is compiled already"
     assert [n - m for n, m in zip(regions[9], regions[5], strict=True)] == [8, 8], "two regions a layer and direction"
+
+
+def test_it_is_the_default_where_pytorch_knows_cuda(monkeypatch):
+    """And then it is not asked about programs on the CPU. What an interpreter runs has to be asked for."""
+    monkeypatch.setattr(fuser_module, "interpreting", lambda: False)
+    for version, default in (("13.0", True), (None, False)):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        assert fuser_module._is_default() is default
+    asked = []
+
+    class Asked(TritonFuser):
+        def can_fuse(self, line):
+            asked.append(line)
+            return super().can_fuse(line)
+
+    x = torch.randn(4, 4, requires_grad=True)
+    compiled = thunder.jit(lambda x: (torch.tanh(x) * x).sum(), executors=[Asked("asked")])
+    compiled(x).backward()
+    assert not asked and not fusions(compiled)
+    monkeypatch.undo()
+    if DEVICE == "cpu":
+        thunder.jit(lambda x: torch.tanh(x) * x, executors=[Asked("asked")])(x)
+        assert asked
+
+
+def test_fuel_finds_a_wrong_fusion():
+    """As many regions as there is fuel for are fused; the first number with which a result is wrong names the region."""
+
+    class Wrong(TritonFuser):
+        def fuse(self, region, counter):
+            line = super().fuse(region, counter)
+            if counter != 2:
+                return line
+            run = line.sym.fn
+            return self.register_temporary_operation(line.sym.name, lambda *inputs: [o * 2 for o in run(*inputs)], inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+    def program(x):
+        for _ in range(5):
+            x = torch.tanh(x @ x * 0.1) * 0.5
+        return x
+
+    x, fuser = tensor(8, 8, grad=False), Wrong("bisected")
+    want = program(x)
+
+    def is_right(fuel):
+        fuser.set_fuel(fuel)
+        compiled = thunder.jit(program, executors=[fuser])
+        got = compiled(x)
+        assert len(fusions(compiled)) == fuel
+        return torch.allclose(got, want, rtol=1e-3, atol=0)
+
+    low, high = 0, 5  # right with low, wrong with high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_right(middle) else (low, middle)
+    assert high == 3
+    assert is_right(high - 1) and not is_right(high)

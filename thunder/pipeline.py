@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,7 +34,16 @@ from thunder.transforms.reinplace import reinplace
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices"]
+__all__ = ["asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices"]
+
+
+def asked_for(program: Trace, options: JitOptions) -> JitOptions:
+    """The options without executors that take nothing of a program because of the devices that its tensors are on."""
+    if all(type(e).runs_on is Executor.runs_on for e in options.executors):
+        return options
+    values = itertools.chain(program.args, (o for line in program.bound_symbols for o in line.outputs))
+    kinds = {x.device.type for x in values if isinstance(x, TensorProxy)}
+    return dataclasses.replace(options, executors=tuple(e for e in options.executors if e.runs_on(kinds)))
 
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
