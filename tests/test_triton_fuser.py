@@ -80,8 +80,8 @@ def check_close(got, eager, exact, precision=None):
 TAKEN = """
     abs absolute add addcdiv addcmul addr all amax amin aminmax any arange batch_norm binary_cross_entropy binary_cross_entropy_with_logits bitwise_and
     bitwise_or bitwise_xor block_diag cat ceil celu channel_shuffle clamp clamp_max clamp_min clip column_stack copied_into cos cosine_embedding_loss
-    cosine_similarity count_nonzero cross_entropy diff dist div divide dstack einsum elu eq erf exp exp2 expm1 fix flip floor fmax fmin full full_like gather ge
-    gelu glu greater greater_equal group_norm gt hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss hstack huber_loss inner instance_norm isclose
+    cosine_similarity count_nonzero cross_entropy diff dist div divide dstack einsum elu embedding eq erf exp exp2 expm1 fix flip floor fmax fmin full full_like gather ge
+    gelu glu greater greater_equal group_norm gt hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss hstack huber_loss index_select inner instance_norm isclose
     isfinite isinf isnan isneginf isposinf kl_div kron l1_loss layer_norm le leaky_relu lerp less less_equal log log10 log1p log2 log_softmax logical_and
     logical_not logical_or logical_xor logit logsigmoid logsumexp lt margin_ranking_loss masked_fill maximum mean minimum mish mse_loss mul multiply nan_to_num
     nanmean nansum ne neg negative nll_loss norm normalize not_equal one_hot ones ones_like outer pad pairwise_distance pixel_shuffle pixel_unshuffle plain_add
@@ -320,10 +320,20 @@ def test_a_negative_of_memory_is_read_as_what_it_is():
     torch.testing.assert_close(thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[triton_fuser])(x), torch.tanh(x) * x + 1)
 
 
-def test_a_target_out_of_range_gives_no_number():
-    labels = torch.tensor([0, 5, 2], device=DEVICE)
-    loss = thunder.jit(lambda x, t: F.cross_entropy(x * 2, t, reduction="none"), executors=[triton_fuser])(tensor(3, 4, grad=False), labels)
-    assert loss.isnan().tolist() == [False, True, False]
+def test_what_is_out_of_range_is_not_read():
+    """On a device the program ends, as PyTorch's does; the interpreter gives no number."""
+    labels, table = torch.tensor([0, 5, 2, -1, 2**32], device=DEVICE), tensor(4, 3, grad=False)
+    if DEVICE == "cpu":
+        loss = thunder.jit(lambda x, t: F.cross_entropy(x * 2, t, reduction="none"), executors=[triton_fuser])(tensor(5, 4, grad=False), labels)
+        rows = thunder.jit(lambda t, w: F.embedding(t, w) * 2 + 1, executors=[triton_fuser])(labels, table)
+        for made in (loss, rows[:, 0], rows[:, 2]):
+            assert made.isnan().tolist() == [False, True, False, True, True]
+    compiled = thunder.jit(lambda t, w: F.pad(F.embedding(t, w) * 2, (1, 1, 2, 2)), executors=[triton_fuser])
+    compiled(labels[:1], table)
+    (region,) = fusions(compiled)
+    region.interpreted = False
+    sources, _ = region._sources(((1,), (3, 1)))
+    assert sources[0].text.count("tl.device_assert(") == 1 and "== 0), 'index out of range')" in sources[0].text, "what is not read may be anything"
 
 
 def test_a_region_that_is_too_large_is_left(monkeypatch):
