@@ -10,6 +10,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import thunder
 from benchmarks.random_regions import SMALL, judge, random_region
+from thunder.executors import triton_fuser as fuser_module
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
 from thunder.executors.triton_kernels import schedule, tiles
 from thunder.ops import LTORCH, lookup
@@ -79,8 +80,8 @@ def check_close(got, eager, exact, precision=None):
 TAKEN = """
     abs absolute add addcdiv addcmul addr all amax amin aminmax any arange batch_norm binary_cross_entropy binary_cross_entropy_with_logits bitwise_and
     bitwise_or bitwise_xor block_diag cat ceil celu channel_shuffle clamp clamp_max clamp_min clip column_stack copied_into cos cosine_embedding_loss
-    cosine_similarity count_nonzero cross_entropy diff dist div divide dstack einsum elu eq erf exp exp2 expm1 fix flip floor fmax fmin full full_like gather ge
-    gelu glu greater greater_equal group_norm gt hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss hstack huber_loss inner instance_norm isclose
+    cosine_similarity count_nonzero cross_entropy diff dist div divide dstack einsum elu embedding eq erf exp exp2 expm1 fix flip floor fmax fmin full full_like gather ge
+    gelu glu greater greater_equal group_norm gt hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss hstack huber_loss index_select inner instance_norm isclose
     isfinite isinf isnan isneginf isposinf kl_div kron l1_loss layer_norm le leaky_relu lerp less less_equal log log10 log1p log2 log_softmax logical_and
     logical_not logical_or logical_xor logit logsigmoid logsumexp lt margin_ranking_loss masked_fill maximum mean minimum mish mse_loss mul multiply nan_to_num
     nanmean nansum ne neg negative nll_loss norm normalize not_equal one_hot ones ones_like outer pad pairwise_distance pixel_shuffle pixel_unshuffle plain_add
@@ -319,10 +320,20 @@ def test_a_negative_of_memory_is_read_as_what_it_is():
     torch.testing.assert_close(thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[triton_fuser])(x), torch.tanh(x) * x + 1)
 
 
-def test_a_target_out_of_range_gives_no_number():
-    labels = torch.tensor([0, 5, 2], device=DEVICE)
-    loss = thunder.jit(lambda x, t: F.cross_entropy(x * 2, t, reduction="none"), executors=[triton_fuser])(tensor(3, 4, grad=False), labels)
-    assert loss.isnan().tolist() == [False, True, False]
+def test_what_is_out_of_range_is_not_read():
+    """On a device the program ends, as PyTorch's does; the interpreter gives no number."""
+    labels, table = torch.tensor([0, 5, 2, -1, 2**32], device=DEVICE), tensor(4, 3, grad=False)
+    if DEVICE == "cpu":
+        loss = thunder.jit(lambda x, t: F.cross_entropy(x * 2, t, reduction="none"), executors=[triton_fuser])(tensor(5, 4, grad=False), labels)
+        rows = thunder.jit(lambda t, w: F.embedding(t, w) * 2 + 1, executors=[triton_fuser])(labels, table)
+        for made in (loss, rows[:, 0], rows[:, 2]):
+            assert made.isnan().tolist() == [False, True, False, True, True]
+    compiled = thunder.jit(lambda t, w: F.pad(F.embedding(t, w) * 2, (1, 1, 2, 2)), executors=[triton_fuser])
+    compiled(labels[:1], table)
+    (region,) = fusions(compiled)
+    region.interpreted = False
+    sources, _ = region._sources(((1,), (3, 1)))
+    assert sources[0].text.count("tl.device_assert(") == 1 and "== 0), 'index out of range')" in sources[0].text, "what is not read may be anything"
 
 
 def test_a_region_that_is_too_large_is_left(monkeypatch):
@@ -419,3 +430,60 @@ def test_a_deep_model_compiles_the_regions_of_one_layer():
         regions[depth] = [sum(line.sym.is_fusion for line in traces[-1].bound_symbols) for traces in (entry.computation_traces, entry.backward_traces)]
     assert compilations[3] == compilations[5] == compilations[9], "what a further layer needs is compiled already"
     assert [n - m for n, m in zip(regions[9], regions[5], strict=True)] == [8, 8], "two regions a layer and direction"
+
+
+def test_it_is_the_default_where_pytorch_knows_cuda(monkeypatch):
+    """And then it is not asked about programs on the CPU. What an interpreter runs has to be asked for."""
+    monkeypatch.setattr(fuser_module, "interpreting", lambda: False)
+    for version, default in (("13.0", True), (None, False)):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        assert fuser_module._is_default() is default
+    asked = []
+
+    class Asked(TritonFuser):
+        def can_fuse(self, line):
+            asked.append(line)
+            return super().can_fuse(line)
+
+    x = torch.randn(4, 4, requires_grad=True)
+    compiled = thunder.jit(lambda x: (torch.tanh(x) * x).sum(), executors=[Asked("asked")])
+    compiled(x).backward()
+    assert not asked and not fusions(compiled)
+    monkeypatch.undo()
+    if DEVICE == "cpu":
+        thunder.jit(lambda x: torch.tanh(x) * x, executors=[Asked("asked")])(x)
+        assert asked
+
+
+def test_fuel_finds_a_wrong_fusion():
+    """As many regions as there is fuel for are fused; the first number with which a result is wrong names the region."""
+
+    class Wrong(TritonFuser):
+        def fuse(self, region, counter):
+            line = super().fuse(region, counter)
+            if counter != 2:
+                return line
+            run = line.sym.fn
+            return self.register_temporary_operation(line.sym.name, lambda *inputs: [o * 2 for o in run(*inputs)], inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+    def program(x):
+        for _ in range(5):
+            x = torch.tanh(x @ x * 0.1) * 0.5
+        return x
+
+    x, fuser = tensor(8, 8, grad=False), Wrong("bisected")
+    want = program(x)
+
+    def is_right(fuel):
+        fuser.set_fuel(fuel)
+        compiled = thunder.jit(program, executors=[fuser])
+        got = compiled(x)
+        assert len(fusions(compiled)) == fuel
+        return torch.allclose(got, want, rtol=1e-3, atol=0)
+
+    low, high = 0, 5  # right with low, wrong with high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_right(middle) else (low, middle)
+    assert high == 3
+    assert is_right(high - 1) and not is_right(high)

@@ -45,7 +45,7 @@ from thunder.options import (
     resolve_rng,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
+from thunder.pipeline import asked_for, gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 from thunder.transforms.check_results import check_results
 
@@ -269,8 +269,8 @@ class Compiled:
             stats.times["prologue"] = (start, clock())
 
     def _lower(self, captured: Captured, modes: tuple) -> CacheEntry:
-        options = self.options
-        captured.transform(options, self.overrides, self.module())
+        captured.transform(self.options, self.overrides, self.module())
+        options = asked_for(captured.computation, self.options)
         program = functools.partial(self._program, captured)
         backward: list[Trace] = []
         if captured.output_requires_grad and not options.disable_torch_autograd:

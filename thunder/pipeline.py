@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
-from thunder.extend import FusionExecutor
+from thunder.extend import Executor, FusionExecutor
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -33,7 +35,16 @@ from thunder.transforms.reinplace import reinplace
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices"]
+__all__ = ["asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices"]
+
+
+def asked_for(program: Trace, options: JitOptions) -> JitOptions:
+    """The options without executors that take nothing of a program because of the devices that its tensors are on."""
+    if all(type(e).runs_on is Executor.runs_on for e in options.executors):
+        return options
+    values = itertools.chain(program.args, (o for line in program.bound_symbols for o in line.outputs))
+    kinds = {x.device.type for x in values if isinstance(x, TensorProxy)}
+    return dataclasses.replace(options, executors=tuple(e for e in options.executors if e.runs_on(kinds)))
 
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:

@@ -21,7 +21,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.schedule import TooLarge
 from thunder.executors.triton_kernels.values import primitive
-from thunder.extend import register_executor
+from thunder.extend import add_default_executor, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.backward import parts
 from thunder.ops.random import uniform_philox
@@ -57,11 +57,12 @@ class TritonFuser(FusionExecutor):
             return "there is no GPU; TRITON_INTERPRET=1 lets Triton's interpreter run kernels on the CPU, slowly"
         return None
 
+    def runs_on(self, kinds: set[str]) -> bool:
+        return any(map(_runs_on, kinds))
+
     def can_fuse(self, line: BoundSymbol) -> bool:
-        if not fusible(line) or not _has_triton() or not _in_primitives(line):
-            return False
         devices = {p.device.name for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)}
-        return len(devices) == 1 and _runs_on(next(iter(devices)))
+        return len(devices) == 1 and _runs_on(next(iter(devices))) and fusible(line) and _has_triton() and _in_primitives(line)
 
     def is_cheap(self, line: BoundSymbol) -> bool:
         """A table of sines is written once, not computed in each layer."""
@@ -110,5 +111,12 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def _is_default() -> bool:
+    """Where PyTorch knows CUDA; what an interpreter runs has to be asked for."""
+    return torch.version.cuda is not None and _has_triton() and not interpreting()
+
+
 triton_fuser = TritonFuser("triton_fuser", version=torch.__version__)
 register_executor(triton_fuser)
+if _is_default():
+    add_default_executor(triton_fuser)

@@ -73,6 +73,10 @@ class Executor:
         """Executors travel by name: the process that reads one has registered its own."""
         return _registered, (self.name,)
 
+    def runs_on(self, kinds: set[str]) -> bool:
+        """Whether it may take something of a program whose tensors are on devices of these kinds: "cpu", "cuda". Where it may not, it is asked nothing."""
+        return True
+
     def implementation(self, line: BoundSymbol) -> Implementation | None:
         found = self.implmap.get(line.sym.id)
         return found if found is not None and found.takes(line) else None

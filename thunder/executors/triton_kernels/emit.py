@@ -478,17 +478,21 @@ class _Emitter:
         return term
 
     def _gathered(self, v: Value, place: Place, conditions: tuple) -> _Term:
-        """Out of range, where PyTorch stops the device, the result is NaN."""
+        """Out of range the program ends as PyTorch's kernels end it; under the interpreter, which has no such end, the result is NaN."""
         operand, at = v.operands
         if not operand.shape:
             return self.value(operand, (), conditions)
         term = self.value(at, place, conditions)
-        loaded = self._emit(f"{term.text}.to(tl.{'int64' if self.wide else 'int32'})", term.variables)
+        test = self._emit(f"({term.text} >= 0) & ({term.text} < {operand.shape[v.what]})", term.variables)
+        if not self.interpreted:
+            read = [self._test(c) for c in conditions if not _always(c)]
+            mask = self._mask(term.variables, read)
+            target = self.inner if term.variables.union(*(t.variables for t in read)) & self.looping else self.outer
+            target.append(f"tl.device_assert({test.text}{f' | (({mask}) == 0)' if mask else ''}, 'index out of range')")
+        loaded = self._emit(f"tl.where({test.text}, {term.text}, 0).to(tl.{'int64' if self.wide else 'int32'})", term.variables)
         self.loaded[loaded.text] = loaded.variables
         where = Index({Variable(loaded.text, operand.shape[v.what], loaded=True): 1}, 0)
-        inside = (where, None, operand.shape[v.what])
-        found = self.value(operand, (*place[: v.what], where, *place[v.what + 1 :]), (*conditions, inside))
-        test = self._test(inside)
+        found = self.value(operand, (*place[: v.what], where, *place[v.what + 1 :]), conditions)
         return self._emit(f'tl.where({test.text}, {found.text}, float("nan"))', found.variables | test.variables)
 
     # ------------------------------------------------------------------------------------------------------------ memory
@@ -518,8 +522,6 @@ class _Emitter:
     def _test(self, condition: tuple) -> _Term:
         where, low, high = condition
         at = self.index(where)
-        if low is None:
-            return self._emit(f"({at.text} >= 0) & ({at.text} < {high})", at.variables)
         texts = ([f"({at.text} >= {low})"] if where.low < low else []) + ([f"({at.text} < {high})"] if where.high >= high else [])
         return self._emit(" & ".join(texts), at.variables)
 
@@ -574,12 +576,12 @@ def _exponential_of(s: Value) -> Value | None:
 
 def _always(condition: tuple) -> bool:
     where, low, high = condition
-    return low is not None and where.low >= low and where.high < high
+    return where.low >= low and where.high < high
 
 
 def _never(condition: tuple) -> bool:
     where, low, high = condition
-    return low is not None and (where.high < low or where.low >= high)
+    return where.high < low or where.low >= high
 
 
 def _bracketed(text: str) -> str:

@@ -88,7 +88,7 @@ def primitive(line: BoundSymbol) -> bool:
         return _reduces(line)
     if maker is _philox:
         return isinstance(line.kwargs["seed"], TensorProxy) and _out(line).dtype.name == "float32"
-    return maker is not _gather or _out(line).dtype.category == FLOAT and len(line.args[0].shape) > 0
+    return maker not in (_gather, _take) or _out(line).dtype.category == FLOAT and len(line.args[0].shape) > 0
 
 
 def _reduces(line: BoundSymbol) -> bool:
@@ -184,6 +184,14 @@ def _gather(line: BoundSymbol, operands: tuple, values: dict) -> Value:
     return Value("gather", (a, at), at.shape, a.dtype, dim % len(a.shape) if a.shape else 0)
 
 
+def _take(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    """A gather whose index is the same in all other dimensions."""
+    a, dim, at = operands
+    out = _out(line)
+    index = Value("broadcast", (at,), out.shape, at.dtype, (out.shape, (dim,)))
+    return Value("gather", (a, index), out.shape, a.dtype, dim)
+
+
 def _philox(line: BoundSymbol, operands: tuple, values: dict) -> Value:
     low, high = (*line.args[1:], *(0.0, 1.0)[len(line.args) - 1 :])
     return Value("philox", (values[line.kwargs["seed"]],), _out(line).shape, _out(line).dtype, (line.kwargs["offset"], low, high))
@@ -196,7 +204,8 @@ _MAKERS: dict[Any, Callable] = {
     }.items()},
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
-    "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota, "ltorch.gather": _gather, "ltorch.uniform_philox": _philox,
+    "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota,
+    "ltorch.gather": _gather, "prims.take": _take, "ltorch.uniform_philox": _philox,
 }  # fmt: skip
 
 
