@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--time", type=int, default=128, help="tokens of a sequence")
     parser.add_argument("--rate", type=float, default=2e-3, help="the learning rate at its highest")
     parser.add_argument("--checkpoint", type=Path, help="the folder that training goes on from, and is saved to")
+    parser.add_argument("--stop", type=int, help="end after so many of the steps, to go on later")
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     chosen = parser.parse_args()
     if "RANK" not in os.environ:
@@ -120,13 +121,14 @@ def main() -> None:
     first = not dist.get_rank()
     warm, started = training.step + 5, time.perf_counter()
     losses: list[float] = []
-    for _ in tqdm(range(training.step, chosen.steps), disable=not first, initial=training.step, total=chosen.steps):
+    last = chosen.steps if chosen.stop is None else min(chosen.stop, chosen.steps)
+    for _ in tqdm(range(training.step, last), disable=not first, initial=training.step, total=chosen.steps):
         losses.append(training.train_step())
         if training.step == warm:
             started = time.perf_counter()
         if first and training.step % 20 == 0:
             tqdm.write(f"step {training.step}: loss {losses[-1]:.4f}")
-        if chosen.checkpoint is not None and (training.step % chosen.every == 0 or training.step == chosen.steps):
+        if chosen.checkpoint is not None and (training.step % chosen.every == 0 or training.step == last):
             checkpoint.save(training.state(), chosen.checkpoint)
     if first and training.step > warm:
         tokens = (training.step - warm) * chosen.batch * chosen.time / (time.perf_counter() - started)
