@@ -50,8 +50,10 @@ if dist.is_available():
 
 @functools.cache
 def _let_workers_end() -> None:
-    """Programs keep a process group alive until the interpreter ends, and with it Gloo's worker threads. One that still lets go of a tensor then takes the process down:
-    a moment for it."""
+    """A moment for Gloo's worker threads before the interpreter ends: one that lets go of a tensor later takes the process down.
+
+    Programs keep a process group, and with it these threads, alive after destroy_process_group.
+    """
     atexit.register(time.sleep, 0.1)
 
 
