@@ -6,7 +6,10 @@ has to run the same collectives in the same order. Derivatives are those of the 
 
 from __future__ import annotations
 
+import atexit
+import functools
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,10 +49,20 @@ if dist.is_available():
     codegen.OBJECT_NAMES[dist.ProcessGroup] = _name_of_group
 
 
+@functools.cache
+def _let_workers_end() -> None:
+    """A moment for Gloo's worker threads before the interpreter ends: one that lets go of a tensor later takes the process down.
+
+    Programs keep a process group, and with it these threads, alive after destroy_process_group.
+    """
+    atexit.register(time.sleep, 0.1)
+
+
 def group_of(group):
     """A process group: the default one for None, a one-dimensional DeviceMesh's own. Raises RuntimeError and TypeError where there is none."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("Default process group has not been initialized, please make sure to call init_process_group.")
+    _let_workers_end()
     if group is None:
         return dist.group.WORLD
     if isinstance(group, dist.ProcessGroup):
