@@ -1,4 +1,4 @@
-"""`numerics="eager"`: results and gradients are eager's bit for bit. `rng="fused"`: fusion executors are offered random operations, and otherwise are not."""
+"""`numerics="eager"`: results and gradients are eager's bit for bit. `rng="fused"`: fusion executors may draw random numbers, and otherwise do not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import thunder.torch as ltorch
 from benchmarks.model_zoo import MODELS, named_tensors
 from tests.ops.test_autocast import arguments, flat, make, sampled
 from thunder.core.proxies import map_structure
-from thunder.core.symbol import OpTags
 from thunder.errors import OptionError
 from thunder.extend import FusionExecutor, OperatorExecutor, deregister_executor, register_executor, set_default_executors
 from thunder.ops import LTORCH
+from thunder.ops.layout import run_line
 
 
 def gradients(model: torch.nn.Module, run, args, kwargs) -> tuple[list[torch.Tensor], list]:
@@ -133,22 +133,19 @@ def test_other_values_name_the_valid_ones(options, words):
 
 
 class Toy(FusionExecutor):
-    """Runs regions of uniform numbers and elementwise operations with a generator of its own."""
+    """Runs regions of numbers of a seed and of elementwise operations."""
 
     def __init__(self):
         super().__init__("toy_random_fuser")
-        self.generator = torch.Generator().manual_seed(0)
-        for operation in (ltorch.mul, ltorch.add, ltorch.rand_like):
+        for operation in (ltorch.mul, ltorch.add, ltorch.uniform_philox):
             self.register_supported(operation)
 
     def fuse(self, region, counter):
         def run(*inputs):
-            values = dict(zip([p.name for p in region.inputs], inputs, strict=True))
+            values = dict(zip(region.inputs, inputs, strict=True))
             for line in region.lines:
-                given = [values[a.name] if hasattr(a, "name") else a for a in line.args]
-                random = OpTags.RANDOM_OP in line.sym.tags
-                values[line.output.name] = torch.rand(given[0].shape, generator=self.generator) if random else line.sym.fn(*given)
-            return [values[o.name] for o in region.outputs]
+                run_line(line, values)
+            return [values[o] for o in region.outputs]
 
         return self.register_temporary_operation(f"toy{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
 
@@ -162,7 +159,7 @@ def fused_names(compiled) -> list[str]:
     return [] if region is None else [line.sym.name for line in region.subsymbols]
 
 
-def test_random_operations_are_offered_only_when_asked():
+def test_random_numbers_are_of_a_seed_only_when_asked():
     x = torch.ones(4)
     compiled = thunder.jit(noisy, executors=[Toy()])
     torch.manual_seed(0)
@@ -171,13 +168,15 @@ def test_random_operations_are_offered_only_when_asked():
     assert torch.equal(compiled(x), want)
     assert fused_names(compiled) == ["mul", "add"]
 
-    offered, state = thunder.jit(noisy, executors=[Toy()], rng="fused"), torch.get_rng_state()
-    y = offered(x)
-    assert fused_names(offered) == ["rand_like", "mul", "add"]
-    assert torch.equal(torch.get_rng_state(), state) and torch.equal(y, torch.rand(4, generator=torch.Generator().manual_seed(0)) + 1)
+    seeded = thunder.jit(noisy, executors=[Toy()], rng="fused")
+    torch.manual_seed(0)
+    y, again = seeded(x), seeded(x)
+    assert fused_names(seeded) == ["uniform_philox", "mul", "add"] and not torch.equal(y, again)
+    torch.manual_seed(0)
+    assert torch.equal(seeded(x), y) and not torch.equal(y, want)
 
 
-def test_a_generator_of_the_users_is_never_offered():
+def test_a_generator_of_the_users_draws_itself():
     generator = torch.Generator().manual_seed(3)
 
     def program(x):
@@ -185,24 +184,21 @@ def test_a_generator_of_the_users_is_never_offered():
 
     compiled = thunder.jit(program, executors=[Toy()], rng="fused")
     got = compiled(torch.ones(4))
-    assert torch.equal(got, torch.rand(4, generator=torch.Generator().manual_seed(3)) + 1) and "rand_like" not in fused_names(compiled)
+    assert torch.equal(got, torch.rand(4, generator=torch.Generator().manual_seed(3)) + 1) and "uniform_philox" not in fused_names(compiled)
 
 
-def test_what_is_drawn_again_is_not_offered():
-    """A checkpoint draws its numbers again in the backward: they have to be the same."""
+def test_what_a_checkpoint_draws_again_is_the_same():
     from torch.utils.checkpoint import checkpoint
 
     def program(x):
         return checkpoint(lambda x: (torch.rand_like(x) * x * x).sin(), x, use_reentrant=False)
 
     x = torch.linspace(0.5, 1.5, 6, requires_grad=True)
-    outcomes = []
-    for call in (program, thunder.jit(program, executors=[Toy()], rng="fused")):
-        torch.manual_seed(0)
-        y = call(x)
-        outcomes.append((y.detach(), *torch.autograd.grad(y.sum(), x)))
-    for a, b in zip(*outcomes, strict=True):
-        torch.testing.assert_close(a, b)
+    y = thunder.jit(program, executors=[Toy()], rng="fused")(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    noise = (y.arcsin() / x**2).detach()
+    assert 0 < noise.std() and noise.min() >= 0 and noise.max() < 1
+    torch.testing.assert_close(gradient, (noise * x**2).cos() * 2 * noise * x)
 
 
 def test_a_second_derivative_of_fused_numbers_is_refused():

@@ -1,17 +1,18 @@
 """The Triton fuser under Triton's interpreter: every operation it takes, random regions, how many kernels programs become, layouts, what is compiled once."""
 
+import itertools
 import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from torch.testing._internal.common_methods_invocations import op_db
 
 import thunder
+from benchmarks.random_regions import SMALL, judge, random_region
 from thunder.executors.triton_fuser import TritonFuser, triton_fuser
 from thunder.executors.triton_kernels import schedule, tiles
-from thunder.ops import LTORCH
+from thunder.ops import LTORCH, lookup
 
 from .ops.harness import samples_of, tensors_in, torch_function
 
@@ -95,7 +96,9 @@ def test_an_operation_is_as_exact_as_in_float32(name, dtype):
     symbol, fused = LTORCH[name], 0
     function = torch_function(symbol)
     for args, kwargs in samples_of(symbol, dtype):
-        args = on_device(args)
+        args, kwargs = on_device(args), {k: on_device(v) for k, v in kwargs.items()}
+        if name in ("arange", "full", "ones", "zeros"):
+            kwargs["device"] = DEVICE
         try:
             eager = function(*args, **kwargs)
         except RuntimeError:  # PyTorch has no such norm in bfloat16
@@ -109,73 +112,74 @@ def test_an_operation_is_as_exact_as_in_float32(name, dtype):
     assert fused
 
 
+# ---------------------------------------------------------------------------------------------------------------- PyTorch's samples
+
+
+# exponents that are tensors, rounding quotients, matrix norms: by PyTorch
+LEFT = {"pow", "div_floor_rounding", "norm_nuc"}
+
+
+def fuses_alone(info) -> bool:
+    symbol = lookup(info.op)
+    return getattr(symbol, "name", "") in TAKEN and torch.float32 in info.supported_dtypes("cpu") and info.formatted_name not in LEFT
+
+
+@pytest.mark.parametrize("info", [i for i in op_db if fuses_alone(i)], ids=lambda i: i.formatted_name)
+def test_pytorchs_samples_are_as_exact_as_in_float32(info):
+    """What op_db has for an operation: other shapes, orders of arguments and corners than our own samples."""
+    torch.manual_seed(0)
+    tried = 0
+    for sample in itertools.islice(info.sample_inputs_func(info, DEVICE, torch.float32, False), 10 if DEVICE == "cpu" else 40):
+        args, kwargs = (sample.input, *sample.args), sample.kwargs
+        try:
+            eager = info.op(*args, **kwargs)
+        except (RuntimeError, IndexError):
+            continue
+        compiled = thunder.jit(lambda *a, kwargs=kwargs: info.op(*a, **kwargs), executors=[Eager("sampled")])
+        results = tensors_in(compiled(*args))
+        exact = tensors_in(info.op(*in_double(args), **{k: in_double(v) for k, v in kwargs.items()}))
+        for d in judge(*([x.cpu() for x in side] for side in (results, tensors_in(eager), exact))):
+            assert not d.wrong and d.got <= 2 * d.eager + 4 * torch.finfo(torch.float32).eps, (d, sample)
+        tried += len(fusions(compiled))
+    assert tried
+
+
 # ---------------------------------------------------------------------------------------------------------------- random regions
 
-UNARY = [
-    torch.sin, torch.tanh, torch.sigmoid, F.gelu, F.silu, torch.abs, torch.neg, lambda x: x * 0.5 + 1, lambda x: x / 3, lambda x: torch.sqrt(x * x + 1), lambda x: torch.rsqrt(x * x + 1),
-    lambda x: torch.log1p(x * x), lambda x: torch.exp(-x * x), lambda x: x.clamp(-1, 1), torch.relu, lambda x: torch.where(x > 0, x, 0.1 * x), lambda x: x.pow(3),
-    lambda x: torch.softmax(x, -1), lambda x: torch.log_softmax(x, 0), lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: F.rms_norm(x, x.shape[-1:]), lambda x: torch.cos(x.float()),
-]  # fmt: skip
-MOVES = [
-    lambda x: x.transpose(0, -1), lambda x: x.reshape(-1), lambda x: x[..., 1:], lambda x: x[::2], lambda x: x.unsqueeze(0), lambda x: x.flip(0), lambda x: x.chunk(2, 0)[0],
-    lambda x: x.expand(2, *x.shape), lambda x: torch.cat((x, -x), -1), lambda x: F.pad(x, (1, 2)), lambda x: x.reshape(x.shape[-1], -1), lambda x: torch.stack((x, x * 2), 1),
-    lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), -1), lambda x: x.movedim(0, -1).contiguous(), lambda x: torch.roll(x, 1, 0), lambda x: x[None, :, None],
-]  # fmt: skip
-REDUCTIONS = [
-    lambda x: x.sum(), lambda x: x.mean(0), lambda x: x.sum(-1, keepdim=True), lambda x: x.amax(-1), lambda x: x.var(-1, unbiased=False), lambda x: x.logsumexp(0),
-    lambda x: x.sum(tuple(range(x.dim() - 1))), lambda x: x.amin(0, keepdim=True), lambda x: x.mean((0, -1)) if x.dim() > 1 else x.mean(),
-]  # fmt: skip
-BINARY = [torch.add, torch.mul, torch.sub, lambda a, b: a / (b * b + 1), torch.maximum, lambda a, b: torch.where(a > b, a, b), lambda a, b: torch.lerp(a.float(), b.float(), 0.3)]
-KINDS = ("unary", "move", "reduce", "binary", "binary", "unary")
-step = st.tuples(st.sampled_from(KINDS), st.integers(0, 99), st.integers(0, 99), st.integers(0, 99))
+
+def within_bound(deviation, region):
+    """The rule: twice as far from the program in float64 as eager, and two roundings to its coarsest type, since kernels round where the program converts, not where eager does."""
+    return not deviation.wrong and deviation.got <= 2 * deviation.eager + 2 * region.unit
 
 
-def apply(kind, which, a, b):
-    """One step on two values of the pool; None where their shapes do not allow it."""
-    if kind == "unary":
-        return UNARY[which % len(UNARY)](a) if a.dim() else torch.sin(a)
-    if kind == "move":
-        return MOVES[which % len(MOVES)](a) if a.dim() and a.dim() < 4 and min(a.shape[0], a.shape[-1]) > 1 and a.numel() < 3000 else None
-    if kind == "reduce":
-        return REDUCTIONS[which % len(REDUCTIONS)](a) if a.dim() else None
-    try:
-        shape = torch.broadcast_shapes(a.shape, b.shape)
-    except RuntimeError:
-        return None
-    return BINARY[which % len(BINARY)](a, b) if len(shape) < 5 and shape.numel() < 3000 else None
+@pytest.mark.parametrize("first", range(0, 300, 30))
+def test_random_regions_are_as_exact_as_eager(first):
+    fused = 0
+    for seed in range(first, first + 30):
+        region = random_region(seed, SMALL)
+        inputs = region.placed(DEVICE)
+        compiled = thunder.jit(region.function, executors=[Eager("random")])
+        sides = compiled(*inputs), region(inputs), region.exact(region.inputs)
+        for deviation in judge(*([x.cpu() for x in side] for side in sides)):
+            assert within_bound(deviation, region), f"{deviation} for seed {seed}:\n{region.text}"
+        fused += bool(fusions(compiled))
+    assert fused > 20
 
 
-def run(steps, inputs):
-    pool = list(inputs)
-    for kind, which, i, j in steps:
-        made = apply(kind, which, pool[i % len(pool)], pool[j % len(pool)])
-        if made is not None:
-            pool.append(made)
-    return tuple(pool[len(inputs) :][-3:])
-
-
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    steps=st.lists(step, min_size=3, max_size=7), rows=st.sampled_from([1, 2, 3, 5, 16, 70]), columns=st.sampled_from([1, 2, 4, 7, 16, 33]), seed=st.integers(0, 1000),
-    kinds=st.tuples(*[st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16])] * 3), layout=st.integers(0, 2),
-)  # fmt: skip
-def test_random_regions_are_as_exact_as_in_float32(steps, rows, columns, seed, kinds, layout):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(rows, columns), (columns,), (2, rows, columns)]
-    exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
-    inputs = [x.to(DEVICE, kind) for x, kind in zip(exact, kinds, strict=True)]
-    if layout == 1:
-        inputs[0] = inputs[0].t().contiguous().t()
-    if layout == 2:
-        inputs[2] = torch.stack((inputs[2], inputs[2]), -1)[..., 0]
-    eager = run(steps, inputs)
-    if not eager:
-        return
-    compiled = thunder.jit(lambda *inputs: run(steps, inputs), executors=[Eager("random")])
-    got = compiled(*inputs)
-    unit = max(torch.finfo(kind).eps for kind in kinds)
-    for g, e, x in zip(got, eager, run(steps, [x.double() for x in inputs]), strict=True):
-        check_close(g, e, x, unit)
+@pytest.mark.parametrize("first", range(0, 60, 30))
+def test_gradients_of_random_regions_are_as_exact_as_eagers(first):
+    fused = 0
+    for seed in range(first, first + 30):
+        region = random_region(seed, SMALL, smooth=True)
+        compiled = thunder.jit(region.function, executors=[Eager("random")])
+        sides = []
+        for run, inputs in ((lambda x: compiled(*x), region.placed(DEVICE)), (region, region.placed(DEVICE)), (region.exact, [x.double() for x in region.inputs])):
+            leaves = [x.detach().requires_grad_() for x in inputs]
+            sides.append([x.cpu() for x in region.with_gradients(run(leaves), leaves)])
+        for deviation in judge(*sides):
+            assert not deviation.wrong and deviation.got <= 4 * deviation.eager + 8 * region.unit, f"{deviation} for seed {seed}:\n{region.text}"
+        fused += bool(fusions(compiled))
+    assert fused > 20
 
 
 # ---------------------------------------------------------------------------------------------------------------- programs and their kernels

@@ -46,7 +46,7 @@ class RNG_OPTIONS(enum.Enum):
     """Who draws random numbers."""
 
     TORCH = "torch"  # PyTorch, one operation after the other: the same seed gives the same numbers as eager
-    FUSED = "fused"  # a fusion executor may, for operations in its regions: other numbers of the same distribution, and generators stay behind eager's
+    FUSED = "fused"  # a fusion executor may, from a seed that PyTorch draws for each call: other numbers of the same distribution
 
 
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen

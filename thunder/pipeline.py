@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
-from thunder.extend import Executor, FusionExecutor
+from thunder.extend import FusionExecutor
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -24,12 +25,12 @@ from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.memory_budget import plan
-from thunder.transforms.offer_random import offer_random
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reinplace import reinplace
+from thunder.transforms.seed_random import seed_random
 from thunder.transforms.without_cotangents import without_cotangents
 
 __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices"]
@@ -37,20 +38,22 @@ __all__ = ["lower", "lower_with_derivatives", "lower_backward_without", "gradien
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run([acquired], [("Dead Code Elimination", dce), *_combined(executors), *_execution(acquired, options, executors)], options)
+    return _run(_before_derivatives(acquired, options, executors), _execution(acquired, options, executors), options)
 
 
-def _combined(executors: Sequence) -> list[tuple]:
-    """What executors make of several operations before these are differentiated."""
-    return [(f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined]
+def _before_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
+    """A computation without what nobody needs, with random operations of a seed where they may be fused, and where executors join operations of it, as they make it."""
+    fusers = [e for e in executors if isinstance(e, FusionExecutor)]
+    seeded = [("Seed Random Operations", lambda trace: seed_random(trace, fusers))] if fusers and options.rng is RNG_OPTIONS.FUSED else []
+    traces = _run([acquired], [("Dead Code Elimination", dce), *seeded], options)
+    joined = functools.reduce(lambda trace, executor: executor.combined(trace), executors, traces[-1])
+    return traces if joined is traces[-1] else _run(traces, [("Combine Operations", lambda _: joined)], options)
 
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
     """The passes that make a program which runs, and what users' transforms do to it then."""
     communicates = "communicates" in program.tables
-    offered = options.rng is RNG_OPTIONS.FUSED and any(isinstance(e, FusionExecutor) for e in executors)
     return [
-        *([("Offer Random Operations", offer_random)] if offered else ()),
         *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
         *([("Overlap Communication", lambda trace: overlap(trace, _bytes_in_flight(options)))] if communicates else ()),
@@ -77,7 +80,7 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
-    traces = _run([acquired], [("Dead Code Elimination", dce), *_combined(executors)], options)
+    traces = _before_derivatives(acquired, options, executors)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
@@ -85,7 +88,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
-        chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
+        chosen = plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
         if "communicates" in joint.tables:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))

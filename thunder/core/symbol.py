@@ -27,7 +27,6 @@ class OpTags(enum.Enum):
     SHAPE_OP = enum.auto()  # moves or views data, computes nothing
     REDUCTION_OP = enum.auto()
     RANDOM_OP = enum.auto()  # draws from a generator: never merged, never repeated
-    OFFERED = enum.auto()  # a random operation that a fusion executor may draw its own numbers for
     MATMUL_OP = enum.auto()
     DEVICE_SYNC_OP = enum.auto()  # waits for the device
     DONT_DCE = enum.auto()  # has an effect beyond its outputs
@@ -374,7 +373,7 @@ def _positional_parameters(function: Callable | None) -> tuple[KeysView[str], di
 class BoundSymbol:
     """One line of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat. Never changed once made."""
 
-    __slots__ = ("sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols", "aliases")
+    __slots__ = ("sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols", "aliases", "__weakref__")
 
     def __init__(self, sym: Symbol, args: tuple, kwargs: dict, output, *, context: Context | None = None, inputs=None, outputs=None, location=None):
         self.sym, self.args, self.kwargs, self.output, self.context = sym, args, kwargs, output, context

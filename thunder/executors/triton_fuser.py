@@ -3,26 +3,28 @@
     thunder.jit(model, executors=["triton_fuser"])
 
 Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two lines as comments below; the kernel's text is
-`thunder.examine.get_fusions(trace)[0][1].source`. Matrix products, attention and random numbers stay with PyTorch. How kernels are made: `thunder/executors/triton_kernels`.
+`thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention stay with PyTorch, and, unless `rng="fused"`, random
+numbers. How kernels are made: `thunder/executors/triton_kernels`.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Container
 
 import torch
 
-from thunder._torch_compat import keeps_graph
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.schedule import TooLarge
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
-from thunder.ops.backward import parts, times_cotangent
+from thunder.ops.backward import parts
+from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["triton_fuser"]
@@ -32,11 +34,6 @@ class TritonFuser(FusionExecutor):
     """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device."""
 
     capturable = True
-
-    def __init__(self, name: str, **options):
-        super().__init__(name, **options)
-        scaled = Symbol("times_cotangent", times_cotangent.meta, id=f"{name}.times_cotangent", is_prim=True, fn=_times_cotangent, executor=self)
-        self.register_supported(times_cotangent, lambda gradient, cotangent: _has_triton() and _runs_on(gradient.device.name), execution_transform=scaled)
 
     def unavailable(self) -> str | None:
         if not _has_triton():
@@ -52,12 +49,13 @@ class TritonFuser(FusionExecutor):
         return len(devices) == 1 and _runs_on(next(iter(devices)))
 
     def is_cheap(self, line: BoundSymbol) -> bool:
-        return not _reduces(line)
+        """A table of sines is written once, not computed in each layer."""
+        return not _reduces(line) and not _contains(line, ("sin", "cos"))
 
     def should_fuse(self, region: Region) -> bool:
-        """Views and copies alone are no work, and one operation is PyTorch's already."""
+        """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed by a kernel."""
         computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
-        return len(computing) > 1
+        return len(computing) > 1 or any(line.sym is uniform_philox for line in computing)
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
@@ -84,19 +82,12 @@ def _reduces(line: BoundSymbol) -> bool:
     return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, parts(line)[0]))
 
 
+def _contains(line: BoundSymbol, names: Container[str]) -> bool:
+    return line.sym.name in names or not primitive(line) and any(_contains(sub, names) for sub in parts(line)[0])
+
+
 def _runs_on(device: str) -> bool:
     return device.startswith("cuda") or interpreting()
-
-
-def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """`times_cotangent` without waiting for the number. What a CUDA graph runs again does not write over what is saved."""
-    if keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-        return gradient * cotangent
-    if gradient.nbytes != gradient.untyped_storage().nbytes():  # not all of its memory: a hook gave another tensor
-        return gradient.mul_(cotangent)
-    from thunder.executors.triton_kernels.scale import scale
-
-    return scale(gradient, cotangent)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.distributed.placement import Placement, placement_of
 from thunder.errors import CaptureError
-from thunder.frontend import backward, calls, containers, distributions, opaque_values, triton_kernels
+from thunder.frontend import backward, calls, collectives, containers, distributions, opaque_values, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
@@ -69,7 +69,8 @@ class Capture(Host):
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
         self.recorder.memory = Memory(outside=self.written_to, layout=functools.partial(layout, self))
         self.recorder.is_leaf = self.is_leaf
-        self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
+        late = triton_kernels.launchers() | collectives.handlers()
+        self.handlers = {id(f): handler for f, handler in late.items()}  # of functions in modules that few programs import
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
         self.sources: dict[int, Source] = {}
@@ -302,7 +303,7 @@ class Capture(Host):
             guarded = tuple(value.shape)
         placement = placement_of(value)
         if placement is not None:  # whole in the program, a part of it in this process
-            shape, dtype = placement.shape, from_tensor_dtype(placement.dtype)
+            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
         proxy = TensorProxy(
             names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip

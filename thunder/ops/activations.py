@@ -206,7 +206,9 @@ def _prelu_meta(a, weight):
 
 @composite(*_nn("prelu"), meta=_prelu_meta, autocast="lower")
 def prelu(a, weight):
-    if len(a.shape) > 1 and weight.shape != () and weight.shape[0] != 1:
+    if not a.shape:
+        weight = LTORCH["reshape"](weight, ())
+    elif len(a.shape) > 1 and weight.shape != () and weight.shape[0] != 1:
         weight = LTORCH["reshape"](weight, (weight.shape[0], *(1,) * (len(a.shape) - 2)))
     return where(a > 0, a, weight * a)
 
@@ -215,6 +217,7 @@ def prelu(a, weight):
 def _(make):
     yield make(4, 3), make(1)
     yield make(4, 3, 2), make(3)
+    yield make(), make(1)
 
 
 @composite(*_nn("rrelu"), meta=_float_like, tags=(OpTags.RANDOM_OP,))

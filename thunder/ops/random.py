@@ -215,8 +215,11 @@ def uniform_like(a, minval=0.0, maxval=1.0, *, device=None, dtype=None):
     return uniform(a.shape, minval, maxval, device=device or a.device, dtype=dtype or a.dtype)
 
 
-def _philox(shape: tuple, seed: int, offset: int, device) -> torch.Tensor:
-    """One 32-bit number for each place: Philox 4x32 of ten rounds (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3), counter (offset, 0, place, 0)."""
+def _philox(shape: tuple, seed: int | torch.Tensor, offset: int, device) -> torch.Tensor:
+    """One 32-bit number for each place: Philox 4x32 of ten rounds (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3), counter (offset, 0, place, 0).
+
+    seed: a number, or an int64 tensor of one.
+    """
     low = 0xFFFFFFFF
     place = torch.arange(math.prod(shape), dtype=torch.int64, device=device)
     c = [torch.full_like(place, offset & low), torch.full_like(place, offset >> 32 & low), place & low, place >> 32]
@@ -237,7 +240,7 @@ def _philox(shape: tuple, seed: int, offset: int, device) -> torch.Tensor:
 
 def _run_uniform_philox(shape, minval=0.0, maxval=1.0, *, device, dtype, seed, offset):
     kwargs = _torch_kwargs(device, dtype)
-    draws = _philox(tuple(shape), int(seed), int(offset), kwargs["device"]) >> 8  # as many bits as float32 holds
+    draws = _philox(tuple(shape), seed if isinstance(seed, torch.Tensor) else int(seed), int(offset), kwargs["device"]) >> 8  # as many bits as float32 holds
     return (draws.to(torch.float64) * 2.0**-24 * (maxval - minval) + minval).to(kwargs["dtype"])
 
 

@@ -15,6 +15,7 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import sum_to
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
+from thunder.ops.dims import is_empty
 from thunder.ops.promotion import broadcast_shapes, same_device, to_float
 from thunder.ops.shape_prims import broadcast_in_dim
 from thunder.ops.ternary import where
@@ -366,8 +367,7 @@ def all(a, dim=None, keepdim=False):
 
 @composite(torch.any, torch.Tensor.any, meta=_truth_meta, tags=_RED)
 def any(a, dim=None, keepdim=False):
-    counted = convert(LTORCH["ne"](a, 0), dtypes.int64)
-    return convert(LTORCH["ne"](amax(counted, () if dim is None else dim, keepdim), 0), _truth_meta(a, dim, keepdim).dtype)
+    return convert(LTORCH["ne"](sum(LTORCH["ne"](a, 0), dim, keepdim), 0), _truth_meta(a, dim, keepdim).dtype)
 
 
 for _symbol in (all, any):
@@ -377,6 +377,8 @@ for _symbol in (all, any):
         yield make(4, 3, dtype=torch.bool)
         yield make(4, 3, dtype=torch.bool), 1
         yield make(4, 3), -1, True
+        yield make(0, 3)
+        yield make(4, 0), 1
 
 
 @composite(torch.count_nonzero, torch.Tensor.count_nonzero, meta=lambda a, dim=None: like(a, reduced_shape(a, canonical_dims(a, dim), False), dtypes.int64))
@@ -461,6 +463,8 @@ for _symbol in (var, std, var_mean, std_mean):
 def logsumexp(a, dim, keepdim=False):
     a = convert(a, to_float(a.dtype))
     dims = canonical_dims(a, dim)
+    if is_empty(a):  # nothing has no largest
+        return LTORCH["log"](sum(LTORCH["exp"](a), dims, keepdim))
     top = amax(a, dims, True)
     top = where(LTORCH["isinf"](top), 0.0, top)
     total = LTORCH["log"](sum(LTORCH["exp"](a - top), dims, True)) + top
@@ -471,6 +475,7 @@ def logsumexp(a, dim, keepdim=False):
 def _(make):
     yield make(4, 3), 1
     yield make(4, 3), (0, 1), True
+    yield make(4, 0), 1
 
 
 def _vector_norm_meta(a, ord=2, dim=None, keepdim=False, *, dtype=None):

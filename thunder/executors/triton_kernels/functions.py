@@ -54,7 +54,8 @@ FUNCTIONS: dict[str, Function] = {
 for _name, _old in {"ne": ("not_equal",), "lt": ("less",), "le": ("less_equal",), "gt": ("greater",), "ge": ("greater_equal",), "trunc": ("fix",)}.items():
     FUNCTIONS |= dict.fromkeys(_old, FUNCTIONS[_name])
 
-# Functions that Triton has no name for which its interpreter knows as well. tanh and expm1: the series where the closed form cancels, both within 2 ulp of float32 there.
+# Functions that Triton has no name for which its interpreter knows as well. _uniform gives the numbers of `ops.random.uniform_philox`.
+# tanh and expm1: the series where the closed form cancels, both within 2 ulp of float32 there.
 # _nearest_bfloat16 is what the device does: the interpreter cuts digits off.
 HELPERS: dict[str, str] = {
     "_expm1": """
@@ -75,6 +76,13 @@ def _nearest_bfloat16(x):
     bits = x.to(tl.uint32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+""",
+    "_uniform": """
+@triton.jit
+def _uniform(seed, offset, place, page):
+    zero = place * 0
+    draw, _, _, _ = tl.philox(seed, zero + offset, zero, place, zero + page)
+    return (draw >> 8).to(tl.float32) * 5.9604644775390625e-08
 """,
     "_tanh": """
 @triton.jit

@@ -16,7 +16,7 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels import index as places
 from thunder.executors.triton_kernels.functions import FUNCTIONS
-from thunder.executors.triton_kernels.index import Index
+from thunder.executors.triton_kernels.index import Index, within
 from thunder.ops.backward import parts
 
 __all__ = ["Value", "Program", "primitive", "program_of", "sources"]
@@ -25,7 +25,7 @@ _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8",
 
 
 class Value:
-    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "partial", or how the place of the one operand follows (see `sources`). what: its parameters."""
+    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "philox", "partial", or how the operand's place follows (see `sources`). what: its parameters."""
 
     __slots__ = ("kind", "operands", "shape", "dtype", "what")
 
@@ -86,7 +86,9 @@ def primitive(line: BoundSymbol) -> bool:
         return _function(line.sym.name, line.args) is not None
     if maker is _reduction:
         return _reduces(line)
-    return maker is not _gather or _out(line).dtype.category == FLOAT
+    if maker is _philox:
+        return isinstance(line.kwargs["seed"], TensorProxy) and _out(line).dtype.name == "float32"
+    return maker is not _gather or _out(line).dtype.category == FLOAT and len(line.args[0].shape) > 0
 
 
 def _reduces(line: BoundSymbol) -> bool:
@@ -182,6 +184,11 @@ def _gather(line: BoundSymbol, operands: tuple, values: dict) -> Value:
     return Value("gather", (a, at), at.shape, a.dtype, dim % len(a.shape) if a.shape else 0)
 
 
+def _philox(line: BoundSymbol, operands: tuple, values: dict) -> Value:
+    low, high = (*line.args[1:], *(0.0, 1.0)[len(line.args) - 1 :])
+    return Value("philox", (values[line.kwargs["seed"]],), _out(line).shape, _out(line).dtype, (line.kwargs["offset"], low, high))
+
+
 _MAKERS: dict[Any, Callable] = {
     **{f"prims.{name}": _map for name in FUNCTIONS},
     **{f"prims.{name}": _view(kind) for name, kind in {
@@ -189,7 +196,7 @@ _MAKERS: dict[Any, Callable] = {
     }.items()},
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
-    "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota, "ltorch.gather": _gather,
+    "prims.convert_element_type": _cast, "prims.cat": _joined, "prims.full": _full, "prims.iota": _iota, "ltorch.gather": _gather, "ltorch.uniform_philox": _philox,
 }  # fmt: skip
 
 
@@ -199,13 +206,14 @@ Place = tuple[Index, ...]
 
 
 def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
-    """For a value that only says where an operand is read: (operand, its place, conditions) of each. A condition (index, low, high) is low <= index < high."""
+    """For a value that only says where an operand is read: (operand, its place, conditions) of each. A condition (index, low, high) is low <= index < high. The bounds of
+    a place say where the conditions hold."""
     kind, what = value.kind, value.what
     if kind == "cat":
         found, start = [], 0
         for operand in value.operands:
             end = start + operand.shape[what]
-            found.append((operand, (*place[:what], place[what] + -start, *place[what + 1 :]), [(place[what], start, end)]))
+            found.append((operand, (*place[:what], within(place[what] + -start, end - start), *place[what + 1 :]), [(place[what], start, end)]))
             start = end
         return found
     operand = value.operands[0]
@@ -222,10 +230,11 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         starts, _, steps = what
         there = tuple(p * step + start for p, start, step in zip(place, starts, steps, strict=True))
     elif kind == "flip":
-        dims = {d % len(value.shape) for d in what[0]}
+        dims = {d % len(value.shape) for d in what[0] if value.shape}
         there = tuple(p * -1 + (n - 1) if i in dims else p for i, (p, n) in enumerate(zip(place, value.shape, strict=True)))
     else:
         assert kind == "pad", f"{kind} says nothing about places"
         there = tuple(p + -low for p, (low, _) in zip(place, what[1], strict=True))
         conditions = [(p, 0, n) for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True) if low > 0 or high > 0]
+        there = tuple(within(p, n) for p, n in zip(there, operand.shape, strict=True))
     return [(operand, there, conditions)]

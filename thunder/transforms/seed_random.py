@@ -1,0 +1,138 @@
+"""With `rng="fused"`: random operations become functions of a seed, which fusion executors compute inside their regions.
+
+Before: `t0 = ltorch.dropout(x, 0.1, True)`. After: `t1 = ltorch.randint(0, 9223372036854775807, ())` at the beginning,
+`t2 = ltorch.uniform_philox(x.shape, 0.0, 1.0, seed=t1, offset=0)`, `t3 = ltorch.ge(t2, 0.1)` and two products.
+
+PyTorch draws the seed from the device's default generator whenever the program runs, so that `torch.manual_seed` decides what follows; each operation has an offset of its
+own. What is a function of the seed is the same when a backward or a checkpoint computes it again, and no mask is kept. Operations that no executor can fuse in this form, and
+those that draw from a generator of the user's, stay as they are; so do all in a program that seeds, reads or sets a generator itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from thunder.core.dtypes import float32, int64
+from thunder.core.proxies import TensorProxy
+from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
+from thunder.core.trace import Trace
+from thunder.extend.fusion import FusionExecutor
+from thunder.ops import LTORCH, PRIMS, random
+
+__all__ = ["seed_random"]
+
+
+def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
+    """Writes the random operations of a program as functions of seeds, where one of `fusers` takes these."""
+    if any(line.sym is PRIMS["get_rng_state"] or line.sym.id in random.holding for line in trace.bound_symbols):
+        return trace
+    seeds = _Seeds(fusers)
+    made = rewrite(trace, seeds.rule)
+    return made.replace(bound_symbols=[*seeds.lines, *made.bound_symbols]) if seeds.lines else trace
+
+
+class _Seeds:
+    """lines: those that draw the seeds, one for each device."""
+
+    def __init__(self, fusers: Sequence[FusionExecutor]):
+        self.fusers = fusers
+        self.lines: list[BoundSymbol] = []
+        self.of_device: dict = {}
+        self.offset = 0
+
+    def rule(self, line: BoundSymbol, out: Rewriter) -> None:
+        form = _FORMS.get(line.sym.name) if OpTags.RANDOM_OP in line.sym.tags and line.sym.executor is None else None
+        if form is None or line.kwargs.get("generator") is not None:
+            return out.write(line)
+        before, lines_before = self.offset, len(self.lines)
+        with recording(Recorder(line.context, lambda: line.location)) as recorder:
+            result = form(self.drawing(line), *line.args, **line.kwargs)
+        draws = [b for b in recorder.bound_symbols if b.sym is random.uniform_philox]
+        if result is NotImplemented or not all(any(f.can_fuse(d) for f in self.fusers) for d in draws):
+            self.offset = before
+            for seed in self.lines[lines_before:]:
+                self.of_device = {device: s for device, s in self.of_device.items() if s not in seed.outputs}
+            del self.lines[lines_before:]
+            return out.write(line)
+        lines, aliases = adopt(recorder.bound_symbols, result, line.output)
+        for new in lines:
+            out.write(new)
+        out.alias(aliases)
+
+    def drawing(self, line: BoundSymbol) -> Callable:
+        """draw(shape, device): float32 numbers from [0, 1) that no other operation of the program draws."""
+
+        def draw(shape, device) -> TensorProxy:
+            if device not in self.of_device:
+                with recording(Recorder(line.context.replace(checkpoint=()), lambda: line.location)) as recorder:
+                    self.of_device[device] = LTORCH["randint"](0, 2**63 - 1, (), device=device, dtype=int64)
+                self.lines += recorder.bound_symbols
+            self.offset += 1
+            return random.uniform_philox(tuple(shape), 0.0, 1.0, device=device, dtype=float32, seed=self.of_device[device], offset=self.offset - 1)
+
+        return draw
+
+
+# ---------------------------------------------------------------------------------------------------------------- operations as functions of uniform numbers
+
+
+def _between(u: TensorProxy, low: float, high: float):
+    return u if (low, high) == (0.0, 1.0) else LTORCH["add"](LTORCH["mul"](u, high - low), low)
+
+
+def _rand(draw, shape, *, device, dtype, generator=None):
+    return draw(shape, device) if dtype is float32 else NotImplemented
+
+
+def _rand_like(draw, a, *, device, dtype, generator=None):
+    return _rand(draw, a.shape, device=device, dtype=dtype)
+
+
+def _uniform(draw, shape, minval=0.0, maxval=1.0, *, device, dtype):
+    return _between(draw(shape, device), minval, maxval) if dtype is float32 else NotImplemented
+
+
+def _uniform_fill(draw, a, low=0.0, high=1.0, *, generator=None):
+    return _uniform(draw, a.shape, low, high, device=a.device, dtype=a.dtype)
+
+
+def _randn(draw, shape, *, device, dtype, generator=None):
+    """Box and Muller's numbers: pairs of uniform ones, the first of them from (0, 1]."""
+    if dtype is not float32:
+        return NotImplemented
+    radius = LTORCH["sqrt"](LTORCH["mul"](LTORCH["log"](LTORCH["rsub"](draw(shape, device), 1.0)), -2.0))
+    return LTORCH["mul"](radius, LTORCH["cos"](LTORCH["mul"](draw(shape, device), 2.0 * math.pi)))
+
+
+def _randn_like(draw, a, *, device, dtype, generator=None):
+    return _randn(draw, a.shape, device=device, dtype=dtype)
+
+
+def _normal_fill(draw, a, mean=0.0, std=1.0, *, generator=None):
+    z = _randn_like(draw, a, device=a.device, dtype=a.dtype)
+    return z if z is NotImplemented else LTORCH["add"](LTORCH["mul"](z, std), mean)
+
+
+def _bernoulli(draw, a, p=None, *, generator=None):
+    if not isinstance(p, float) or not 0.0 <= p <= 1.0:  # probabilities that PyTorch has to look at
+        return NotImplemented
+    return LTORCH["to"](LTORCH["lt"](draw(a.shape, a.device), p), dtype=a.dtype)
+
+
+def _bernoulli_fill(draw, a, p=0.5, *, generator=None):
+    return _bernoulli(draw, a, p)
+
+
+def _dropout(draw, a, p=0.5, training=True):
+    if p == 1.0:
+        return NotImplemented
+    kept = LTORCH["ge"](draw(a.shape, a.device), p)
+    return LTORCH["mul"](LTORCH["mul"](a, kept), 1.0 / (1.0 - p))
+
+
+_FORMS: dict[str, Callable] = {
+    "rand": _rand, "rand_like": _rand_like, "randn": _randn, "randn_like": _randn_like, "uniform": _uniform, "bernoulli": _bernoulli, "dropout": _dropout,
+    "uniform_fill": _uniform_fill, "normal_fill": _normal_fill, "bernoulli_fill": _bernoulli_fill,
+}  # fmt: skip
