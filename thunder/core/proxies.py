@@ -257,7 +257,7 @@ class UnbackedNumber(Proxy):
     def number(self) -> NumberProxy | Condition:
         """What the program has in its hands."""
         if self.python_type is bool:
-            return _compare(number_of(symbolic.symbol(self.name), int, (self,)), 0, "!=")
+            return Condition(number_of(symbolic.symbol(self.name), int, (self,)), "!=", 0, (self,))
         return number_of(symbolic.symbol(self.name), self.python_type, (self,))
 
     def replace(self) -> UnbackedNumber:

@@ -38,7 +38,7 @@ def fresh_size(origin: str = "a size that data decides") -> NumberProxy:
     made, number = made_number(recorder, int, origin)
     made.facts.least[made.name] = 0
     recorder.sizes = [*(recorder.sizes or ()), made]
-    return number
+    return number  # type: ignore[return-value]
 
 
 def read_sizes(recorder: Recorder, line: BoundSymbol) -> None:
