@@ -127,6 +127,15 @@ def test_what_is_no_multiple_of_the_cotangent_stays():
         assert not early_gradients._Linear({trace.args[0]}).holds(trace.bound_symbols)
 
 
+def test_what_reads_long_rows_stays(monkeypatch):
+    x = tensor(72, 50)
+    for longest, early in ((49, False), (50, True)):
+        monkeypatch.setattr(TritonFuser, "longest_row", longest)
+        compiled = thunder.jit(cross_entropy, executors=[TritonFuser("long")])
+        compiled(x).backward()
+        assert ("times_cotangent" in names(compiled, backward=True)) == early
+
+
 def test_without_grad_nothing_is_computed_early():
     compiled = thunder.jit(lambda x: cross_entropy(torch.tanh(x)), executors=[TritonFuser("no grad")])
     with torch.no_grad():

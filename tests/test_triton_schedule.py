@@ -38,6 +38,12 @@ def test_a_table_that_many_read_is_computed_once(work, kernels, monkeypatch):
     assert region.sym.fn.source.count("tl.cos") == 1
 
 
+def test_what_is_one_number_is_computed_where_it_is_read(monkeypatch):
+    monkeypatch.setattr(schedule, "WORK", 1)
+    (region,) = fused(lambda x, y: x * torch.sin(y) / torch.tanh(y), tensor(5, 6), tensor(1))
+    assert region.sym.fn.kernels == 1
+
+
 def test_what_is_computed_once_counts_once():
     def program(x, y):
         for _ in range(40):

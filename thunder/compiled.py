@@ -463,6 +463,7 @@ def jit(
     eager's bit for bit: only executors and transforms that say they are `exact` are used. rng: "torch", or "fused": fusion executors may draw random numbers of their
     own. debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log. interpretation, langctx: accepted as in 2024.
     memory_budget (a compile option): the share of the bytes saved for the backward that may be saved; the rest is computed again in the least time.
+    triton_autotune (a compile option): whether blocks of the Triton fuser's kernels are chosen by measuring when a region runs first; what is found is kept on the disk.
     compile_options: free-form options that executors and passes may ask for; `thunder.last_compile_options` says which were used.
 
     Returns a callable for a function, a `thunder.ThunderModule` for a module. Used without a function it is a decorator that takes options.

@@ -19,7 +19,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.schedule import TooLarge
+from thunder.executors.triton_kernels.schedule import ON_CHIP, TooLarge
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
@@ -37,6 +37,7 @@ class TritonFuser(FusionExecutor):
     """
 
     capturable = True
+    longest_row = ON_CHIP
 
     def __init__(self, name: str, *, autotune: bool = False, **options):
         super().__init__(name, **options)

@@ -47,6 +47,8 @@ class FusionExecutor(Executor):
         """
         self.implmap[operation_id(sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
 
+    longest_row = 0  # how many numbers it keeps on chip, where they are read again after they were reduced to one
+
     def can_execute(self, line: BoundSymbol) -> bool:
         return line.sym.executor is self
 

@@ -7,17 +7,18 @@ in place, where a kernel that finds a 1 has nothing to do.
 Before: `t0 = cross_entropy(x, y)`; `t1 = get_grad(t0)`; `t2 = nll_loss_backward(t1, x, y)`, `t3 = mm(t2, w)`. After: `t0 = cross_entropy(x, y)`, `t4 = full((), 1)`,
 `t5 = nll_loss_backward(t4, x, y)`; `t1 = get_grad(t0)`; `t2 = times_cotangent(t5, t1)`, `t3 = mm(t2, w)`.
 
-float16, in which small gradients vanish unless the loss was scaled, is left alone.
+float16, in which small gradients vanish unless the loss was scaled, is left alone, and so is what would read long rows twice: one of 50257 numbers is in no cache any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import leading_to
-from thunder.core.symbol import BoundSymbol, Recorder, recording
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, recording
 from thunder.core.trace import Trace
 from thunder.ops.backward import op, parts, times_cotangent
 from thunder.ops.memory import may_view
@@ -36,7 +37,7 @@ def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
     known = {o for line in forward for o in line.outputs} | {a for a in joint.args if isinstance(a, Proxy)}
     for start in starts:
         if start.output.shape == () and start.output.dtype.name != "float16":
-            joint = _Loss(joint, start.output, forward, backward, known, lambda line: any(f.takes(line) for f in fusers)).moved()
+            joint = _Loss(joint, start.output, forward, backward, known, fusers).moved()
             forward, _, backward = sides(joint)
     return joint
 
@@ -44,16 +45,19 @@ def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
 class _Loss:
     """One loss. early: lines of the backward that read its cotangent and values of the forward only. linear: those of their results that are multiples of the cotangent."""
 
-    def __init__(self, joint: Trace, cotangent: TensorProxy, forward: list[BoundSymbol], backward: list[BoundSymbol], known: set, fuses: Callable[[BoundSymbol], bool]):
-        self.joint, self.cotangent, self.forward, self.backward, self.fuses = joint, cotangent, forward, backward, fuses
+    def __init__(self, joint: Trace, cotangent: TensorProxy, forward: list[BoundSymbol], backward: list[BoundSymbol], known: set, fusers: Sequence):
+        self.joint, self.cotangent, self.forward, self.backward, self.fusers = joint, cotangent, forward, backward, fusers
         self.early: dict[BoundSymbol, None] = {}
         self.linear: dict[Proxy, BoundSymbol | None] = {cotangent: None}
         there, linear = known | {cotangent}, _Linear({cotangent})
         for line in backward:
-            if there.issuperset(line.inputs) and _is_plain(line) and fuses(line) and linear.holds([line]):
+            if there.issuperset(line.inputs) and _is_plain(line) and self.fuses(line) and linear.holds([line]):
                 self.linear |= {o: line for o in line.outputs if o in linear.dependent}
                 self.early[line] = None
                 there.update(line.outputs)
+
+    def fuses(self, line: BoundSymbol) -> bool:
+        return any(f.takes(line) for f in self.fusers)
 
     def moved(self) -> Trace:
         chosen = [v for v in self.read_elsewhere() if self.is_worth_it(v)] if len(self.linear) > 1 else []
@@ -86,11 +90,26 @@ class _Loss:
         return [v for v in dict.fromkeys(shown.get(value, value) for value, _ in readers) if v not in fused and self.linear.get(v) is not None]
 
     def is_worth_it(self, value: Proxy) -> bool:
-        """Whether a pass over something about as large is saved."""
+        """Whether a pass over something about as large is saved: that is read where the forward reads it, and no reductions of long rows come first."""
         assert isinstance(value, TensorProxy), "lines that are fused make tensors"
         made = {o for line in self.early for o in line.outputs}
-        read = (i for line in leading_to(tuple(self.early), [value]) for i in line.inputs if i not in made and isinstance(i, TensorProxy))
-        return nbytes(value) >= SMALLEST and any(2 * nbytes(i) >= nbytes(value) for i in read)
+        read = [i for line in leading_to(tuple(self.early), [value]) for i in line.inputs if i not in made and isinstance(i, TensorProxy)]
+        return nbytes(value) >= SMALLEST and any(2 * nbytes(i) >= nbytes(value) for i in read) and self.longest_row(read) <= max(f.longest_row for f in self.fusers)
+
+    def longest_row(self, values: Sequence[Proxy]) -> int:
+        """The most numbers that are reduced to one of several, in what the forward fuses to make these values."""
+        makers = {o: line for line in self.forward for o in line.outputs}
+        longest, seen, waiting = 0, set(), list(values)
+        while waiting:
+            line = makers.get(waiting.pop())
+            if line is None or line in seen or not self.fuses(line):
+                continue
+            seen.add(line)
+            waiting += line.inputs
+            if OpTags.REDUCTION_OP in line.sym.tags:
+                sizes = [[math.prod(p.shape) for p in side if isinstance(p, TensorProxy)] for side in (line.inputs, line.outputs)]
+                longest = max([longest, *(max(sizes[0]) // n for n in sizes[1] if n > 1)])
+        return longest
 
 
 def _is_plain(line: BoundSymbol) -> bool:

@@ -24,6 +24,7 @@ FEW_ROWS = 64  # rows that are reduced without a partial
 LIMIT = 4000  # values at places, in all kernels of a region
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 WORK = 1 << 27  # instructions of elements that are done in that time, about
+LOOKED_UP = 16  # instructions that take as long as reading what they compute
 
 
 class TooLarge(Exception):
@@ -315,19 +316,19 @@ def _dear(program: Program) -> dict[Value, None]:
             value = v.operands[0]
             while value.kind in ("broadcast", "reshape", "permute"):
                 value = value.operands[0]
-            if value.kind in ("map", "cast") and 2 * value.numel <= v.numel and (v.numel - value.numel) * _work(value, found) >= WORK:
+            if value.kind in ("map", "cast") and 2 * value.numel <= v.numel and (work := _work(value, found)) >= LOOKED_UP and (v.numel - value.numel) * work >= WORK:
                 found[value] = None
     return found
 
 
 def _work(value: Value, stored: Container[Value]) -> int:
-    """Instructions for an element of what is computed of inputs and stored values alone; 0 for anything else."""
+    """Instructions for an element of what is computed of inputs and stored values alone; 0 for anything else. What is one number is computed once in a block."""
     total, seen, stack = 0, {value}, [value]
     while stack:
         v = stack.pop()
         if v.kind in ("reduce", "partial", "gather"):
             return 0
-        total += _WORK.get(v.what, 1) if v.kind == "map" else 0
+        total += _WORK.get(v.what, 1) if v.kind == "map" and v.numel > 1 else 0
         new = [x for x in v.operands if isinstance(x, Value) and x not in seen and x not in stored]
         seen.update(new)
         stack += new
