@@ -37,9 +37,10 @@ of PyTorch's database with eager, in every form and type.
 * **derivative**: *rule*: written here. *decomposition*: that of the operations it consists of. *PyTorch's*: its autograd graph is kept. *none*: PyTorch has none.
 * **in place**: the method that overwrites its argument.
 
-What takes sparse or quantized tensors alone is opaque and has no line here: `to_sparse`, `coalesce`, `values`, `indices`, `crow_indices` and its kin with their copies, `sparse_mask`,
-`smm`, `sspaddmm`, `saddmm`, `hspmm`, `hsmm`, `native_norm`, `int_repr`. A trace knows a tensor by shape, type and device, which does not say how such a tensor is stored: PyTorch types these
-on examples. Questions (`is_sparse`, `dense_dim`, `is_same_size`, `stride`, `is_inference`) are answered while the program is read, and are no lines of it.
+What takes sparse or quantized tensors alone is opaque and has no line here: `to_sparse`, `coalesce`, `values`, `indices`, `crow_indices` and its kin with their copies,
+`sparse_mask`, `smm`, `sspaddmm`, `saddmm`, `hspmm`, `hsmm`, `native_norm`, `int_repr`. A trace knows a tensor by shape, type and device, which does not say how such a
+tensor is stored: PyTorch types these on examples. Questions (`is_sparse`, `dense_dim`, `is_same_size`, `stride`, `is_inference`) are answered while the program is read,
+and are no lines of it.
 
 {entries} operators of the database: {counts}.
 

@@ -41,7 +41,7 @@ def directory(tmp_path, monkeypatch):
 def driver(directory, monkeypatch):
     """A GPU of capability 9.0 that only writes down what it is asked."""
     calls = []
-    found = types.SimpleNamespace(multi_processor_count=132)
+    found = types.SimpleNamespace(multi_processor_count=132, shared_memory_per_multiprocessor=233472)
     for name, value in {
         "current_device": lambda: 0, "get_device_capability": lambda device: (9, 0), "get_device_properties": lambda device: found, "device": lambda device: contextlib.nullcontext(),
     }.items():  # fmt: skip
@@ -51,6 +51,7 @@ def driver(directory, monkeypatch):
     monkeypatch.setattr(launch, "current_stream", lambda index: 7)
     monkeypatch.setattr(launch, "launch_kernel", lambda *arguments: calls.append(arguments))
     monkeypatch.setattr(binary, "load_kernel", lambda path, name, shared, device: f"{name} on {device}")
+    monkeypatch.setattr(binary, "set_device", lambda device: None)
     monkeypatch.setattr(binary, "_requested", {})
     binary._loaded.cache_clear()
     return calls
@@ -130,6 +131,15 @@ def test_what_begins_elsewhere_has_kernels_of_its_own(driver, compiled):
         function(moved, Y)
     assert [r.arguments for r in compiled] == [(("*fp32", True),) * 3, (("*fp32", False), ("*fp32", True), ("*fp32", True))]
     assert [call[7][0] for call in driver] == [X.data_ptr(), moved.data_ptr(), moved.data_ptr()]
+
+
+def test_a_thread_is_given_the_context_of_its_device(driver, compiled, monkeypatch):
+    """PyTorch's launcher takes that of device 0 in a thread that has none."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(launch, "current_device", lambda: 1)
+    monkeypatch.setattr(launch, "set_device", lambda device: driver.append(f"device {device}"))
+    jit("context")(X, Y)
+    assert driver[0] == "device 1" and driver[1][0] == "map0 on 1"
 
 
 def test_negatives_are_resolved(driver, compiled):

@@ -226,6 +226,17 @@ def test_parameters_at_other_addresses(transform, device):
     assert len(recordings(compiled)) == 2
 
 
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_parameters_of_modules_that_a_function_calls_are_not_copied(transform, device):
+    module = model(device)
+    for compiled, given in ((thunder.jit(lambda x: module(x), transforms=[transform()]), ()), (thunder.jit(lambda m, x: m(x), transforms=[transform()]), (module,))):
+        for _ in range(4):
+            x = torch.randn(3, 8, device=device)
+            torch.testing.assert_close(compiled(*given, x), module(x))
+        (recording, *others) = recordings(compiled)
+        assert len(recording.copied) == 1 and not others
+
+
 def test_parameters_that_move_all_the_time():
     module = model().requires_grad_(False)
     transform = Imitated()
@@ -461,6 +472,18 @@ def test_a_result_in_use_keeps_its_recording():
     torch.testing.assert_close(torch.autograd.grad(out.sum(), list(module.parameters())), torch.autograd.grad(module(x).sum(), list(module.parameters())))
 
 
+def test_flags_of_pytorch_are_part_of_a_recording():
+    compiled = thunder.jit(lambda x: (x @ x + 1) * 2, transforms=[Imitated()])
+    x, before = torch.randn(3, 3), torch.backends.cuda.matmul.allow_tf32
+    try:
+        for allowed in (True, True, False, False, True):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            compiled(x)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert len(recordings(compiled)) == 2
+
+
 def test_an_error_names_the_users_line():
     def f(x, i):
         y = x.sin() + 1
@@ -474,12 +497,12 @@ def test_an_error_names_the_users_line():
         assert "F.embedding(i, y) * 2" in "".join(caught.value.__notes__)
 
 
-def test_fusions_inside_are_found():
-    compiled = thunder.jit(lambda x: (x.sin() + 1) * 2 + x.sum(), transforms=[Imitated()], executors=["triton_fuser"])
-    for _ in range(2):
-        compiled(torch.ones(4, 2))
-    compiled = thunder.jit(lambda x, w: ((x.sin() + 1) @ w).exp() + 1, transforms=[Imitated()], executors=["triton_fuser"])
-    compiled(torch.ones(4, 2), torch.ones(2, 2))
+@pytest.mark.parametrize("transform, device", TRANSFORMS if not torch.cuda.is_available() else TRANSFORMS[1:])
+def test_fusions_inside_are_found(transform, device):
+    compiled = thunder.jit(lambda x, w: ((x.sin() + 1) @ w).cos() + 1, transforms=[transform()], executors=["triton_fuser"])
+    x, w = torch.ones(4, 2, device=device), torch.ones(2, 2, device=device)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x, w), ((x.sin() + 1) @ w).cos() + 1)
     assert [name for name, _ in thunder.examine.get_fusions(thunder.last_traces(compiled)[-1])] == ["TritonFusion0", "TritonFusion1"]
 
 

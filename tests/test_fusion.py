@@ -293,10 +293,10 @@ def test_torch_compile_takes_regions():
 
 def test_without_a_compiler_it_takes_nothing_and_says_why(monkeypatch):
     from thunder import extend
-    from thunder.executors import torch_compile
+    from thunder.executors import inductor
 
     monkeypatch.setenv("CXX", os.path.join(os.path.dirname(sys.executable), "no-such-compiler"))
-    monkeypatch.setattr(torch_compile.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(inductor.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(extend, "_warned", set())
     with pytest.warns(UserWarning, match="the executor torchcompile takes nothing here: Inductor needs a C\\+\\+ compiler on the CPU, and none is found") as caught:
         compiled = thunder.jit(lambda x: x.sin().cos(), executors=["torchcompile"])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 import thunder
 from thunder.executors import matvec
@@ -29,6 +29,50 @@ def test_the_kernels(rows, shape, biased, dtype):
         assert found.shape == (*given.shape[:-1], n) and found.dtype is dtype
         error = (found.view(rows, n).double() - exact).abs()
         assert (error <= exact.abs() * torch.finfo(dtype).eps + 1e-4 * k**0.5).all()
+
+
+@pytest.mark.parametrize("rows, dtype", [(1, torch.bfloat16), (1, torch.float16), (3, torch.float16)])
+@pytest.mark.parametrize("shape", [(64, 256), (33, 300)])
+def test_the_kernels_with_a_gate(rows, dtype, shape):
+    from thunder.executors.matvec_kernel import few_rows
+
+    torch.manual_seed(0)
+    n, k = shape
+    x, w, g = torch.randn(rows, k, device=DEVICE).to(dtype), torch.randn(n, k, device=DEVICE).to(dtype) * 0.1, torch.randn(n, k, device=DEVICE).to(dtype)
+    exact = silu(linear(x.double(), w.double())) * linear(x.double(), g.double())
+    error = (few_rows(x, w, None, g).double() - exact).abs()
+    assert (error <= exact.abs() * torch.finfo(dtype).eps + 1e-3).all()
+
+
+def gated(x, w, g):
+    return silu(linear(x, w)) * linear(x, g)
+
+
+def gated_the_other_way(x, w, g):
+    return linear(x, g) * silu(linear(x, w))
+
+
+def read_elsewhere(x, w, g):
+    up = linear(x, g)
+    return silu(linear(x, w)) * up + up
+
+
+def of_two_inputs(x, w, g):
+    return silu(linear(x, w)) * linear(x + 1, g)
+
+
+@pytest.mark.parametrize("f, joined", [(gated, True), (gated_the_other_way, True), (read_elsewhere, False), (of_two_inputs, False)])
+def test_gates_are_joined(monkeypatch, f, joined):
+    monkeypatch.setattr(matvec, "_checker", lambda x, weight, bias=None: True)
+    torch.manual_seed(0)
+    x, w, g = (torch.randn(*s, device=DEVICE, dtype=torch.float16) for s in ((2, 64), (48, 64), (48, 64)))
+    compiled = thunder.jit(f, executors=["matvec"])
+    torch.testing.assert_close(compiled(x, w, g), f(x, w, g), atol=0.1, rtol=0.01)
+    assert ("few_rows_gated" in str(thunder.last_traces(compiled)[-1])) == joined
+    x.requires_grad_()
+    (found,), (expected,) = (torch.autograd.grad(run(x, w, g).sum(), x) for run in (compiled, f))
+    torch.testing.assert_close(found, expected, atol=0.5, rtol=0.05)
+    assert "few_rows_gated" not in str(thunder.last_traces(compiled)[-1])
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the executor takes what is on a GPU")

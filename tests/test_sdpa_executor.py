@@ -1,5 +1,7 @@
 """The sdpa executor: which kernels it chooses, that they compute what eager computes, and that repeated keys and values are not made. Kernels need a GPU."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -67,7 +69,7 @@ def test_repeated_keys_and_values_are_not_made(repeat, device):
     compiled = thunder.jit(attend, executors=["sdpa"])
     found, expected = with_gradients(compiled, *inputs), with_gradients(attend, *inputs)
     (attention,) = names(thunder.last_traces(compiled)[-1])
-    assert attention in ("flash_attention", "cudnn_attention")
+    assert attention in ("flash_attention", "sdpa_cudnn")
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, **({} if device == "cpu" else {"atol": 0.06, "rtol": 0.02}))
     saved = thunder.last_traces(compiled)[-1].output[1][0]
@@ -77,6 +79,9 @@ def test_repeated_keys_and_values_are_not_made(repeat, device):
     assert names(thunder.last_traces(compiled)[-1]) == ["scaled_dot_product_attention"]
 
 
+chosen = torch.tensor([1, 0])
+
+
 @pytest.mark.parametrize(
     "attend",
     [
@@ -84,8 +89,9 @@ def test_repeated_keys_and_values_are_not_made(repeat, device):
         lambda q, k, v: scaled_dot_product_attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 2)[:, :, ::3].repeat(1, 3, 1, 1)),
         lambda q, k, v: scaled_dot_product_attention(q, k[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16), v[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16)),
         lambda q, k, v: scaled_dot_product_attention(q[:, :, :2], k.repeat_interleave(12, 2).transpose(1, 2)[:, :6, :2], v.repeat_interleave(3, 1)[:, :, :2]),
+        lambda q, k, v: scaled_dot_product_attention(q, *(x[:, chosen, None].expand(2, 2, 3, 24, 16).reshape(2, 6, 24, 16) for x in (k, v))),
     ],
-    ids=["tiled", "keys alone", "expanded before", "along another dimension"],
+    ids=["tiled", "keys alone", "expanded before", "along another dimension", "chosen heads"],
 )
 def test_other_repetitions_are_made(attend):
     torch.manual_seed(0)
@@ -136,7 +142,7 @@ def allow(monkeypatch, *usable):
 def test_the_fastest_that_may_be_used_unless_the_user_gave_an_order(monkeypatch, usable, order, products, expected):
     allow(monkeypatch, *usable)
     sdpaex._usable.cache_clear()
-    found = sdpaex._usable(described(), 0.0, True, False, (True, True, products, True, order))
+    found = sdpaex._usable(described(), 0.0, True, False, (True, True, products, True, False, order))
     sdpaex._usable.cache_clear()
     assert (found and found.name) == expected
 
@@ -171,14 +177,13 @@ def deviations(found, exact):
 def check(attend, inputs, expected, backends=None):
     """As near to float64 as eager with the same kernels, with eager's layout."""
     compiled = thunder.jit(attend, executors=["sdpa"], debug_options=thunder.DebugOptions(check_traces=True))
-    with sdpa_kernel(backends) if backends is not None else torch.enable_grad():
+    with sdpa_kernel(backends) if backends is not None else contextlib.nullcontext():
         found, eager = with_gradients(compiled, *inputs), with_gradients(attend, *inputs)
     with sdpa_kernel(SDPBackend.MATH):
         exact = with_gradients(lambda *x: attend(*x), *(x.double() for x in inputs))
     ran = names(thunder.last_traces(compiled)[-1])
-    assert (f"{expected}_attention" in ran) if expected else "scaled_dot_product_attention" in " ".join(ran), ran
-    if expected:
-        assert f"{expected}_attention_backward" in names(thunder.last_backward_traces(compiled)[-1])
+    assert f"sdpa_{expected}" in ran
+    assert f"sdpa_{expected}_backward" in names(thunder.last_backward_traces(compiled)[-1])
     for ours, theirs in zip(deviations(found, exact), deviations(eager, exact), strict=True):
         assert ours <= 1.5 * theirs + 1e-5
     for a, b in zip(found, eager, strict=True):
@@ -202,13 +207,20 @@ def test_without_flags_it_is_pytorchs_choice():
     inputs = [heads(4, 160, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     compiled = check(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), inputs, "cudnn")
     with torch.profiler.profile() as seen:
-        scaled_dot_product_attention(*inputs, is_causal=True)
+        scaled_dot_product_attention(*(x.requires_grad_() for x in inputs), is_causal=True)
     assert any("cudnn" in e.key for e in seen.key_averages())
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         with_gradients(compiled, *inputs)
-        assert "flash_attention" in names(thunder.last_traces(compiled)[-1])
+        assert "sdpa_flash" in names(thunder.last_traces(compiled)[-1])
     with_gradients(compiled, *inputs)
-    assert "cudnn_attention" in names(thunder.last_traces(compiled)[-1]) and thunder.cache_misses(compiled) == 2
+    assert "sdpa_cudnn" in names(thunder.last_traces(compiled)[-1]) and thunder.cache_misses(compiled) == 2
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (with_gradients(compiled, *inputs) for _ in range(2))
+        assert thunder.cache_misses(compiled) == 3 and "sdpa_cudnn" not in names(thunder.last_traces(compiled)[-1])
+        assert all(map(torch.equal, first, second))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @GPU
@@ -227,6 +239,8 @@ def test_masks(mask, length, dtype):
         return scaled_dot_product_attention(q, k, v, attn_mask=m if m.dtype is torch.bool else m.to(q.dtype))
 
     check(attend, given, "efficient", SDPBackend.EFFICIENT_ATTENTION)
+    if dtype is torch.bfloat16:
+        check(attend, given, "efficient" if mask == "float with grad" else "cudnn")
 
 
 @GPU
@@ -278,3 +292,48 @@ def test_second_derivatives():
         exact = second(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True))
     for a, b in zip(found, exact, strict=True):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the way around a kernel, with one that the CPU has
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """A kernel for the CPU in the place of those for GPUs."""
+    aten = torch.ops.aten
+
+    def forward(query, key, value, bias, dropout_p, is_causal, scale):
+        found = aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale)
+        return *found, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+
+    def backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(g, query, key, value, out, sums, dropout_p, is_causal, attn_mask=bias, scale=scale)
+
+    kernel = sdpaex._kernel("cpu", 9, forward, backward, lambda b, h, n: (b, h, n), sdpaex._on_the_host, float("-inf"))
+    monkeypatch.setattr(sdpaex, "_choose", lambda *args: kernel)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True, "scale": 0.2}, {"attn_mask": torch.ones(24, 24, dtype=torch.bool).tril()}, {"attn_mask": torch.ones(24, 24).tril().log()}]
+)
+def test_forward_and_backward_are_lines(on_the_cpu, options):
+    torch.manual_seed(0)
+    inputs = [heads(4) for _ in range(3)]
+    compiled = thunder.jit(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), executors=["sdpa"])
+    for a, b in zip(with_gradients(compiled, *inputs), with_gradients(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), *inputs), strict=True):
+        assert torch.equal(a, b)
+    assert names(thunder.last_traces(compiled)[-1])[-1:] == ["sdpa_cpu"] and names(thunder.last_backward_traces(compiled)[-1])[0] == "sdpa_cpu_backward"
+    with torch.no_grad():
+        assert torch.equal(compiled(*inputs), scaled_dot_product_attention(*inputs, **options))
+    assert "sdpa_cpu" not in names(thunder.last_traces(compiled)[-1])
+
+
+def test_only_wanted_gradients_and_second_ones(on_the_cpu):
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 2, 3, 4, dtype=torch.float64) for _ in range(3)]
+    compiled = thunder.jit(lambda q, k, v: scaled_dot_product_attention(q, k, v), executors=["sdpa"])
+    assert torch.autograd.gradgradcheck(compiled, [x.clone().requires_grad_() for x in inputs])
+    key = inputs[1].clone().requires_grad_()
+    (found,) = torch.autograd.grad(compiled(inputs[0], key, inputs[2]).sum(), key)
+    (expected,) = torch.autograd.grad(scaled_dot_product_attention(inputs[0], key, inputs[2]).sum(), key)
+    assert torch.equal(found, expected)

@@ -6,19 +6,24 @@ Tried on torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
     "current_device", "current_stream", "empty_strided_cuda",
-    "load_kernel", "launch_kernel", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
+    "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
-    "attention_backends", "attention_among",
+    "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -26,11 +31,20 @@ any_autocast = torch._C._is_any_autocast_enabled
 # without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+set_device = getattr(torch._C, "_cuda_setDevice", torch.cuda.set_device)
 storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, stride, dtype) on the current device, at half the price of torch.empty_strided
 _static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
 # (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
 launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
+_FLAGS = [
+    getattr(torch._C, f"_get_{name}")
+    for name in (
+        "cublas_allow_tf32", "cudnn_allow_tf32", "float32_matmul_precision", "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_fp16_accumulation", "deterministic_algorithms", "cudnn_deterministic", "cudnn_enabled",
+    )
+    if hasattr(torch._C, f"_get_{name}")
+]  # fmt: skip
 _function_modes = torch._C._len_torch_function_stack  # torch.set_default_device and user's TorchFunctionModes stand there
 function_modes = _function_modes
 _function_mode_at = torch._C._get_function_stack_at
@@ -156,15 +170,21 @@ def _stack_of_modes() -> tuple:
 
 
 _ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
+_deterministic = torch._C._get_deterministic_algorithms
 _attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
+def kernel_flags() -> list:
+    """The flags by which PyTorch chooses kernels on a GPU when it runs them."""
+    return [flag() for flag in _FLAGS]
+
+
 _USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes the third at the first call where PyTorch prefers cuDNN; none before torch 2.6
 
 
 def attention_backends() -> tuple:
-    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; and the order in which it looks, None for PyTorch's own."""
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it is to be deterministic; in which order it looks, None for PyTorch's own."""
     flash, efficient, products, cudnn = _ATTENTION_FLAGS
     order = _attention_order()
-    return flash(), efficient(), products(), cudnn(), None if order in _USUAL_ORDERS else tuple(order)
+    return flash(), efficient(), products(), cudnn(), _deterministic(), None if order in _USUAL_ORDERS else tuple(order)
 
 
 @contextlib.contextmanager
@@ -292,3 +312,43 @@ def quiet_fake_tensors():
         yield
     finally:
         log.disabled = before
+
+
+def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple]]:
+    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, and the strides that PyTorch gives the results.
+
+    function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
+    empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv nothing is kept on disk
+    with torch._C.DisableTorchFunction(), without_function_modes(), torch.no_grad(), mode:
+        examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
+        strides = [o.stride() for o in function(*examples)]
+        functional = torch.func.functionalize(function, remove="mutations")
+        graph = make_fx(functional, decomposition_table=select_decomp_table())(*examples)
+    output = next(iter(reversed(graph.graph.nodes)))
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    # shapes are guarded, and strides looked at, before a region is called
+    options = {"size_asserts": False} | ({"cpp.vec_isa_ok": True} if config.cpp.vec_isa_ok is None and _vectors_are_known() else {})
+    with config.patch(options), tracing(TracingContext(mode)):
+        compiled = compile_fx_inner(graph, examples, is_inference=True)
+    return getattr(compiled, "current_callable", None) or compiled, strides
+
+
+@functools.cache
+def _vectors_are_known() -> bool:
+    """Whether it is plain which vector instructions the CPU, PyTorch and the C++ compiler have, so that Inductor need not compile and load a program for each to find out."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    flags = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"]}.get(torch.backends.cpu.get_cpu_capability())
+    if flags is None or sys.platform != "linux":
+        return False
+    return subprocess.run([get_cpp_compiler(), *flags, "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True).returncode == 0

@@ -45,7 +45,7 @@ from thunder.options import (
     resolve_sharp_edges,
 )  # fmt: skip
 from thunder.pipeline import asked_for, gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
-from thunder.transforms.base import asked, check_transforms
+from thunder.transforms.base import asked, check_transforms, with_executors_of
 from thunder.transforms.check_results import check_results
 
 __all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
@@ -480,7 +480,8 @@ def jit(
     check_interpretation(interpretation)
     check_langctx(langctx)
     check_memory_budget(compile_options.get("memory_budget", 1.0))
-    chosen, given_transforms = resolve_executors(executors), check_transforms(() if transforms is None else transforms)
+    given_transforms = check_transforms(() if transforms is None else transforms)
+    chosen = with_executors_of(given_transforms, resolve_executors(executors))
     numerics, chosen = resolve_numerics(numerics, chosen, given_transforms, () if executors is None else executors)
     debug = debug_options or DebugOptions()
     if record_history:
@@ -508,8 +509,8 @@ def jit_with(fn: Callable, options: JitOptions):
         fn = fn._model
     if isinstance(fn, Compiled):
         fn = fn.fn
-    if isinstance(fn, torch.nn.parallel.DistributedDataParallel):
-        raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
+    if isinstance(fn, torch.nn.Module):
+        _refuse_distributed(fn)
     compiled = Compiled(fn, options)
     if not isinstance(fn, torch.nn.Module):
         return compiled
@@ -518,6 +519,19 @@ def jit_with(fn: Callable, options: JitOptions):
         if asked(transform, "transform_module"):
             transform.transform_module(module)
     return module
+
+
+def _refuse_distributed(module: torch.nn.Module) -> None:
+    """Wrappers of PyTorch's go around a compiled module, not into it. Raises NotImplementedError for them."""
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
+    if any(kind.__module__.startswith("torch.distributed.fsdp") for m in module.modules() for kind in type(m).__mro__):
+        raise NotImplementedError("thunder.jit of a module under FSDP: compile the module first, then shard the result, or use thunder.distributed.fsdp")
+    for name, parameter in module.named_parameters():
+        if type(parameter).__module__.startswith("torch.distributed.tensor"):
+            raise NotImplementedError(
+                f"thunder.jit of a module whose parameter {name} is a DTensor: use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module"
+            )
 
 
 def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):
@@ -532,4 +546,5 @@ def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_suppo
     options = compiled.options
     resolve_numerics(options.numerics, (), added, ())
     disabled = options.disable_torch_autograd or disable_torch_autograd_support
-    return jit_with(compiled.fn, dataclasses.replace(options, transforms=(*options.transforms, *added), disable_torch_autograd=disabled, used_compile_options={}))
+    executors, transforms = with_executors_of(added, options.executors), (*options.transforms, *added)
+    return jit_with(compiled.fn, dataclasses.replace(options, executors=executors, transforms=transforms, disable_torch_autograd=disabled, used_compile_options={}))

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
-from thunder.core.symbol import Symbol
+from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError, warn_user
 from thunder.frontend.calls import NOT_OPERATIONS
@@ -54,8 +54,12 @@ def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[
 
 def get_fusion_symbols(trace: Trace) -> list[Symbol]:
     """The operations of a trace that fusion executors made."""
-    lines = [inner for line in trace.bound_symbols for inner in (line.subsymbols if line.sym.is_fusion and line.sym.executor is None else (line,))]  # those of CUDA graphs
-    return [line.sym for line in lines if line.sym.is_fusion]
+    return [line.sym for line in _lines(trace) if line.sym.is_fusion]
+
+
+def _lines(trace: Trace) -> list[BoundSymbol]:
+    """The lines of a trace, those in CUDA graphs among them."""
+    return [inner for line in trace.bound_symbols for inner in (line.subsymbols if line.sym.is_fusion and line.sym.executor is None else (line,))]
 
 
 def examine(fn: Callable, *args, **kwargs) -> None:
@@ -143,8 +147,9 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
         return SavedValues()
     trace = entry.computation_traces[-1]
     tensors, others = trace.output[1]
-    maker = {o: line for line in trace.bound_symbols for o in line.outputs}
-    shows, counted, found = roots(trace.bound_symbols), {a for a in trace.args if isinstance(a, TensorProxy)}, []
+    lines = _lines(trace)
+    maker = {o: line for line in lines for o in line.outputs}
+    shows, counted, found = roots(lines), {a for a in trace.args if isinstance(a, TensorProxy)}, []
     for value in sorted((*tensors, *others), key=lambda v: v in shows):  # before views of it, the value that owns the memory
         line, root = maker.get(value), shows.get(value, value)
         size = 0 if isinstance(value, UnbackedNumber) or root in counted else nbytes(root) if isinstance(value, TensorProxy) and _is_known(root) else None

@@ -150,7 +150,10 @@ class ThunderModule(torch.nn.Module):
         return self._model.named_children()
 
     def named_modules(self, memo=None, prefix: str = "", remove_duplicate: bool = True):
-        return self._model.named_modules(memo, prefix, remove_duplicate)
+        found = self._model.named_modules(memo, prefix, remove_duplicate)
+        if type(self) is ThunderModule:
+            return found
+        return ((name, self if module is self._model else module) for name, module in found)  # fully_shard gave it another class, and looks for it among its own
 
     # --- state dicts, in the transformed form and in the original's
     def state_dict(self, *args, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:

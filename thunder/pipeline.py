@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,16 +49,16 @@ def asked_for(program: Trace, options: JitOptions) -> JitOptions:
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run([acquired], [("Dead Code Elimination", dce), *_before_derivatives(options, executors), *_execution(acquired, options, executors)], options)
+    return _run(_before_derivatives(acquired, options, executors), _execution(acquired, options, executors), options)
 
 
-def _before_derivatives(options: JitOptions, executors: Sequence) -> list[tuple]:
-    """What executors make of several operations before these are differentiated, and of random ones."""
+def _before_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
+    """A computation without what nobody needs, with random operations of a seed where they may be fused, and where executors join operations of it, as they make it."""
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-    return [
-        *([("Seed Random Operations", lambda trace: seed_random(trace, fusers))] if fusers and options.rng is RNG_OPTIONS.FUSED else ()),
-        *((f"Combine for {e.name}", e.combined) for e in executors if type(e).combined is not Executor.combined),
-    ]
+    seeded = [("Seed Random Operations", lambda trace: seed_random(trace, fusers))] if fusers and options.rng is RNG_OPTIONS.FUSED else []
+    traces = _run([acquired], [("Dead Code Elimination", dce), *seeded], options)
+    joined = functools.reduce(lambda trace, executor: executor.combined(trace), executors, traces[-1])
+    return traces if joined is traces[-1] else _run(traces, [("Combine Operations", lambda _: joined)], options)
 
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:
@@ -90,7 +91,7 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
 
 def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
     """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
-    traces = _run([acquired], [("Dead Code Elimination", dce), *_before_derivatives(options, executors)], options)
+    traces = _before_derivatives(acquired, options, executors)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
@@ -98,7 +99,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
-        chosen = plan(joint, budget, lambda line: any(e.can_fuse(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
+        chosen = plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
         if "communicates" in joint.tables:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))

@@ -71,6 +71,7 @@ def _serve(rank: int, size: int, store: str, pipe) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "`?torch.distributed.* is deprecated", FutureWarning)  # names before torch 2.13, which programs call
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     dist.init_process_group("gloo", rank=rank, world_size=size, store=dist.FileStore(store, size))
     pipe.send("started")

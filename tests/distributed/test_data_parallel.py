@@ -4,7 +4,7 @@ import torch
 
 import thunder
 from tests.distributed.training import agree, batches, close, compare
-from thunder.distributed import FSDPType, clip_grad_norm_, ddp, fsdp
+from thunder.distributed import DDPTransform, FSDPTransform, FSDPType, clip_grad_norm_, copy_default_process_group, ddp, fsdp
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 
@@ -88,3 +88,14 @@ def norm_over_all(rank, size):
 
 def test_gradients_are_clipped_by_the_norm_over_all_ranks(ranks):
     ranks(2)(norm_over_all)
+
+
+def as_transforms(rank, size):
+    group = copy_default_process_group()
+    for transform, text in ((DDPTransform(group), "all_reduce"), (FSDPTransform(process_group=group, sharding_strategy=ZERO3), "reduce_scatter")):
+        compiled = compare(rank, size, mlp(), lambda m: thunder.jit(m, transforms=[transform]), batches(size, torch.float64))
+        assert text in str(thunder.last_backward_traces(compiled)[-1]) and thunder.list_transforms(compiled) == [transform]
+
+
+def test_as_transforms_over_another_group(ranks):
+    ranks(2)(as_transforms)

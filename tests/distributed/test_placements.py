@@ -1,6 +1,7 @@
 """What fsdp does to modules of every kind: ties, frozen parameters, scalars, buffers, the meta device, types, meshes."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import thunder
 from tests.distributed.training import agree, batches, close, compare
-from thunder.distributed import FSDPType, ddp, fsdp
+from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
 from thunder.distributed.placement import placement_of
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
@@ -200,6 +201,27 @@ def test_with_activation_checkpoints_and_a_memory_budget(ranks):
         ranks(2)(checkpoints, strategy)
 
 
+def copies(rank, size):
+    whole, mine = made(Tied), fsdp(made(Tied))
+    compiled = thunder.jit(mine)
+    x = tokens(size)[0]
+    compiled(x.chunk(size)[rank])
+    for copied in (thunder.jit(copy.deepcopy(mine)), copy.deepcopy(compiled)):
+        assert copied._model.head.weight is copied._model.embedding.weight is not mine.head.weight
+        whole.zero_grad()
+        copied(x.chunk(size)[rank]).square().mean().backward()
+        whole(x).square().mean().backward()
+        agree(copied, whole, 0, gradients=True)
+    assert mine.scale.grad is None
+    with pytest.raises(RuntimeError, match=r"parameter [\w.]+ is held by several ranks, and is not pickled"):
+        pickle.dumps(mine)
+    pickle.dumps(mine.state_dict())
+
+
+def test_copies_are_placed_as_well(ranks):
+    ranks(2)(copies)
+
+
 def refuses(rank, size):
     mine = fsdp(torch.nn.Linear(4, 4))
     with pytest.raises(RuntimeError, match="parameter weight is distributed already"):
@@ -208,6 +230,11 @@ def refuses(rank, size):
         fsdp(torch.sin)
     with pytest.raises(ValueError, match="valid: FSDPType.ZERO2, FSDPType.ZERO3"):
         fsdp(torch.nn.Linear(4, 4), sharding_strategy="zero2")
+
+    grown = fsdp(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    grown.append(torch.nn.Linear(4, 4))
+    with pytest.raises(thunder.errors.CaptureError, match="parameter 1.weight was added to the module, or replaced, after it was prepared"):
+        thunder.jit(grown)(torch.randn(2, 4))
 
     @thunder.jit
     def step(x):
@@ -232,3 +259,47 @@ def refuses(rank, size):
 
 def test_what_is_refused_and_what_programs_see(ranks):
     ranks(2)(refuses)
+
+
+def is_differentiated_twice(rank, size, strategy):
+    whole, mine = made(Checkpointed), thunder.jit(fsdp(made(Checkpointed), sharding_strategy=strategy))
+    x = batches(size, torch.float64)[0]
+    for model, data in ((whole, x), (mine, x.chunk(size)[rank])):
+        data = data.clone().requires_grad_()
+        (g,) = torch.autograd.grad(model(data).square().sum(), data, create_graph=True)
+        (g.square().sum() / len(data)).backward()
+    agree(mine, whole, 0, gradients=True)
+
+
+def under_autocast(rank, size, strategy):
+    torch.manual_seed(0)
+    whole = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+    mine = thunder.jit(fsdp(copy.deepcopy(whole), sharding_strategy=strategy))
+    parts = torch.randn(4 * size, 6).chunk(size)
+    gradients = []
+    for i, part in enumerate(parts):  # one context each: within one, eager adds gradients up in bfloat16
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = whole(part)
+        gradients.append(torch.autograd.grad(expected.sum(), whole.parameters()))
+        if i == rank:
+            with torch.autocast("cpu", torch.bfloat16):
+                found = mine(part)
+            assert torch.equal(found, expected) and found.dtype is torch.bfloat16
+            found.sum().backward()
+    for p, *each in zip(mine.parameters(), *gradients, strict=True):
+        close(p.grad, placement_of(p).part_of(sum(each) / size), "gradient")
+
+
+def without_grad(rank, size):
+    whole, mine = made(Tied), thunder.jit(fsdp(made(Tied), bucketing_strategy=FSDPBucketingStrategy.LAYER))
+    x = tokens(size)[0].chunk(size)[rank]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            close(mine(x), whole(x), "result")
+
+
+def test_second_derivatives_autocast_and_inference(ranks):
+    for strategy in (ZERO2, ZERO3):
+        ranks(2)(is_differentiated_twice, strategy)
+        ranks(2)(under_autocast, strategy)
+    ranks(2)(without_grad)

@@ -122,6 +122,11 @@ CALLS = {
     "matrix_power": lambda x, m, i: torch.linalg.matrix_power(m[:, :3], n=2),
     "convolution": lambda x, m, i: torch.convolution(x, x.mT[:, :3, :3], None, [1], [1], [1], False, [0], 1),
     "normalize": lambda x, m, i: F.normalize(x, dim=-1),
+    "full_by_name": lambda x, m, i: torch.full(size=(2, 3), fill_value=1.5),
+    "full_in_another_order": lambda x, m, i: x.new_full(fill_value=2, size=(3,)),
+    "randint_by_name": lambda x, m, i: torch.randint(high=3, size=(0, 2)),
+    "new_of_sizes": lambda x, m, i: [m.new(2, 3).fill_(1), m.new(torch.Size([3, 1])).zero_(), m.new().shape, i.new(torch.Size([2])).fill_(4)],
+    "new_of_data": lambda x, m, i: [m.new([2, 3]), m.new((1, 2)), i.new([[4]])],
     "cosine_similarity": lambda x, m, i: F.cosine_similarity(x, m, dim=-1),
 }
 

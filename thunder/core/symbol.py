@@ -326,13 +326,18 @@ class Symbol:
             return args, renamed
         positional, order = list(args), list(names)
         last = max(order.index(k) for k in renamed if k in names)
-        for name in order[len(args) : last + 1]:
+        moved = order[len(args) : last + 1]
+        for name in moved:
             if name in renamed:
-                positional.append(renamed.pop(name))
+                positional.append(renamed[name])
             elif name in self.defaults:
                 positional.append(self.defaults[name])
+            elif self.canonicalize is not None and not renamed.keys() <= names:  # which knows PyTorch's other names
+                return args, renamed
             else:
                 raise TypeError(f"{self.name}() missing 1 required positional argument: {name!r}")
+        for name in moved:
+            renamed.pop(name, None)
         for name in renamed:
             if name in names:
                 raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
@@ -368,7 +373,7 @@ def _positional_parameters(function: Callable | None) -> tuple[KeysView[str], di
 class BoundSymbol:
     """One line of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat. Never changed once made."""
 
-    __slots__ = ("sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols", "aliases")
+    __slots__ = ("sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols", "aliases", "__weakref__")
 
     def __init__(self, sym: Symbol, args: tuple, kwargs: dict, output, *, context: Context | None = None, inputs=None, outputs=None, location=None):
         self.sym, self.args, self.kwargs, self.output, self.context = sym, args, kwargs, output, context

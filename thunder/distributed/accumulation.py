@@ -69,17 +69,19 @@ def clip_grad_norm_(parameters: torch.nn.Module | Iterable[torch.Tensor], max_no
     Raises RuntimeError as PyTorch's does where the norm is not finite and `error_if_nonfinite`.
     """
     parameters = list(parameters.parameters() if isinstance(parameters, torch.nn.Module) else [parameters] if isinstance(parameters, torch.Tensor) else parameters)
-    by_group: dict = {}
+    by_groups: dict = {}
     for p in parameters:
         placement = placement_of(p)
         if p.grad is not None:
-            by_group.setdefault(None if placement is None else placement.shards, []).append(p.grad)
+            groups = () if placement is None else (placement.shards, placement.slice and placement.slice.group)
+            by_groups.setdefault(tuple(g for g in groups if g is not None), []).append(p.grad)
     norms = []
-    for group, gradients in by_group.items():
+    for groups, gradients in by_groups.items():
         norm = torch.nn.utils.get_total_norm(gradients, norm_type)
-        if group is not None:
+        if groups:
             power = norm if norm_type == float("inf") else norm**norm_type
-            dist.all_reduce(power, op=dist.ReduceOp.MAX if norm_type == float("inf") else dist.ReduceOp.SUM, group=group)
+            for group in groups:
+                dist.all_reduce(power, op=dist.ReduceOp.MAX if norm_type == float("inf") else dist.ReduceOp.SUM, group=group)
             norm = power if norm_type == float("inf") else power ** (1.0 / norm_type)
         norms.append(norm)
     total = torch.nn.utils.get_total_norm(norms, norm_type, error_if_nonfinite)

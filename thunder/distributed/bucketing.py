@@ -9,9 +9,10 @@ backend starts the collectives of a bucket as one; nothing is copied for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
+from thunder.core.proxies import Proxy
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import Placement
 from thunder.distributed.synchronize import prepared_gradient, prepared_shard, reduced_part, synchronize, synchronize_gradient, whole_of
@@ -24,27 +25,48 @@ __all__ = ["bucket"]
 def bucket(trace: Trace) -> Trace:
     """Parameters and gradients of one bucket are communicated together."""
     gathers: dict[tuple, list[BoundSymbol]] = {}
+    left: dict[tuple, int] = {}  # gradients to come
     for line in trace.bound_symbols:
         if line.sym is synchronize and (key := _key(line)) is not None:
             gathers.setdefault(key, []).append(line)
+        elif line.sym is synchronize_gradient and (key := _key(line)) is not None:
+            left[key] = left.get(key, 0) + 1
+    if not gathers and not left:
+        return trace
+    own = _own(trace)
     lines: list[BoundSymbol] = []
-    open_: dict[tuple, list[BoundSymbol]] = {}  # reductions that are not written yet
-    left = _count(trace)
+    held: dict[tuple, list[BoundSymbol]] = {}  # reductions that are not written yet
+    made: dict[Proxy, tuple] = {}  # what they make
     for line in trace.bound_symbols:
+        for i in line.inputs:
+            if i in made and made[i] in held:
+                lines += _reduced(held.pop(made[i]), own)
         key = _key(line) if line.sym in (synchronize, synchronize_gradient) else None
-        for early in [k for k, held in open_.items() if not {o for one in held for o in one.outputs}.isdisjoint(line.inputs)]:
-            lines += _reduced(open_.pop(early))
         if key is None:
             lines.append(line)
         elif line.sym is synchronize:
-            lines += _gathered(gathers.pop(key, ()))
+            lines += _gathered(gathers.pop(key, []))
         else:
-            open_.setdefault(key, []).append(line)
+            held.setdefault(key, []).append(line)
+            made[line.output] = key
             left[key] -= 1
             limit = line.args[1].bucket_bytes
-            if not left[key] or limit and sum(nbytes(one.inputs[0]) for one in open_[key]) >= limit:
-                lines += _reduced(open_.pop(key))
+            if not left[key] or limit and sum(nbytes(one.inputs[0]) for one in held[key]) >= limit:
+                lines += _reduced(held.pop(key), own)
     return trace.replace(bound_symbols=lines)
+
+
+def _own(trace: Trace) -> set[Proxy]:
+    """Values that a reduction may overwrite: products, the gradients of weights, that only one line reads. What a fusion executor computes may be one with another value."""
+    own: set[Proxy] = set()
+    read: set[Proxy] = set()
+    for line in trace.bound_symbols:
+        twice = read.intersection(line.inputs)
+        own -= twice
+        read.update(line.inputs)
+        if OpTags.MATMUL_OP in line.sym.tags:
+            own.update(line.outputs)
+    return own.difference(trace.output_proxies)
 
 
 def _key(line: BoundSymbol) -> tuple | None:
@@ -57,15 +79,10 @@ def _key(line: BoundSymbol) -> tuple | None:
     return placement.shards, placement.replicas, placement.bucket, placement.reduce_dtype or placement.dtype
 
 
-def _count(trace: Trace) -> dict[tuple, int]:
-    found: dict[tuple, int] = {}
-    for line in trace.bound_symbols:
-        if line.sym is synchronize_gradient and (key := _key(line)) is not None:
-            found[key] = found.get(key, 0) + 1
-    return found
+def _gathered(lines: list[BoundSymbol]) -> list[BoundSymbol]:
+    if not lines:  # with an earlier one of the bucket
+        return []
 
-
-def _gathered(lines: Iterable[BoundSymbol]) -> list[BoundSymbol]:
     def compute():
         futures = all_gather_together([prepared_shard(line.args[0], line.args[1]) for line in lines], lines[0].args[1].shards)
         return [whole_of(wait(f), line.args[1]) for f, line in zip(futures, lines, strict=True)]
@@ -73,24 +90,24 @@ def _gathered(lines: Iterable[BoundSymbol]) -> list[BoundSymbol]:
     return _written(lines, compute)
 
 
-def _reduced(lines: list[BoundSymbol]) -> list[BoundSymbol]:
+def _reduced(lines: list[BoundSymbol], own: set[Proxy]) -> list[BoundSymbol]:
     placement: Placement = lines[0].args[1]
 
     def compute():
-        found = [prepared_gradient(line.args[0], line.args[1]) for line in lines]
+        given = [line.args[0] for line in lines]
+        found = [prepared_gradient(g, line.args[1]) for g, line in zip(given, lines, strict=True)]
         if placement.shards is not None:
             found = [wait(f) for f in reduce_scatter_together(found, "avg", placement.shards)]
         for group in placement.replicas:
-            found = [wait(f) for f in all_reduce_together(found, "avg", group)]
+            free = tuple(g is not before or g in own for g, before in zip(found, given, strict=True))
+            found = [wait(f) for f in all_reduce_together(found, "avg", free, group)]
         return [reduced_part(g, line.args[2]) for g, line in zip(found, lines, strict=True)]
 
     return _written(lines, compute)
 
 
-def _written(lines, compute: Callable[[], list]) -> list[BoundSymbol]:
+def _written(lines: list[BoundSymbol], compute: Callable[[], list]) -> list[BoundSymbol]:
     """The lines that `compute` records, which make what `lines` made."""
-    if not lines:
-        return []
     with recording(Recorder(lines[0].context)) as recorder:
         result = compute()
     made, aliases = adopt(recorder.bound_symbols, result, [line.output for line in lines])

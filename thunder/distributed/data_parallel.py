@@ -15,7 +15,7 @@ from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Place
 from thunder.errors import OptionError
 from thunder.ops.collectives import group_of
 
-__all__ = ["ddp", "fsdp"]
+__all__ = ["ddp", "fsdp", "copy_default_process_group"]
 
 
 def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.0, process_group=None):
@@ -79,16 +79,21 @@ def fsdp(
             if buffer is not None:
                 owner._buffers[name] = _moved(buffer, wanted, sources)
         for name, parameter in owner._parameters.items():
-            if parameter is None or placement_of(parameter) is not None:
+            if parameter is None or _is_sharded(parameter):
                 continue
             full_name = f"{path}.{name}" if path else name
             held_by = {"shards": shards, "replicas": replicas} if parameter.ndim else {"replicas": groups}
             placement = _placement(full_name, parameter, dtype=dtype, bucket=_bucket(full_name, buckets), **held_by, **options)
             whole = _moved(parameter.detach(), wanted if sources else None, sources)
-            parameter.data = placement.part_of(whole).to(wanted or whole.device)
+            parameter.data = placement.shard_of(whole).to(wanted or whole.device)
             parameter.grad = None
             place(parameter, placement)
     return model
+
+
+def copy_default_process_group():
+    """A new group of all ranks, of the default group's backend. Every rank calls it. Raises RuntimeError where there is no default group."""
+    return dist.new_group(range(group_of(None).size()), backend=dist.get_backend())
 
 
 # ---------------------------------------------------------------------------------------------------------------- arguments
@@ -99,7 +104,9 @@ def _module(model, what: str) -> torch.nn.Module:
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
-    placed = next((placement_of(p) for p in module.parameters() if placement_of(p) is not None), None)
+    if getattr(model, "_overrides_parameters", None):
+        raise RuntimeError(f"thunder.distributed.{what}: transforms replaced parameters of the compiled module: prepare the module first, thunder.jit({what}(module), ...)")
+    placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
     return module
@@ -157,9 +164,16 @@ def _bucket(name: str, strategy: FSDPBucketingStrategy) -> str | None:
 # ---------------------------------------------------------------------------------------------------------------- tensors
 
 
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    placement = placement_of(parameter)
+    return placement is not None and placement.synchronizes
+
+
 def _placement(name: str, parameter: torch.Tensor, *, dtype: torch.dtype | None = None, **options) -> Placement:
+    """The placement of a parameter, which may be a part of a layer's already."""
     computed = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
-    return Placement(name, tuple(parameter.shape), computed, parameter.dtype, **options)
+    split = placement_of(parameter)
+    return Placement(name, tuple(parameter.shape), computed, parameter.dtype, slice=None if split is None else split.slice, **options)
 
 
 @torch.no_grad()

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import enum
 import math
+import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from thunder import _torch_compat as compat
+from thunder.errors import CaptureError
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placement_of", "placed_parameters", "synchronizes", "skip_data_parallel_grad_sync",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placement_of", "placed_parameters", "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync",
     "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
 
@@ -48,13 +50,26 @@ class Accumulated:
 
 
 @dataclass(frozen=True, eq=False)
+class Slice:
+    """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along `dim` of the whole `shape`, its own."""
+
+    group: Any
+    dim: int
+    shape: tuple[int, ...]
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """A view."""
+        return whole.chunk(self.group.size(), self.dim)[self.group.rank()]
+
+
+@dataclass(frozen=True, eq=False)
 class Placement:
     """How the ranks hold one parameter.
 
     shape, dtype: of the whole parameter, as programs see it. held_dtype: of what a rank holds. shards: the ranks that hold a part each, of ceil(shape[0] / ranks) rows, padded
     with zeros. replicas: groups of ranks that hold the same. Gradients are averaged over both. reduce_dtype: in which gradients are reduced, None: their own. again: the
     backward gathers the parameter once more. bucket: parameters of one bucket are communicated together; None: alone. bucket_bytes: the largest size of a bucket of
-    gradients of replicas.
+    gradients of replicas. slice: under tensor parallelism, the part of a still larger parameter that all of this is about.
     """
 
     name: str
@@ -67,7 +82,18 @@ class Placement:
     again: bool = False
     bucket: str | None = None
     bucket_bytes: int = 0
+    slice: Slice | None = None
     accumulated: Accumulated = field(default_factory=Accumulated)
+
+    @property
+    def synchronizes(self) -> bool:
+        """Whether gradients are averaged over ranks; those of slices alone are not."""
+        return self.shards is not None or bool(self.replicas)
+
+    @property
+    def seen_shape(self) -> tuple[int, ...]:
+        """The shape that programs see."""
+        return self.shape if self.slice is None else self.slice.shape
 
     @property
     def held_shape(self) -> tuple[int, ...]:
@@ -76,7 +102,12 @@ class Placement:
 
     @torch.no_grad()
     def part_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What this rank holds of the whole parameter: memory of its own where it is a part."""
+        """What this rank holds of the whole parameter, as programs see it: memory of its own where it is a shard."""
+        return self.shard_of(whole if self.slice is None else self.slice.part_of(whole))
+
+    @torch.no_grad()
+    def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What this rank holds of the parameter, or of its slice of it."""
         if self.shards is None:
             return whole
         rows = self.held_shape[0]
@@ -97,9 +128,27 @@ def _tell() -> None:
     compat.set_data_parallel(tuple(_state) if _state[0] else None)
 
 
+class _Copies:
+    """What copy.deepcopy makes of a placed parameter is placed as well; a pickle of it, of which another process could not know, is refused."""
+
+    def __init__(self, parameter: torch.Tensor):
+        self.parameter = weakref.ref(parameter)
+
+    def __call__(self, memo: dict) -> torch.Tensor:
+        parameter = self.parameter()
+        assert parameter is not None, "it is asked by the parameter itself"
+        copied = type(parameter).__deepcopy__(parameter, memo)
+        place(copied, replace(_placements[parameter], accumulated=Accumulated()))
+        return copied
+
+    def __reduce__(self):
+        raise RuntimeError(f"parameter {_placements[self.parameter()].name} is held by several ranks, and is not pickled: save a state dict")
+
+
 def place(parameter: torch.Tensor, placement: Placement) -> None:
     """Says how the ranks hold a parameter. Programs that were compiled before are compiled anew."""
     _placements[parameter] = placement
+    parameter.__deepcopy__ = _Copies(parameter)
     _state[0] += 1
     _tell()
 
@@ -114,6 +163,19 @@ def placed_parameters(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Parame
         placement = placement_of(parameter)
         if placement is not None:
             yield parameter, placement
+
+
+def check_all_placed(module: torch.nn.Module) -> None:
+    """Raises CaptureError for a trained parameter of a module that `ddp` or `fsdp` prepared which they have not seen: its gradient would be that of one rank."""
+    found = {name: (p.requires_grad, placement_of(p)) for name, p in module.named_parameters()}
+    if not any(q is not None and q.synchronizes for _, q in found.values()):
+        return
+    for name, (trained, q) in found.items():
+        if trained and (q is None or not q.synchronizes):
+            raise CaptureError(
+                f"parameter {name} was added to the module, or replaced, after it was prepared for data parallelism: its gradient would stay that of one rank",
+                remedy="call ddp or fsdp when all parameters are there",
+            )
 
 
 def synchronizes() -> bool:

@@ -3,9 +3,9 @@
 Before: `t0 = all_gather(a, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t1 = all_gather(b, ...)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
 After:  `t0 = all_gather(a, ...)`, `t1 = all_gather(b, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
 
-Gathers keep their order and start as early as a limit on the bytes in flight lets them; at least one is under way while another one is waited for. Reductions start where
-their gradient is there; what they make is waited for at the end, or when the limit is reached. Every rank runs the same program, so that all start the same collectives
-in the same order.
+Gathers keep their order and start as early as a limit on the bytes in flight lets them; one is under way in any case while the program computes with what the one before gave.
+Reductions start where their gradient is there; what they make is waited for at the end, or when the limit is reached. Every rank runs the same program, so that all start
+the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -64,18 +64,16 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
                 moved.update(map(id, queue[-1]))
             elif not _waits(line) and all(readers[o] == 1 for o in line.outputs):
                 chains |= dict.fromkeys(line.outputs, (*before, line))
-    lines, flying = head, 0
-    sizes: dict[Proxy, int] = {}
+    lines = head
+    flying: dict[BoundSymbol, int] = {}  # collectives that nobody waits for yet, and their bytes
+    started: dict[Proxy, BoundSymbol] = {}
 
     def start() -> None:
-        nonlocal flying
-        while queue and (len(sizes) < 2 or flying + _size(queue[0][-1]) <= limit):
+        while queue and (not flying or sum(flying.values()) + _size(queue[0][-1]) <= limit):
             group = queue.popleft()
             lines.extend(group)
-            made = group[-1].outputs
-            size = _size(group[-1])
-            flying += size
-            sizes.update(dict.fromkeys(made, size // len(made)))
+            flying[group[-1]] = _size(group[-1])
+            started.update(dict.fromkeys(group[-1].outputs, group[-1]))
 
     if queue:
         start()
@@ -84,9 +82,8 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
             continue
         lines.append(line)
         if _waits(line):
-            landed = [i for i in line.inputs if i in sizes]
-            flying -= sum(sizes.pop(i) for i in landed)
-            if landed:
+            landed = [started[i] for i in line.inputs if i in started]
+            if any(flying.pop(each, None) is not None for each in landed):  # the first wait is for all that started as one
                 start()
     assert not queue, "every collective is waited for, which starts the next ones"
     return lines
@@ -112,7 +109,8 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
     out: list[BoundSymbol] = []
     held: dict[BoundSymbol, None] = {}  # not written yet, in order
     maker: dict[Proxy, BoundSymbol] = {}  # of values of lines that are held
-    sizes: dict[Proxy, int] = {}  # of futures that nobody waits for yet
+    flying: dict[BoundSymbol, int] = {}
+    started: dict[Proxy, BoundSymbol] = {}
 
     def write(line: BoundSymbol) -> None:
         if line in held:
@@ -120,7 +118,7 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
             for i in line.inputs:
                 if i in maker:
                     write(maker[i])
-                sizes.pop(i, None)
+                flying.pop(started.get(i), None)
             out.append(line)
 
     for line in lines:
@@ -137,10 +135,11 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
         if _starts(line):
             size = _size(line)
             for waiting in list(held):
-                if sum(sizes.values()) + size <= limit:
+                if sum(flying.values()) + size <= limit:
                     break
                 write(waiting)
-            sizes.update(dict.fromkeys(line.outputs, size // len(line.outputs)))
+            flying[line] = size
+            started.update(dict.fromkeys(line.outputs, line))
         out.append(line)
     for waiting in list(held):
         write(waiting)

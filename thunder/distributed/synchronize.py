@@ -15,7 +15,9 @@ from thunder.core import codegen
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
 from thunder.core.trace import Trace
+from thunder.distributed.layers import split_layers
 from thunder.distributed.placement import Placement
+from thunder.distributed.tensor_parallel import join_ranks
 from thunder.ops import LTORCH
 from thunder.ops.collectives import all_gather, all_reduce, reduce_scatter, wait
 from thunder.ops.torch_types import from_tensor_dtype
@@ -108,8 +110,7 @@ def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement
     waiting = dict(args)
 
     def whole(values) -> list[BoundSymbol]:
-        first = [v for v in dict.fromkeys(values) if v in waiting]
-        return [synchronize.bind(waiting.pop(v), placements[v], synchronized, output=v, context=context) for v in first]
+        return [line for v in dict.fromkeys(values) if v in waiting for line in _whole(v, waiting.pop(v), placements[v], synchronized, computation, context)]
 
     lines = []
     for line in computation.bound_symbols:
@@ -120,7 +121,17 @@ def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement
     tables = computation.tables | {"communicates": {}}
     if paths := tables.get("parameters"):
         tables["parameters"] = paths | {held.name: paths[a.name] for a, held in args.items() if a.name in paths}
-    return computation.replace(args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args], bound_symbols=lines, tables=tables)
+    made = computation.replace(args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args], bound_symbols=lines, tables=tables)
+    return split_layers(made) if any(p.slice is not None for p in placements.values()) else made
+
+
+def _whole(seen: TensorProxy, held: TensorProxy, placement: Placement, synchronized: bool, computation: Trace, context: Context) -> list[BoundSymbol]:
+    """The lines that make a parameter of what the rank holds."""
+    part = placement.slice
+    if part is None:
+        return [synchronize.bind(held, placement, synchronized, output=seen, context=context)]
+    own = seen.replace(name=computation.names.claim(f"{seen.name}_part"), shape=placement.shape)
+    return [synchronize.bind(held, placement, synchronized, output=own, context=context), join_ranks.bind(own, part.group, part.dim, output=seen, context=context)]
 
 
 def held_proxy(computation: Trace, whole: TensorProxy, placement: Placement) -> TensorProxy:

@@ -5,8 +5,9 @@
 Before: `t0 = ltorch.linear(x, w)`, `t1 = ltorch.to(t0, dtype=torch.float32)`, `t2 = ltorch.reshape(t1, (-1, n))`, `t3 = ltorch.cross_entropy(t2, target)`, where nobody
 else reads t0 to t2. After: `t4 = ltorch.reshape(x, (-1, d))`, `t3 = linear_cross_entropy(t4, w, target, ...)`.
 
-Rows are taken in parts. The logits of a part are made, its losses are read off them, and their gradient is written over them, from which the part's gradients of x and
-w follow. So the forward makes the gradients, for a cotangent of 1, and the backward multiplies by the cotangent it is given, which costs nothing where that is 1:
+This is done for more logits than `LIMIT`. Rows are taken in parts. The logits of a part are made, its losses are read off them, and their gradient is written over
+them, from which the part's gradients of x and w follow. So the forward makes the gradients, for a cotangent of 1, and the backward multiplies by the cotangent it is
+given, which costs nothing where that is 1:
 
     loss_i = lse_i - z_i[t_i],    dloss_i/dz_i = softmax(z_i) - onehot(t_i),    z = x w^T
 
@@ -25,28 +26,25 @@ from itertools import pairwise
 
 import torch
 
-from thunder import _torch_compat as compat
 from thunder.core.dtypes import bfloat16, float32, float64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.extend import OperatorExecutor, register_executor
+from thunder.extend import OperatorExecutor, add_default_executor, register_executor
 from thunder.ops import LTORCH
+from thunder.ops.backward import times_cotangent
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 from thunder.transforms.autodiff import get_grad, put_grad
 from thunder.transforms.dce import dce
 
 __all__ = ["linear_cross_entropy_ex"]
 
-SMALLEST = 1 << 26  # bytes of logits, below which there is nothing to save
-WHOLE = 1 << 27  # bytes of logits that are made at once
-PARTS = 4  # at most: gradients of the weight are rounded once for each
+LIMIT = 1 << 29  # bytes of logits that are made at once; below that there is little to save, and smaller products are slower
 
 
 def _rows_at_once(rows: int, classes: int, itemsize: int) -> int:
-    parts = min(PARTS, -(-rows * classes * itemsize // WHOLE))
-    return -(-rows // max(1, parts))
+    return -(-rows // max(1, -(-rows * classes * itemsize // LIMIT)))
 
 
 def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
@@ -57,7 +55,7 @@ def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
     part = _rows_at_once(rows, classes, hidden.element_size())
     losses = torch.empty(rows, dtype=_wide(dtype), device=hidden.device)
     of_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None
-    of_weight = torch.zeros_like(weight, memory_format=torch.contiguous_format) if wanted[1] else None
+    of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if wanted[1] else None
     buffer = hidden.new_empty((part, classes))
     for start in range(0, rows, part):
         here = slice(start, start + part)
@@ -107,18 +105,6 @@ def _kernel(kind: str) -> Callable | None:
     return kernels.over_rows if kind == "cuda" else None
 
 
-def _scaled(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """A gradient for a cotangent of 1, for another one. It is written over where autograd keeps no graph that would read it again."""
-    factor = cotangent.to(_wide(gradient.dtype))
-    if compat.keeps_graph():
-        return (gradient * factor).to(gradient.dtype)
-    if gradient.device.type == "cuda" and _kernel("cuda") is not None:
-        from thunder.executors import linear_cross_entropy_kernel as kernels
-
-        return kernels.scale(gradient, factor)
-    return gradient if gradient.device.type == "cpu" and factor == 1 else gradient.mul_(factor)
-
-
 # ---------------------------------------------------------------------------------------------------------------- operations
 
 
@@ -128,13 +114,18 @@ class LinearCrossEntropyExecutor(OperatorExecutor):
     def combined(self, trace: Trace) -> Trace:
         if not any(line.sym is LTORCH["cross_entropy"] for line in trace.bound_symbols):
             return trace
-        flow = _Flow(trace)
+        flow, joined = _Flow(trace), False
 
         def rule(line: BoundSymbol, out: Rewriter) -> None:
+            nonlocal joined
             found = flow.chain(line) if line.sym is LTORCH["cross_entropy"] else None
-            out.write(line) if found is None or not self.get_fuel() else out.trace(lambda *_: _joined(line, *found), line)
+            if found is None or not self.get_fuel():
+                return out.write(line)
+            joined = True
+            out.trace(lambda *_: _joined(line, *found), line)
 
-        return dce(rewrite(trace, rule))
+        result = rewrite(trace, rule)
+        return dce(result) if joined else trace
 
 
 linear_cross_entropy_ex = LinearCrossEntropyExecutor("linear_cross_entropy")
@@ -157,7 +148,6 @@ with_gradients = linear_cross_entropy_ex.register_operator(
     "linear_cross_entropy_with_gradients", meta=_with_gradients_meta, fn=_forward, tags=(OpTags.MATMUL_OP, OpTags.REDUCTION_OP)
 )
 with_gradients.info["multiply_adds"] = lambda hidden, weight, *rest: (1 + sum(rest[-1])) * hidden.numel_value * number_value(weight.shape[0])
-times_cotangent = linear_cross_entropy_ex.register_operator("times_cotangent", meta=lambda gradient, cotangent: like(gradient), fn=_scaled)
 
 
 def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
@@ -171,6 +161,8 @@ def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
 
 linear_cross_entropy_ex.register_implementation(linear_cross_entropy, linear_cross_entropy, grad_transform=_differentiated)
 register_executor(linear_cross_entropy_ex)
+if torch.cuda.is_available():
+    add_default_executor(linear_cross_entropy_ex)
 
 
 # ---------------------------------------------------------------------------------------------------------------- finding them
@@ -225,7 +217,7 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
         if move.sym.name == "view" and not dense:
             return False
         dense = move.sym.name != "getitem" and (dense or move.sym.name == "contiguous")
-    return math.prod(logits.shape) * logits.dtype.bytes >= SMALLEST
+    return math.prod(logits.shape) * logits.dtype.bytes > LIMIT
 
 
 def _keeps_rows(line: BoundSymbol) -> bool:
@@ -243,7 +235,7 @@ def _picks_rows(key, rank: int) -> bool:
     if not all(k is ... or isinstance(k, slice) for k in keys) or sum(k is ... for k in keys) > 1:
         return False
     reaches_last = keys[-1] is not ... and (... in keys or len(keys) == rank)
-    return not reaches_last or keys[-1] == slice(None)
+    return not reaches_last or keys[-1].start is keys[-1].stop is keys[-1].step is None
 
 
 def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):

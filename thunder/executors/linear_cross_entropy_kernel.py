@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["over_rows", "scale"]
+__all__ = ["over_rows"]
 
 
 @triton.jit
@@ -41,20 +41,3 @@ def over_rows(logits: torch.Tensor, target: torch.Tensor, keep: torch.Tensor, ch
     if rows:
         with torch.cuda.device_of(logits):
             _over_rows[(rows,)](logits, target, keep, chosen, scale, losses, classes, logits.stride(0), gradient=gradient, block=block, num_warps=16 if block == 8192 else 4)
-
-
-@triton.jit
-def _scale(x, factor, n, block: tl.constexpr):
-    f = tl.load(factor)
-    if f != 1.0:
-        at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-        tl.store(x + at, tl.load(x + at, mask=at < n) * f, mask=at < n)
-
-
-def scale(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """x times a number on the device, in place; x is not read where that is 1."""
-    block = 8192
-    if x.numel():
-        with torch.cuda.device_of(x):
-            _scale[(triton.cdiv(x.numel(), block),)](x, factor, x.numel(), block=block, num_warps=8)
-    return x

@@ -2,8 +2,8 @@
 
     thunder.jit(model, executors=["sdpa"])
 
-Before: `t0 = ltorch.scaled_dot_product_attention(q, k, v, None, 0.0, True)`, with PyTorch's own derivative. After: `(t0, t1, t2, t3) = cudnn_attention(q, k, v, None,
-0.0, True, None)`, and `(t5, t6, t7) = cudnn_attention_backward(t4, q, k, v, None, t0, t1, t2, t3, 0.0, True, None)`: t1 are the logarithms of the rows' sums, t2 and t3
+Before: `t0 = ltorch.scaled_dot_product_attention(q, k, v, None, 0.0, True)`, with PyTorch's own derivative. After: `(t0, t1, t2, t3) = sdpa_cudnn(q, k, v, None,
+0.0, True, None)`, and `(t5, t6, t7) = sdpa_cudnn_backward(t4, q, k, v, None, t0, t1, t2, t3, 0.0, True, None)`: t1 are the logarithms of the rows' sums, t2 and t3
 what dropout was drawn from. The result has the layout of q, as eager's has.
 
 PyTorch says which kernels take the arguments (`torch.backends.cuda.can_use_*`), under the flags of the moment (`torch.nn.attention.sdpa_kernel`), on which a program
@@ -11,14 +11,14 @@ depends that was compiled with them. Of those that do, the first in the order of
 in bfloat16 on an H200, forward / backward in ms: cuDNN 0.084 / 0.258, flash 0.167 / 0.471, memory-efficient 0.269 / 0.909. Without a kernel, and without grad,
 attention is PyTorch's own call.
 
-Keys and values that are repeated for groups of queries, and go to attention alone, are not repeated where the kernel takes fewer heads of them: `k.repeat_interleave(n,
+Keys and values that are repeated for groups of queries are not repeated where the kernel takes fewer heads of them: `k.repeat_interleave(n,
 1)` as well as `k[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -26,17 +26,18 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thunder import _torch_compat as compat
-from thunder.core.dtypes import float32, int64
+from thunder.core.devices import cpu
+from thunder.core.dtypes import float32, int64, uint64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.extend import OperatorExecutor, register_executor
+from thunder.extend import OperatorExecutor, add_default_executor, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.attention import attention_bias, attention_with_dropout, differentiated_by_products, fits_flash_for_cpu, scaled_dot_product_attention
 from thunder.ops.backward import aten, sum_to
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
-from thunder.transforms.autodiff import get_grad, put_grad
+from thunder.transforms.autodiff import get_grad, put_grads
 from thunder.transforms.dce import dce
 
 __all__ = ["sdpa_ex"]
@@ -95,21 +96,26 @@ def _aligned(bias, query, key):
     return bias.expand(*query.shape[:3], key.shape[2])
 
 
+def _on_the_host(query):
+    return tuple(TensorProxy(shape=(), dtype=int64, device=cpu) for _ in range(2))
+
+
 class Kernel(NamedTuple):
-    """number: what PyTorch counts it as in orders of priority. sums: the shape of the logarithms of rows' sums, for that of the query. biased: whether it is used with a mask."""
+    """number: what PyTorch counts it as in orders of priority. hidden: what is added to scores that a mask hides; None for a kernel that takes no mask."""
 
     name: str
     number: int
     forward: Symbol
     with_dropout: Symbol
     backward: Symbol
-    biased: bool
+    hidden: float | None
 
 
-def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums: Callable, biased: bool = False) -> Kernel:
+def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums: Callable, drawn: Callable, hidden: float | None) -> Kernel:
+    """sums: the shape of the logarithms of rows' sums, for that of the query. drawn: types of what dropout is drawn from, for the query."""
+
     def meta(query, key, value, bias, dropout_p, is_causal, scale):
-        out = like(query, (*query.shape[:3], value.shape[3]))
-        return out, like(query, sums(*query.shape[:3]), float32), like(query, (), int64), like(query, (), int64)
+        return like(query, (*query.shape[:3], value.shape[3])), like(query, sums(*query.shape[:3]), float32), *drawn(query)
 
     def backward_meta(g, query, key, value, bias, *rest):
         of_bias = len(rest) == 8 and rest[-1]
@@ -117,11 +123,21 @@ def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums:
 
     made = [
         Symbol(label, meta, id=label, is_prim=True, tags=(OpTags.MATMUL_OP, *tags), fn=forward)
-        for label, tags in ((f"{name}_attention", ()), (f"{name}_attention_with_dropout", (OpTags.RANDOM_OP,)))
+        for label, tags in ((f"sdpa_{name}", ()), (f"sdpa_{name}_with_dropout", (OpTags.RANDOM_OP,)))
     ]
     for symbol in made:
         symbol.info |= {"not_differentiable": (1, 2, 3), "multiply_adds": lambda query, key, *rest: 2 * query.numel_value * number_value(key.shape[2])}
-    last = Symbol(f"{name}_attention_backward", backward_meta, id=f"{name}_attention_backward", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=backward)
+    last = Symbol(f"sdpa_{name}_backward", backward_meta, id=f"sdpa_{name}_backward", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=backward)
+
+    for symbol in made:
+
+        @symbol.vjp
+        def _(query, key, value, bias, dropout_p, is_causal, scale, symbol=symbol):
+            out, *saved = symbol(query, key, value, bias, dropout_p, is_causal, scale)
+            g, *_ = yield out, *saved
+            of_bias = (True,) if bias is not None and bias.requires_grad else ()
+            gradients = last(g, query, key, value, bias, out, *saved, dropout_p, is_causal, scale, *of_bias)
+            return *gradients[:3], sum_to(gradients[3], bias.shape) if of_bias else None
 
     @last.vjp
     def _(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, *of_bias):
@@ -131,14 +147,14 @@ def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums:
         given = yield last(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale)
         return differentiated_by_products(g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], given)
 
-    return Kernel(name, number, *made, last, biased)
+    return Kernel(name, number, *made, last, hidden)
 
 
 # in the order of their speed, as measured
 KERNELS = (
-    _kernel("cudnn", 3, _cudnn, _cudnn_backward, lambda b, h, n: (b, h, n, 1)),
-    _kernel("flash", 1, _flash, _flash_backward, lambda b, h, n: (b, h, n)),
-    _kernel("efficient", 2, _efficient, _efficient_backward, lambda b, h, n: (b, h, -(-n // 32) * 32), biased=True),
+    _kernel("cudnn", 3, _cudnn, _cudnn_backward, lambda b, h, n: (b, h, n, 1), lambda q: (like(q, (), int64), like(q, (), int64)), -65504.0),
+    _kernel("flash", 1, _flash, _flash_backward, lambda b, h, n: (b, h, n), lambda q: (like(q, (2,), uint64), like(q, (), uint64)), None),
+    _kernel("efficient", 2, _efficient, _efficient_backward, lambda b, h, n: (b, h, -(-n // 32) * 32), _on_the_host, float("-inf")),
 )
 
 
@@ -166,7 +182,7 @@ def _usable(described: tuple, dropout_p: float, is_causal: bool, enable_gqa: boo
             if order is not None and backends[2] and order.index(0) < order.index(kernel.number):
                 return None  # products come first
             if getattr(torch.backends.cuda, f"can_use_{kernel.name}_attention")(arguments):
-                return kernel if (kernel.biased or not mask) and _takes(kernel, query, value) else None
+                return kernel if (kernel.hidden is not None or not mask) and _takes(kernel, query, value) else None
     return None
 
 
@@ -183,13 +199,14 @@ class SDPAExecutor(OperatorExecutor):
         if not any(line.sym in attention for line in trace.bound_symbols):
             return trace
         producer = {o: line for line in trace.bound_symbols for o in line.outputs}
-        changed = []
+        changed = False
 
         def rule(line: BoundSymbol, out: Rewriter) -> None:
+            nonlocal changed
             grouped = _grouped(line, producer) if line.sym in attention else None
             if grouped is None:
                 return out.write(line)
-            changed.append(line)
+            changed = True
             out.write(line.replace(args=(line.args[0], *grouped, *line.args[3:]), kwargs={**line.kwargs, "enable_gqa": True}))
 
         result = rewrite(trace, rule)
@@ -218,7 +235,7 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
         return None
     if line.sym is LTORCH["repeat_interleave"]:
         given, times, dim = (*line.args, None, None)[:3]
-        return (given, times) if type(times) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4 else None
+        return (given, times) if type(times) is int and type(dim) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4 else None
     if not any(line.sym is LTORCH[name] for name in ("reshape", "view", "flatten")):
         return None
     spread = producer.get(line.args[0])
@@ -238,8 +255,11 @@ def _inserts_third(line: BoundSymbol) -> bool:
     if line.sym is LTORCH["unsqueeze"]:
         return line.args[1] in (2, -3)
     key = line.args[1] if line.sym is LTORCH["getitem"] and isinstance(line.args[1], tuple) else ()
-    whole = slice(None)
-    return len(key) >= 3 and key[:2] == (whole, whole) and key[2] is None and all(k is ... or k == whole for k in key[3:])
+    return len(key) >= 3 and key[2] is None and all(_is_all(k) for k in key[:2]) and all(k is ... or _is_all(k) for k in key[3:])
+
+
+def _is_all(key) -> bool:
+    return isinstance(key, slice) and key.start is None and key.stop is None and key.step is None
 
 
 # ---------------------------------------------------------------------------------------------------------------- the derivative
@@ -258,17 +278,18 @@ def _differentiated(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=
     assert kernel is not None, "the checker was asked before"
     bias = attn_mask
     if attn_mask is not None and attn_mask.dtype.category == 0:
-        bias = attention_bias(attn_mask, to_torch_dtype(query.dtype))
-    out, *saved = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward)(query, key, value, bias, dropout_p, is_causal, scale)
-    of_bias = (True,) if attn_mask is not None and attn_mask.requires_grad else ()
-    gradients: Sequence = kernel.backward(get_grad(out), query, key, value, bias, out, *saved, dropout_p, is_causal, scale, *of_bias)
-    for x, gradient in zip((query, key, value), gradients, strict=False):
-        put_grad(x, gradient)
-    if of_bias:
-        put_grad(attn_mask, sum_to(gradients[3], attn_mask.shape))
+        bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
+    steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(query, key, value, bias, dropout_p, is_causal, scale)
+    out, *saved = next(steps)
+    try:
+        steps.send((get_grad(out), *(None for _ in saved)))
+    except StopIteration as done:
+        put_grads((query, key, value, attn_mask), done.value)
     return out
 
 
 for _symbol in (scaled_dot_product_attention, attention_with_dropout):
     sdpa_ex.register_implementation(_symbol, checker=_checker, grad_transform=_differentiated)
 register_executor(sdpa_ex)
+if torch.cuda.is_available():
+    add_default_executor(sdpa_ex)

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Container
 
 import torch
 
-from thunder._torch_compat import keeps_graph
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.schedule import TooLarge
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
-from thunder.ops.backward import parts, times_cotangent
+from thunder.ops.backward import parts
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 
@@ -34,11 +34,6 @@ class TritonFuser(FusionExecutor):
     """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device."""
 
     capturable = True
-
-    def __init__(self, name: str, **options):
-        super().__init__(name, **options)
-        scaled = Symbol("times_cotangent", times_cotangent.meta, id=f"{name}.times_cotangent", is_prim=True, fn=_times_cotangent, executor=self)
-        self.register_supported(times_cotangent, lambda gradient, cotangent: _has_triton() and _runs_on(gradient.device.name), execution_transform=scaled)
 
     def unavailable(self) -> str | None:
         if not _has_triton():
@@ -55,7 +50,8 @@ class TritonFuser(FusionExecutor):
         return len(devices) == 1 and _runs_on(next(iter(devices))) and fusible(line) and _has_triton() and _in_primitives(line)
 
     def is_cheap(self, line: BoundSymbol) -> bool:
-        return not _reduces(line)
+        """A table of sines is written once, not computed in each layer."""
+        return not _reduces(line) and not _contains(line, ("sin", "cos"))
 
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed by a kernel."""
@@ -87,19 +83,12 @@ def _reduces(line: BoundSymbol) -> bool:
     return OpTags.REDUCTION_OP in line.sym.tags or not primitive(line) and any(map(_reduces, parts(line)[0]))
 
 
+def _contains(line: BoundSymbol, names: Container[str]) -> bool:
+    return line.sym.name in names or not primitive(line) and any(_contains(sub, names) for sub in parts(line)[0])
+
+
 def _runs_on(device: str) -> bool:
     return device.startswith("cuda") or interpreting()
-
-
-def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """`times_cotangent` without waiting for the number. What a CUDA graph runs again does not write over what is saved."""
-    if keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-        return gradient * cotangent
-    if gradient.nbytes != gradient.untyped_storage().nbytes():  # not all of its memory: a hook gave another tensor
-        return gradient.mul_(cotangent)
-    from thunder.executors.triton_kernels.scale import scale
-
-    return scale(gradient, cotangent)
 
 
 @functools.cache

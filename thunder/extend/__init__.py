@@ -257,7 +257,7 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex", "torch_compile", "triton_fuser", "cross_entropy", "linear_cross_entropy", "apexex", "matvec", "sdpaex"):
+        for name in ("torchex", "pythonex", "inductor", "triton_fuser", "cross_entropy", "linear_cross_entropy", "apexex", "matvec", "sdpaex", "float8"):
             importlib.import_module(f"thunder.executors.{name}")
 
 

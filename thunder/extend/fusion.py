@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections import Counter
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ class FusionExecutor(Executor):
         super().__init__(name, version=version, exact=exact)
         self._compiled: dict[Any, Any] = {}  # by region_key
         self.compilations = 0  # how often a region was compiled that was not known yet
+        self._takes: weakref.WeakKeyDictionary[BoundSymbol, bool] = weakref.WeakKeyDictionary()
 
     def register_supported(
         self, sym_or_id: Symbol | Any, checker: Callable | None = None, *, execution_transform: Callable | None = None, grad_transform: Callable | None = None
@@ -57,6 +57,13 @@ class FusionExecutor(Executor):
             return True
         return line.sym.decomposition is not None and bool(line.subsymbols) and all(map(self.can_fuse, line.subsymbols))
 
+    def takes(self, line: BoundSymbol) -> bool:
+        """`can_fuse`, asked once for a line that several passes ask about."""
+        found = self._takes.get(line)
+        if found is None:
+            found = self._takes[line] = self.can_fuse(line)
+        return found
+
     def is_cheap(self, line: BoundSymbol) -> bool:
         """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does not read it from another one."""
         return False
@@ -72,20 +79,20 @@ class FusionExecutor(Executor):
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""
         lines = trace.bound_symbols
-        takes = functools.cache(self.can_fuse)  # asked for each line more than once
+        takes = self.takes
         groups = convex_regions(lines, takes)
         made: list[BoundSymbol] = []
         counter = 0
         regions = schedule(lines, groups, trace.output_proxies)
         for region in with_own_copies(regions, trace.output_proxies, takes, self.is_cheap):
-            fused, core, views = None, region, ()
+            fused, core, before, after = None, region, (), ()
             if all(map(takes, region.lines)):
-                core, views = without_views(region)
+                core, before, after = without_views(region)
                 if self.should_fuse(core) and self.get_fuel():
                     while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
                         counter += 1
                     fused = self.fuse(core, counter)
-            made += region.lines if fused is None else (fused, *views)
+            made += region.lines if fused is None else (*before, fused, *after)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
 
@@ -106,23 +113,29 @@ class FusionExecutor(Executor):
         return found
 
 
-def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
-    """The region without results that are views of its inputs or of other results, and the lines that make these afterwards.
+def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
+    """The region without results that are views of its inputs or of other results, the lines that make those of inputs before it, and the others' after it.
 
-    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that alone is left of what it shows, all of it, stays.
+    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that all else is seen through, of all that it shows, stays. A view of
+    an input that is read outside as well is read by the region too, so that regions which read it are alike wherever it was made.
     """
     producer = {o: line for line in region.lines for o in line.outputs}
-    roots = {o: _root(o, producer) for o in region.outputs}
-    shown = Counter(roots.values())
-    afterwards: dict[BoundSymbol, None] = {}
+    chains = {o: _chain(o, producer) for o in region.outputs}
+    shown: dict[Proxy, list[Proxy]] = {}
+    for o, chain in chains.items():
+        shown.setdefault(chain[-1], []).append(o)
     needed: set[Proxy] = set()
     waiting = []
-    for o, root in roots.items():
-        needed.add(o) if root in producer and shown[root] == 1 and _size(o) == _size(root) else waiting.append(o)
+    for root, outputs in shown.items():
+        if root in producer:  # the last value that all of it is seen through
+            common = set(chains[outputs[0]]).intersection(*(chains[o] for o in outputs[1:]))
+            needed.add(next(v for v in chains[outputs[0]] if v in common and _size(v) == _size(root)))
+        waiting += outputs
+    afterwards: dict[BoundSymbol, None] = {}
     while waiting:
         value = waiting.pop()
         line = producer.get(value)
-        if line is None or line in afterwards:
+        if value in needed or line is None or line in afterwards:
             continue
         if may_view(line):
             afterwards[line] = None
@@ -130,15 +143,19 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...]]:
         else:
             needed.add(value)
     if not afterwards:
-        return region, ()
-    return Region(leading_to(region.lines, needed), needed), tuple(line for line in region.lines if line in afterwards)
+        return region, (), ()
+    of_inputs = {line for line in afterwards if all(_chain(o, producer)[-1] not in producer for o in line.outputs)}
+    inside = [line for line in region.lines if line not in of_inputs]
+    before, after = ([line for line in region.lines if line in afterwards and (line in of_inputs) is first] for first in (True, False))
+    return Region(leading_to(inside, needed), needed), tuple(before), tuple(after)
 
 
-def _root(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> Proxy:
-    """What a value is a view of, or the value itself."""
-    while (line := producer.get(value)) is not None and may_view(line) and isinstance(line.args[0], Proxy):
-        value = line.args[0]
-    return value
+def _chain(value: Proxy, producer: dict[Proxy, BoundSymbol]) -> list[Proxy]:
+    """A value, what it is a view of, what that is a view of, and so on."""
+    chain = [value]
+    while (line := producer.get(chain[-1])) is not None and may_view(line) and isinstance(line.args[0], Proxy):
+        chain.append(line.args[0])
+    return chain
 
 
 def _size(value: Proxy) -> int | None:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import TensorProxy, numbers_in, proxies_in
+from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.distributed.placement import synchronizes
+from thunder.distributed.placement import check_all_placed, synchronizes
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
@@ -27,6 +27,7 @@ from thunder.frontend.functional import Transformed
 from thunder.frontend.guards import PrologueWriter
 from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
+from thunder.ops.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import asked, check_replaced, transform_traces
@@ -41,6 +42,8 @@ class Captured:
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
         self.parameters = c.parameters
+        with recording(c.recorder):  # a future that is returned is waited for
+            result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         c.write_back()
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
@@ -75,7 +78,7 @@ class Captured:
         inputs = [*tensors, *others, *numbers]
         self._placements = {p: c.placements[p] for p in tensors if p in c.placements} if c.placements else {}
         c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [c.number_sources[n.name] for n in numbers]
-        tables = {"parameters": _parameter_paths(c, tensors)} if c.options.transforms or c.replaced else {}
+        tables = {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors)} if c.options.transforms or c.replaced else {}
         if c.recorder.memory.versions:
             tables["written"] = c.recorder.memory.versions
         if copies := c.recorder.memory.copies:
@@ -106,6 +109,8 @@ class Captured:
         for table in filter(None, overrides):
             check_replaced(self.computation, table)
         if self._placements:
+            if model is not None:
+                check_all_placed(model)
             synchronized = synchronizes()
             made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements, synchronized))
             self.computation_traces.append(made)
@@ -152,6 +157,11 @@ def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
     paths = {id(t): name for name, t in [*c.fn.named_buffers(), *c.fn.named_parameters()]}
     paths |= {id(table[name]): name for table in c.overrides for name in table}
     return {p.name: paths[id(c.real[p][0])] for p in tensors if id(c.real[p][0]) in paths}
+
+
+def _held(c: Capture, tensors: list[TensorProxy]) -> dict[str, None]:
+    """Names of the arguments that are parameters and buffers of whatever module."""
+    return {p.name: None for p in tensors if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())}
 
 
 class _History:

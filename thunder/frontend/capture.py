@@ -24,7 +24,7 @@ from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.distributed.placement import Placement, placement_of
 from thunder.errors import CaptureError
-from thunder.frontend import backward, calls, containers, opaque_values, triton_kernels
+from thunder.frontend import backward, calls, collectives, containers, distributions, opaque_values, triton_kernels
 from thunder.frontend.functional import original
 from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
 from thunder.frontend.sources import Source
@@ -69,7 +69,8 @@ class Capture(Host):
         self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
         self.recorder.memory = Memory(outside=self.written_to, layout=functools.partial(layout, self))
         self.recorder.is_leaf = self.is_leaf
-        self.handlers = {id(f): handler for f, handler in triton_kernels.launchers().items()}  # of functions in modules that few programs import
+        late = triton_kernels.launchers() | collectives.handlers()
+        self.handlers = {id(f): handler for f, handler in late.items()}  # of functions in modules that few programs import
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
         self.sources: dict[int, Source] = {}
@@ -302,7 +303,7 @@ class Capture(Host):
             guarded = tuple(value.shape)
         placement = placement_of(value)
         if placement is not None:  # whole in the program, a part of it in this process
-            shape, dtype = placement.shape, from_tensor_dtype(placement.dtype)
+            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
         proxy = TensorProxy(
             names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
@@ -507,7 +508,8 @@ class Capture(Host):
             self.class_name(t, n, a)
             return self.call(a.fget, [o], {}) if a.fget else getattr(o, n)
         if kind == "data":
-            return self._data_attribute(o, t, n, source)
+            getter = self._getter(t, n, a)
+            return self._data_attribute(o, t, n, source) if getter is None else self.call(getter, [a, o, t], {})
         try:
             d = object.__getattribute__(o, "__dict__")
         except AttributeError:
@@ -525,12 +527,22 @@ class Capture(Host):
             self.raw_store(o, n, value)
             return value
         if kind == "get":  # classmethod, staticmethod and other descriptors
+            if (getter := self._getter(t, n, a)) is not None:
+                return self.call(getter, [a, o, t], {})
             if not native_module(owner.__module__):
                 self.class_name(t, n, a)
             return getattr(o, n)
         if kind == "plain":
             return a if native_module(owner.__module__) else self.read(a, self.const(owner).attr(n))
         return self._missing_attribute(o, t, n, source)
+
+    def _getter(self, t: type, n: str, a):
+        """The `__get__` that is written in Python of what stands under a name in a class; None where there is none, or it is a library's that runs natively."""
+        getter = self.slot(type(a), "__get__")
+        if getter is None or native_module(getter.__globals__.get("__name__")):
+            return None
+        self.namespace(next(c for c in t.__mro__ if n in c.__dict__).__dict__, f"{t.__qualname__}.", n, a)  # type: ignore[arg-type]
+        return getter
 
     def _data_attribute(self, o, t: type, n: str, source: Source | None):
         if n == "__class__":
@@ -576,6 +588,9 @@ class Capture(Host):
                 self.namespace(t, f"{t.__qualname__}.", n, value)
 
     def _class_attribute(self, c: type, n: str):
+        kind, a, _ = self.resolve(c, n)
+        if kind in ("get", "data") and (getter := self._getter(c, n, a)) is not None:
+            return self.call(getter, [a, None, c], {})
         value = getattr(c, n)
         t = type(value)
         if t in IDENTITY or isinstance(value, (type, types.MethodType, ENUM)):
@@ -789,7 +804,12 @@ class Capture(Host):
                 break
             if not native_module(type(o).__module__):  # without either an object is true: that must stay so
                 self.guard(self.const(type(o)).attr(n), "noattr", None)
-        return bool(o)
+        try:
+            return bool(o)
+        except CaptureError:
+            if type(o) is TensorProxy and distributions.is_check(self, o):
+                return True
+            raise
 
     def same(self, a, b):
         if a is b:

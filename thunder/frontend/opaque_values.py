@@ -32,6 +32,11 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
     """The proxy of such a tensor from outside. Raises CaptureError where it requires grad."""
     found = c.opaque_inputs.get(id(value))
     if found is None:
+        if type(value).__module__.startswith("torch.distributed.tensor"):
+            c.refuse(
+                f"{source.describe(c.parameters)} is a DTensor, which collects what its ranks hold by rules of its own",
+                "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module, or wrap the compiled module: fully_shard(thunder.jit(model))",
+            )
         if value.requires_grad and torch.is_grad_enabled():
             c.refuse(
                 f"{source.describe(c.parameters)} is a {type(value).__name__} of layout {value.layout} that requires grad",

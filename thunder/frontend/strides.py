@@ -97,7 +97,7 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     real, source = c.real[proxy]
-    if proxy in c.placements and c.placements[proxy].shards is not None:  # gathered anew by each call
+    if proxy in c.placements and (c.placements[proxy].shards or c.placements[proxy].slice) is not None:  # gathered anew by each call
         c.layouts[proxy] = torch.empty(tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=real.device)
         return
     c.guard(source, "stride", tuple(real.stride()))

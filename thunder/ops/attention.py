@@ -226,13 +226,13 @@ def differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale
     return gg, gq, gk, gv
 
 
-def _run_bias(mask, dtype):
-    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device=mask.device), torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
+def _run_bias(mask, dtype, hidden=float("-inf")):
+    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device=mask.device), torch.scalar_tensor(hidden, dtype=dtype, device=mask.device))
 
 
 attention_bias = Symbol(
-    "attention_bias", lambda mask, dtype: like(mask, dtype=from_tensor_dtype(dtype)), id="attention_bias", is_prim=True, fn=_run_bias
-)  # a mask of bools as what is added to the scores: 0 and -inf
+    "attention_bias", lambda mask, dtype, hidden=float("-inf"): like(mask, dtype=from_tensor_dtype(dtype)), id="attention_bias", is_prim=True, fn=_run_bias
+)  # a mask of bools as what is added to the scores: 0 and -inf, or another number where a kernel wants one
 
 
 # ---------------------------------------------------------------------------------------------------------------- derivative: the way that has no kernel

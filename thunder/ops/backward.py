@@ -5,6 +5,8 @@ Formulas are those of PyTorch's autograd, so that a compiled backward computes w
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -76,9 +78,19 @@ softmax_backward = kernel("_softmax_backward_data", "default", _like_first)
 safe_softmax = kernel("_safe_softmax", "default", _like_first)
 log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_first)
 def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    if keeps_graph():
+    """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent would wait for it, a kernel looks."""
+    if keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
         return gradient * cotangent
-    return gradient if cotangent.device.type == "cpu" and cotangent == 1 else gradient.mul_(cotangent)
+    if gradient.is_cuda and _has_triton() and gradient.nbytes == gradient.untyped_storage().nbytes():  # all of its memory, not a part with gaps
+        from thunder.ops.scale_kernel import scale
+
+        return scale(gradient, cotangent)
+    return gradient if not cotangent.is_cuda and cotangent == 1 else gradient.mul_(cotangent)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 # a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it again. Nothing else may read it

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from thunder.core import codegen
 from thunder.core.proxies import FutureTensorProxy, TensorProxy, like
-from thunder.core.symbol import Symbol, current_recorder
-from thunder.errors import MissingImplementationError
+from thunder.core.symbol import Symbol, current_recorder, user_location
+from thunder.errors import CaptureError, MissingImplementationError, OptionError
 from thunder.ops.define import LTORCH, torch_prim
 
 __all__ = [
@@ -55,7 +55,9 @@ def group_of(group):
         return group
     if isinstance(group, dist.device_mesh.DeviceMesh):
         return group.get_group()
-    raise TypeError(f"a process group is a torch.distributed.ProcessGroup or a one-dimensional DeviceMesh, not {type(group).__name__}")
+    if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], dist.device_mesh.DeviceMesh):
+        return group[0].get_group(group[1])
+    raise TypeError(f"a process group is a torch.distributed.ProcessGroup, a one-dimensional DeviceMesh, or (DeviceMesh, dimension), not {type(group).__name__}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- what runs
@@ -109,8 +111,8 @@ def _reduction(op: str, group, device: torch.device) -> tuple[Any, int]:
 
 
 def _run_all_gather(a, group, async_op=False, dim=None):
-    out = a.new_empty((a.shape[0] * group.size(), *a.shape[1:]) if a.ndim else (group.size(),))
-    a = a.contiguous()
+    a = a.contiguous() if a.ndim else a.reshape(1)
+    out = a.new_empty((a.shape[0] * group.size(), *a.shape[1:]))
 
     def finish():
         return out if not dim else torch.cat(out.chunk(group.size()), dim)
@@ -158,8 +160,8 @@ def _run_reduce_scatter_together(tensors, op, group):
     return tuple(Future(started, lambda out=out: out.div_(divisor) if divisor != 1 else out) for out in outs)
 
 
-def _run_all_reduce_together(tensors, op, group):
-    outs = [a.clone(memory_format=torch.contiguous_format) for a in tensors]
+def _run_all_reduce_together(tensors, op, own, group):
+    outs = [a if mine and a.is_contiguous() else a.clone(memory_format=torch.contiguous_format) for a, mine in zip(tensors, own, strict=True)]
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp, divisor = _reduction(op, group, tensors[0].device)
     started = Started(group.allreduce_coalesced(outs, options), None)
@@ -173,7 +175,7 @@ def _spelled_op(op) -> str:
     """A reduction by its name: PyTorch's ReduceOp or the name itself."""
     name = str(op).rpartition(".")[2].lower()
     if name not in REDUCTIONS:
-        raise ValueError(f"reduction {op!r} is none of those that programs have: {', '.join(REDUCTIONS)}")
+        raise OptionError(f"reduction {op!r} is none of those that programs have: {', '.join(REDUCTIONS)}")
     return name
 
 
@@ -208,7 +210,7 @@ def _collective(run: Callable, group_at: int, op_at: int | None = None, tags: tu
 
 def _parts(n, dim, group, what: str):
     if n % group.size():
-        raise RuntimeError(f"{what}: size {n} of dimension {dim or 0} is not divisible by the {group.size()} ranks of the group")
+        raise CaptureError(f"{what}: size {n} of dimension {dim or 0} is not divisible by the {group.size()} ranks of the group", location=user_location(), remedy="pad it")
     return n // group.size()
 
 
@@ -263,6 +265,7 @@ def _together(name: str, run: Callable, meta: Callable) -> Symbol:
 
 all_gather_together = _together("all_gather_together", _run_all_gather_together, lambda a, group: like(a, (a.shape[0] * group.size(), *a.shape[1:])))
 reduce_scatter_together = _together("reduce_scatter_together", _run_reduce_scatter_together, lambda a, group: like(a, (a.shape[0] // group.size(), *a.shape[1:])))
+# own: for each tensor whether nobody else reads it, so that it is overwritten
 all_reduce_together = _together("all_reduce_together", _run_all_reduce_together, lambda a, group: like(a))
 
 

@@ -10,10 +10,10 @@ from thunder.core.proxies import like
 from thunder.ops.define import LTORCH
 from thunder.ops.opaque import casts_inside
 
-_NAMES = "trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim native_group_norm native_multi_head_attention"
-for _name in _NAMES.split():
-    LTORCH[_name].autocast = None
+for _name in "trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim native_group_norm native_multi_head_attention".split():
     casts_inside(*LTORCH[_name].torch_functions)
+casts_inside(F.bilinear, F.local_response_norm, F.affine_grid, torch.linalg.pinv, torch.pinverse, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+casts_inside(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell, torch.margin_ranking_loss)
 
 
 def _cov(lower: dict, a, **options):
@@ -24,7 +24,3 @@ def _cov(lower: dict, a, **options):
 
 
 casts_inside(torch.cov, torch.Tensor.cov, torch.corrcoef, torch.Tensor.corrcoef, typed=_cov)
-casts_inside(F.bilinear, F.local_response_norm, F.affine_grid, torch.linalg.pinv, torch.pinverse, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-casts_inside(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
-casts_inside(torch.margin_ranking_loss)
-LTORCH["_grouped_mm"].autocast = None  # which PyTorch casts nowhere

@@ -13,6 +13,7 @@ from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like, map_st
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import DataDependentError
+from thunder.ops import opaque
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim, torch_prim
 from thunder.ops.promotion import broadcast_shapes, default_dtype, is_number, number_dtype, same_device
@@ -168,6 +169,17 @@ def _new(name: str, symbol: Symbol) -> None:
 
 for _name, _symbol in {"new_zeros": zeros, "new_ones": ones, "new_empty": empty, "new_full": full}.items():
     _new(_name, _symbol)
+
+
+@alias(torch.Tensor.new)
+def new(a, *data, device=None):
+    """`a.new(...)`: without values where sizes are given, else made of Python data, or another tensor."""
+    first, kind = data[0] if data else 0, {"dtype": a.dtype, "device": a.device if device is None else device}
+    if isinstance(first, TensorProxy):
+        return opaque.symbol_for(torch.Tensor.new)(a, first)
+    if isinstance(first, (int, NumberProxy)) or isinstance(first, tuple) and type(first) is not tuple:  # torch.Size
+        return empty(*(data or (0,)), **kind)
+    return LTORCH["tensor"](first, **kind)
 
 
 # --- ranges

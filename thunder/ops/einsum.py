@@ -7,6 +7,7 @@ import torch
 from thunder.core.dtypes import bool8
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
+from thunder.ops import opaque
 from thunder.ops.define import LTORCH, composite
 from thunder.ops.linalg import matmul_prim
 from thunder.ops.promotion import result_type, same_device
@@ -171,6 +172,18 @@ def _sums_products(equation, *operands) -> bool:
 einsum.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or _sums_products(*args)
 
 
+def _more_than_a_product(lower: dict, *args, **kwargs) -> bool:
+    """Whether, on the CPU, there is more inside than one product of matrices: sums and products of elements, which are not cast."""
+    (equation, *operands), _ = _arguments(args, kwargs)
+    if "cpu" not in lower or len(operands) < 2 or operands[0].device.type != "cpu":
+        return False
+    inputs, output = parse(equation, [len(t.shape) for t in operands])
+    return len(operands) > 2 or any((x in inputs[0]) != (x in inputs[1]) for labels in inputs for x in labels if x not in output)
+
+
+opaque.casts_inside(torch.einsum, when=_more_than_a_product)
+
+
 @einsum.samples
 def _(make):
     yield "ij,jk->ik", make(2, 3), make(3, 4)
@@ -181,6 +194,8 @@ def _(make):
     yield "bhqd,bhkd->bhqk", make(2, 2, 3, 4), make(2, 2, 5, 4)
     yield "i,j", make(3), make(4)
     yield "ij,kj,k->i", make(2, 3), make(4, 3), make(4)
+    yield "ijk,jl->il", make(3, 4, 50), make(4, 5)
+    yield "bi,bi,bi->b", make(3, 4), make(3, 4), make(3, 4)
     yield "bn,anm,bm->ba", make(2, 3), make(4, 3, 5), make(2, 5)
     yield make(2, 3), [0, 1], make(3, 4), [1, 2], [0, 2]
 

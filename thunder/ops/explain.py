@@ -6,9 +6,11 @@ PyTorch expects to read. Where it does not raise, the meta rule's own error stan
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from thunder.core.proxies import NumberProxy, TensorProxy, map_structure, number_value
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure, number_value
 from thunder.errors import ThunderError
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -25,6 +27,16 @@ def stand_in(x):
             count *= n
         return torch.zeros(shape, dtype=dtype, device="cpu") if count <= _FEW else torch.zeros((), dtype=dtype, device="cpu").expand(shape)
     return number_value(x) if isinstance(x, NumberProxy) else as_torch(x)
+
+
+def example(x, make: Callable = torch.empty, **options):
+    """What PyTorch is called with in the place of a value of a trace, to see what it gives: a tensor that `make` makes with a proxy's shape, type and device.
+
+    The value of a symbolic number becomes a guard.
+    """
+    if isinstance(x, TensorProxy):
+        return make(tuple(map(concrete, x.shape)), dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), **options)
+    return x.example if isinstance(x, AnyProxy) else as_torch(concrete(x))
 
 
 def as_torch(x):

@@ -72,7 +72,7 @@ def _native_group_norm_meta(a, weight, bias, N, C, HxW, group, eps):
     return like(a), narrow, like(narrow)
 
 
-@composite(torch.native_group_norm, *_operators("native_group_norm"), meta=_native_group_norm_meta, autocast="cuda:float32")
+@composite(torch.native_group_norm, *_operators("native_group_norm"), meta=_native_group_norm_meta)
 def native_group_norm(a, weight, bias, N, C, HxW, group, eps):
     x = _op("reshape", _op("to", a, dtype=compute_dtype(a.dtype)), (N, group, C // group * HxW))
     x, mean, rstd = normalization._whiten(x, (2,), eps)
@@ -356,7 +356,7 @@ def _(make):
 # ---------------------------------------------------------------------------------------------------------------- attention, products
 
 
-@torch_prim(torch._native_multi_head_attention, *_operators("_native_multi_head_attention"), autocast="cpu:lower", name="native_multi_head_attention")
+@torch_prim(torch._native_multi_head_attention, *_operators("_native_multi_head_attention"), name="native_multi_head_attention")
 def native_multi_head_attention(
     query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask=None, need_weights=True, average_attn_weights=True, mask_type=None
 ):

@@ -5,20 +5,21 @@ Operators registered with torch.library come the same way; their author gave the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hashable, user_location
 from thunder.core.unbacked import fresh_size
 from thunder.errors import CaptureError
 from thunder.ops.define import alias, lookup, torch_path
-from thunder.ops.explain import as_torch
+from thunder.ops.explain import as_torch, example, stand_in
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
-from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 __all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
 
@@ -58,10 +59,11 @@ def _make_under_autocast(function, kinds: tuple) -> Symbol:
 _TYPED_UNDER_AUTOCAST: dict = {}
 
 
-def casts_inside(*functions, typed: Callable | None = None) -> None:
+def casts_inside(*functions, typed: Callable | None = None, when: Callable = lambda lower, *args, **kwargs: True) -> None:
     """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are.
 
-    typed: types what they give then, for functions that fake tensors cannot run; called with the autocast dtype of each kind of device, and the arguments.
+    typed: types what they give then, for functions that fake tensors cannot run; called with the autocast dtype of each kind of device, and the
+    arguments. when: for which arguments, called alike.
     """
     for function in functions:
         if typed is not None:
@@ -71,7 +73,8 @@ def casts_inside(*functions, typed: Callable | None = None) -> None:
 
         def call(*args, function=function, usual=usual, **kwargs):
             recorder = current_recorder()
-            return (symbol_for(function) if recorder is not None and recorder.context.autocast is not None else usual)(*args, **kwargs)
+            inside = recorder is not None and recorder.context.autocast is not None and when(recorder.context.autocast.targets, *args, **kwargs)
+            return (symbol_for(function) if inside else usual)(*args, **kwargs)
 
         call.__name__, call.__wrapped__ = getattr(function, "__name__", "call"), usual  # type: ignore[attr-defined]
         alias(function)(call)
@@ -185,17 +188,11 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
     given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
-        if isinstance(x, TensorProxy):
-            shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
-            out = torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), requires_grad=grad and x.requires_grad)
-            known[id(out)] = x
-            given.append(out)
-            return out
-        if isinstance(x, AnyProxy):
-            return x.example
-        if isinstance(x, torch.Tensor):
-            return mode.from_tensor(x)
-        return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
+        if not isinstance(x, TensorProxy):
+            return mode.from_tensor(x) if isinstance(x, torch.Tensor) else example(x)
+        given.append(example(x, requires_grad=grad and x.requires_grad))
+        known[id(given[-1])] = x
+        return given[-1]
 
     quiet = compat.quiet_fake_tensors()
     with quiet, torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
@@ -305,22 +302,22 @@ def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[
 
 
 def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
+    def real(x):
+        return example(x) if isinstance(x, AnyProxy) else stand_in(x)
+
     inputs: list[torch.Tensor] = []
-
-    def fake(x):
-        if isinstance(x, TensorProxy):
-            shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
-            return torch.empty(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device))
-        return x.example if isinstance(x, AnyProxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
-
-    try:
-        with torch._C.DisableTorchFunction(), FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
-            given = _with_inputs(wanted, map_structure(fake, args), map_structure(fake, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
-            outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
-            gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
-        return wanted
-    return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
+    for mode, made in ((FakeTensorMode(allow_non_fake_inputs=True), example), (torch.random.fork_rng(devices=[]), real)):
+        try:
+            with torch._C.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+                given = _with_inputs(wanted, map_structure(made, args), map_structure(made, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
+                outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
+                gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+            return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
+        except DataDependentOutputException:  # it looks at values: zeros have some
+            inputs.clear()
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
+            break
+    return wanted
 
 
 def _with_inputs(wanted: tuple, args: tuple, kwargs: dict, replaced) -> tuple[tuple, dict]:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
+from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
 from thunder.core.symbol import current_recorder, user_location
 from thunder.core.unbacked import check_sizes
 from thunder.errors import CaptureError
-from thunder.ops.explain import as_torch
-from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype, to_torch_device, to_torch_dtype
+from thunder.ops.explain import example
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
 __all__ = ["is_unusual", "holds_unusual", "is_tensor", "typed_by_example", "metadata", "from_unusual", "CONSTRUCTORS"]
 
@@ -67,15 +67,10 @@ def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -
     known: dict[int, Proxy] = {}
 
     def stand_in(x):
-        if isinstance(x, TensorProxy):
-            shape = tuple(n.concrete() if isinstance(n, NumberProxy) else n for n in x.shape)
-            x, proxy = torch.zeros(shape, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device)), x
-        elif isinstance(x, AnyProxy):
-            x, proxy = x.example, x
-        else:
-            return x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
-        known[id(x)] = proxy
-        return x
+        made = example(x, torch.zeros)
+        if isinstance(x, Proxy):
+            known[id(made)] = x
+        return made
 
     with compat.without_function_modes(), torch.no_grad():
         examples = map_structure(stand_in, (args, kwargs))

@@ -17,7 +17,7 @@ import torch
 
 __all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "parse_systems"]
 
-SYSTEMS = ("eager", "torch.compile", "thunder")
+SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor")
 
 
 def cxx_compiler() -> str | None:
@@ -31,10 +31,10 @@ def compile_with(system: str, fn: Callable) -> Callable:
         return fn
     if system == "torch.compile":
         return torch.compile(fn)
-    if system == "thunder":
+    if system in ("thunder", "thunder_inductor"):
         import thunder
 
-        return thunder.jit(fn)
+        return thunder.jit(fn, executors=["inductor"] if system == "thunder_inductor" else None)
     raise ValueError(f"{system!r} is no system; known: {', '.join(SYSTEMS)}")
 
 

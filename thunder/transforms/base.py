@@ -18,9 +18,10 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace, TraceBuilder, timed_pass
 from thunder.errors import CaptureError, OptionError
+from thunder.extend import Executor, add_executor_lists, resolve_executors
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = ["Transform", "HOOKS", "check_transforms", "asked", "transform_traces", "with_parameter", "check_replaced"]
+__all__ = ["Transform", "HOOKS", "check_transforms", "with_executors_of", "asked", "transform_traces", "with_parameter", "check_replaced"]
 
 
 class Transform:
@@ -29,9 +30,11 @@ class Transform:
     A transform changes traces by returning others, and parameters by writing to the compiled module's overrides; the wrapped module stays as it was.
 
     exact: a program computes the same with it, bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
+    executors: names of those that carry out its operations, which are asked after all others.
     """
 
     exact = False
+    executors: tuple[str, ...] = ()
 
     def transform_module(self, model) -> None:
         """Once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`; `model.set_parameter(name, value)` replaces or adds a parameter.
@@ -48,7 +51,8 @@ class Transform:
         """At each compilation, before differentiation. Returns the three traces; the same object means no change.
 
         epilogue_trace is None where the computation's value is the program's. The prologue returns the computation's arguments in order, so that a new argument
-        needs both (`with_parameter` does it). computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers. kwargs has executors_list
+        needs both (`with_parameter` does it). computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers; "held" has the
+        names of those that are parameters and buffers of other modules, too. kwargs has executors_list
         and model, the compiled module that is called (None for a function): one transform may serve several.
         """
         return prologue_trace, computation_trace, epilogue_trace
@@ -85,6 +89,11 @@ def check_transforms(transforms: Sequence) -> tuple:
         if not isinstance(t, Transform) and not any(asked(t, hook) for hook in HOOKS):
             raise OptionError(f"transforms= has a {type(t).__name__}, which has none of the hooks of a thunder.Transform: {', '.join(HOOKS)}")
     return given
+
+
+def with_executors_of(transforms: Sequence, executors: Sequence[Executor]) -> tuple[Executor, ...]:
+    """Executors, and those that transforms bring."""
+    return add_executor_lists(executors, resolve_executors([name for t in transforms for name in getattr(t, "executors", ())]))
 
 
 def transform_traces(transforms: Sequence, prologues: list[Trace], computations: list[Trace], epilogues: list[Trace], executors: Sequence, model) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from thunder._torch_compat import storage_uses
+from thunder._torch_compat import kernel_flags, storage_uses
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -104,7 +104,7 @@ class CUDAGraphTransform(Transform):
         returned |= {shown.get(p, p) for p in returned}
         names, made_before = self._last if backward else (None, frozenset())
         expected = made_before if names is trace.names else frozenset()
-        parameters = trace.tables.get("parameters", {})
+        parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
         counter, graphs, made = itertools.count(), set(), []
         for region in schedule(lines, groups, trace.output_proxies):
             if not self.can_fuse(region.lines[0]) or sum(OpTags.SHAPE_OP not in line.sym.tags for line in region.lines) < 2:
@@ -120,7 +120,8 @@ class CUDAGraphTransform(Transform):
             )  # fmt: skip
             symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
             made.append(symbol.bind(*region.inputs, output=list(region.outputs), subsymbols=region.lines, context=region.lines[0].context))
-            graphs |= {o.name for o in region.outputs if o not in returned}
+            inside, inputs = roots(region.lines, maybe=True), set(region.inputs)
+            graphs |= {o.name for o in region.outputs if o not in returned and inside.get(o) not in inputs}
         if not backward:
             self._last = trace.names, frozenset(graphs)
         return del_last_used(trace.replace(bound_symbols=made))
@@ -255,13 +256,13 @@ class Memory:
 
     def in_use(self, first: Recording) -> Recording | None:
         """A recording whose results a replay of `first` would overwrite while somebody has them."""
-        return next((r for r in self.recordings[first.place :] if r.handed_out and r.in_use()), None)
+        return next((r for r in self.recordings[first.number :] if r.handed_out and r.in_use()), None)
 
     def add(self, recording: Recording) -> None:
         """One more, in the place of those that nobody can replay or read any more."""
         self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()] + [recording]
-        for place, r in enumerate(self.recordings):
-            r.place = place
+        for number, r in enumerate(self.recordings):
+            r.number = number
 
 
 @contextlib.contextmanager
@@ -302,12 +303,12 @@ class GraphedRegion:
             return self.run(*tensors)
         with self.memory.lock:
             strides = [t.stride() for t in tensors]
-            addresses = [tensors[i].data_ptr() for i in self.fixed]
+            setting = [*kernel_flags(), *(tensors[i].data_ptr() for i in self.fixed)]
             for recording in self.recordings:
-                if recording.strides == strides and recording.addresses == addresses:
+                if recording.strides == strides and recording.setting == setting:
                     break
             else:
-                recording = self._record(strides, addresses, tensors)
+                recording = self._record(strides, setting, tensors)
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
                     return recording.replay(tensors)
@@ -317,9 +318,9 @@ class GraphedRegion:
                 )
         return self.run(*tensors)
 
-    def _record(self, strides: list, addresses: list, tensors: Sequence[torch.Tensor]) -> Recording | None:
+    def _record(self, strides: list, setting: list, tensors: Sequence[torch.Tensor]) -> Recording | None:
         """A recording for inputs like these, if they come in like this for the second time: what runs first may compile, or choose kernels."""
-        key = (*strides, *addresses)
+        key = (*strides, *setting)
         if key not in self.seen:
             self.seen.add(key)
             if len(self.seen) > 4 * RECORDINGS:
@@ -331,7 +332,7 @@ class GraphedRegion:
             self._warn(f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, or addresses of parameters")
             return None
         try:
-            recording = Recording(self, strides, addresses, tensors)
+            recording = Recording(self, strides, setting, tensors)
         except Refused as reason:
             return self.stop(str(reason))
         except RuntimeError as error:
@@ -351,11 +352,11 @@ class GraphedRegion:
 
 
 class Recording:
-    """What a region launches for inputs of these strides, with the fixed ones at these addresses, and where it leaves its results."""
+    """What a region launches for inputs of these strides, and where it leaves its results. setting: PyTorch's flags, and the addresses of fixed inputs."""
 
-    def __init__(self, region: GraphedRegion, strides: list, addresses: list, tensors: Sequence[torch.Tensor]):
+    def __init__(self, region: GraphedRegion, strides: list, setting: list, tensors: Sequence[torch.Tensor]):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
-        self.strides, self.addresses, self.place = strides, addresses, 0
+        self.strides, self.setting, self.number = strides, setting, 0
         others = [i for i in range(len(tensors)) if i not in region.fixed]
         self.pooled = [i for i in others if _is_result(tensors[i])]
         self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
@@ -368,10 +369,10 @@ class Recording:
             self.buffers.append(buffer)
             self.copied.append((i, part))
             inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
-        before = [t._version for t in inputs] if not torch.is_inference_mode_enabled() else []
+        before = _versions(inputs)
         self.launch, outputs = self.memory.record(region.run, inputs)
-        self.counted = [i for i, version in enumerate(before) if inputs[i]._version != version]
-        if not self.counted_are_fixed(copied):
+        self.counted = [i for i, (version, now) in enumerate(zip(before, _versions(inputs), strict=True)) if version != now]
+        if not set(self.counted).isdisjoint(copied):
             raise Refused("it writes to a tensor that it was not known to write to")
         self._take(outputs, inputs, region.returned)
         del outputs, inputs
@@ -379,9 +380,6 @@ class Recording:
         self.unused = self._uses()
         self.memory.add(self)
         _RECORDINGS.add(self)
-
-    def counted_are_fixed(self, copied: Sequence[int]) -> bool:
-        return not set(self.counted).intersection(copied)
 
     def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], returned: Sequence[bool]) -> None:
         """Sorts the outputs: watched where they are, copied out, or shown in the memory of an input."""
@@ -403,8 +401,7 @@ class Recording:
             else:
                 for i, o in zip(places, members, strict=True):
                     self.results[i] = o
-                if members[0].device == self.memory.device:
-                    self.watched[data] = members[0].untyped_storage()
+                self.watched[data] = members[0].untyped_storage()
 
     def _uses(self) -> list[int]:
         """How often the storage of each watched result is held, by tensors and by Python."""
@@ -440,6 +437,11 @@ class Recording:
 
 
 _RECORDINGS: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often each tensor was written to; tensors of inference mode do not count."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:

@@ -50,7 +50,7 @@ def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, le
         if isinstance(executor, FusionExecutor):
             if found is not None and found.execution_transform is not None:
                 return _rewrite(line, executor, found.execution_transform, executors, out, left)
-            if executor.can_fuse(line):
+            if executor.takes(line):
                 left.add(id(line))
                 return out.write(line)
         elif found is not None and found.executes and executor.get_fuel():

@@ -36,7 +36,7 @@ def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
     known = {o for line in forward for o in line.outputs} | {a for a in joint.args if isinstance(a, Proxy)}
     for start in starts:
         if start.output.shape == () and start.output.dtype.name != "float16":
-            joint = _Loss(joint, start.output, forward, backward, known, lambda line: any(f.can_fuse(line) for f in fusers)).moved()
+            joint = _Loss(joint, start.output, forward, backward, known, lambda line: any(f.takes(line) for f in fusers)).moved()
             forward, _, backward = sides(joint)
     return joint
 

@@ -21,7 +21,7 @@ def open_reductions(joint: Trace, fusers: Sequence) -> Trace:
     """Opens the lines of the forward that reduce inside, that one of the executors may fuse, and whose results the backward reads."""
     forward, _, backward = sides(joint)
     read = {i for line in backward for i in line.inputs}
-    opened = {line for line in forward if not read.isdisjoint(line.outputs) and _reduces_inside(line) and any(f.can_fuse(line) for f in fusers)}
+    opened = {line for line in forward if not read.isdisjoint(line.outputs) and _reduces_inside(line) and any(f.takes(line) for f in fusers)}
     if not opened:
         return joint
 

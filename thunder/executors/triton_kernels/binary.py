@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from thunder._torch_compat import load_kernel
+from thunder._torch_compat import load_kernel, set_device
 from thunder.core.codegen import compile_source
 from thunder.extend import disk_cache
 
@@ -93,7 +93,7 @@ def _compile(request: Request) -> tuple[dict, bytes]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = compile_source(request.text, request.name, {"__name__": __name__})  # Triton 3.6 asks functions for their modules
+    function = compile_source(request.text, request.name, {"__name__": "kernels"})  # Triton 3.6 asks functions for their modules
     signature = {name: kind for name, (kind, _) in zip(function.arg_names, request.arguments, strict=True)}
     attributes = {(i,): [["tt.divisibility", 16]] for i, (_, aligned) in enumerate(request.arguments) if aligned}
     source = ASTSource(function, signature, {}, attributes)
@@ -109,4 +109,5 @@ def _compile(request: Request) -> tuple[dict, bytes]:
 @functools.cache
 def _loaded(binary: Binary, device: int) -> int:
     with torch.cuda.device(device):
+        set_device(device)  # which makes its context, where the thread has none
         return load_kernel(binary.path, binary.name, binary.shared, device)

@@ -6,15 +6,16 @@ kernels; what depends on rows only is [R, 1], on columns only [1, C].
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
-from thunder.executors.triton_kernels.index import Index, Part, Variable, join, split, strides_of
-from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, partial_place, reduced_place, tile_place
-from thunder.executors.triton_kernels.tiles import Tile, tile_of
+from thunder.executors.triton_kernels.index import Index, Part, Variable, join, opened, split, strides_of
+from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, reduced_place, tile_place
+from thunder.executors.triton_kernels.tiles import Tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, sources
 
 __all__ = ["Source", "emit", "stored_type", "HEADER"]
@@ -45,9 +46,12 @@ class _Term(NamedTuple):
     variables: frozenset
 
 
-def emit(name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile | None = None) -> Source:
-    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. tile: in place of the one that a rule gives."""
-    return _Emitter(name, schedule, kernel, strides, interpreted, tile or tile_of(kernel)).run()
+def emit(
+    name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0, tile: Tile | None = None
+) -> Source:  # fmt: skip
+    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. shared: bytes of a multiprocessor's shared memory.
+    tile: in place of the one that a rule gives."""
+    return _Emitter(name, schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel)).run()
 
 
 def _compute(d: dtype) -> str:
@@ -61,9 +65,11 @@ _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 
 
 
 class _Emitter:
-    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, tile: Tile):
-        self.name, self.kernel, self.interpreted, self.tile = name, kernel, interpreted, tile
+    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int, tile: Tile):
+        self.name, self.kernel, self.interpreted, self.shared, self.tile = name, kernel, interpreted, shared, tile
         self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
+        before = schedule.kernels[: schedule.kernels.index(kernel)]
+        self.dear = {v for k in before for v in k.stores if v in schedule.dear}  # loaded, where others that are elementwise are computed again
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
         self.outer: list[str] = []
         self.inner: list[str] = []  # of the loop that begins with `header`
@@ -75,6 +81,8 @@ class _Emitter:
         self.buffers: dict[Value, str] = {}
         self.helpers: dict[str, None] = {}
         self.count = 0
+        self.keep = ""  # what the cache is told of the blocks that a pass reads
+        self.ahead = 0  # bytes that a loop over blocks loads for one of them
         self.masks = {"x": False, "r": False, "c": False}
         extents = [sum((n - 1) * abs(s) for n, s in zip(v.shape, st, strict=True)) for v, st in self.strides.items()]
         self.wide = max([kernel.numel, *extents]) >= 2**31 - 2**20
@@ -100,8 +108,12 @@ class _Emitter:
         first = f"tl.program_id({1 if self.kernel.kind == 'columns' else 0})"
         if self.interpreted:  # Triton 3.6 makes no number of it for range() with NumPy 2.4
             first += ".handle.data.item()"
-        self.header = f"for block in range({first}, {count}, {programs}):"
+        self.header = f"{first}, {count}, {programs}"
         self.looping = frozenset(variable)
+
+    def _close_blocks(self) -> None:
+        self.header = f"for block in range({self.header}):" if self.interpreted else f"for block in tl.range({self.header}, num_stages={stages(self.ahead, self.shared)}):"
+        self._close()
 
     def _close(self) -> None:
         self.outer += [self.header, *(f"    {line}" for line in self.inner)]
@@ -124,11 +136,12 @@ class _Emitter:
             self._blocks(count, partials[0].shape[0], "x")
             target, index = self.inner, self._block_number()
         target.append(f"x = {index} * {block} + tl.arange(0, {block})")
+        self.linear = self._in_memory_order(next((v for v in k.stores if v.kind != "partial"), None))
         if self.masks["x"]:
             target.append(f"x_inside = x < {k.columns}")
         self._stores("x", partials, accumulators)
         if partials:
-            self._close()
+            self._close_blocks()
             self._store_partials(partials, accumulators)
         return (partials[0].shape[0] if partials else count, 1)
 
@@ -150,7 +163,7 @@ class _Emitter:
             self._rows_line(self._program(0), self.outer)
         self._stores("rc", partials, accumulators)
         if partials:
-            self._close()
+            self._close_blocks()
             self._store_partials(partials, accumulators)
         return (partials[0].shape[0] if partials else count, 1)
 
@@ -161,6 +174,8 @@ class _Emitter:
         self.shape = [1, columns]
         self.masks["c"] = k.columns % columns != 0
         self._rows_line(self._program(0), self.outer)
+        stored = [v for v in k.stores if not self._is_row(v)]
+        self.keep = "evict_last" if stored else ""
         for level in self._levels():
             online = {v: [(s, self._accumulator(s)) for s in self._exponentials(v)] for v in level}
             accumulators = [self._accumulator(v, LOWEST if online[v] else "") for v in level]
@@ -183,10 +198,10 @@ class _Emitter:
                 if online[v]:
                     best = self._emit(f"tl.where({whole.text} == 0, float('-inf'), {best.text})", frozenset("r"))
                 self.memo["reduction", v] = best
-        stored = [v for v in k.stores if not self._is_row(v)]
         for v in k.stores:
             if self._is_row(v):
                 self._store(v)
+        self.keep = "evict_first" if stored else ""
         if stored:
             self._pass(columns)
             for v in stored:
@@ -211,7 +226,7 @@ class _Emitter:
         self._blocks(-(-k.rows // rows), partials[0].shape[0], "r")
         self._rows_line(self._block_number(), self.inner)
         self._stores("rc", partials, accumulators)
-        self._close()
+        self._close_blocks()
         self._store_partials(partials, accumulators)
         return -(-k.columns // columns), partials[0].shape[0]
 
@@ -226,7 +241,20 @@ class _Emitter:
         if self.masks["c"]:
             target.append(f"c_inside = c < {self.kernel.columns}")
 
+    def _in_memory_order(self, v: Value | None) -> Index:
+        """The row-major place, in a tensor of the space's size, of the x-th element of `v` in memory: neighbours are written, and most often read, together."""
+        x = Index.of(self.kernel.x)
+        if v is None:
+            return x
+        steps = self.strides[v]
+        order = sorted(range(len(v.shape)), key=lambda d: -steps[d])
+        there = dict(zip(order, split(x, [v.shape[d] for d in order]), strict=True))
+        return join([there[d] for d in range(len(v.shape))], strides_of(v.shape))
+
     # ------------------------------------------------------------------------------------------------------------ stores
+    def _tile_place(self, v: Value) -> Place:
+        return split(self.linear, v.shape) if self.kernel.kind == "map" else tile_place(v, self.kernel)
+
     def _is_row(self, v: Value) -> bool:
         return v.kind == "reduce" or v.numel == self.kernel.rows and self.kernel.kind == "rows" and v.numel != self.kernel.numel
 
@@ -235,15 +263,15 @@ class _Emitter:
             if v.kind != "partial":
                 self._store(v)
         for p, accumulator in zip(partials, accumulators, strict=True):
-            operand = self.value(p.operands[0], partial_place(p, self.kernel), ())
+            operand = self.value(p.operands[0], self._tile_place(p.operands[0]), ())
             self._accumulate(p, accumulator, operand, reduced if len(p.shape) == 1 else "r")
 
     def _store(self, v: Value) -> None:
-        place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else tile_place(v, self.kernel)
+        place = split(Index.of(self.kernel.r), v.shape) if self._is_row(v) else self._tile_place(v)
         self._write(v, place, self._reduction(v) if v.kind == "reduce" else self.value(v, place, ()))
 
     def _write(self, v: Value, place: Place, term: _Term) -> None:
-        offset = self.index(join(place, self.strides[v]))
+        offset = self.index(opened(join(place, self.strides[v])))
         variables = offset.variables | term.variables
         mask = self._mask(offset.variables, ())
         if self.interpreted and self.types[v].name == "bfloat16":
@@ -355,7 +383,7 @@ class _Emitter:
 
     def _computed(self, v: Value, place: Place, conditions: tuple) -> _Term:
         kind = v.kind
-        if kind in ("input", "reduce", "partial"):
+        if kind in ("input", "reduce", "partial") or v in self.dear:
             return self._load(v, place, conditions)
         if kind == "map":
             return self._mapped(v, place, conditions)
@@ -474,11 +502,14 @@ class _Emitter:
         return self.buffers[v]
 
     def _load(self, v: Value, place: Place, conditions: tuple) -> _Term:
-        offset = self.index(join(place, self.strides[v]))
+        offset = self.index(opened(join(place, self.strides[v])))
         tests = [self._test(c) for c in conditions if not _always(c)]
         variables = offset.variables.union(*(t.variables for t in tests))
         mask = self._mask(variables, tests)
-        text = f"tl.load({self._pointer(v)} + {_bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''})"
+        if variables & self.looping:
+            self.ahead += v.dtype.bytes * math.prod(n for n, name in zip(self.shape, "rc" if len(self.shape) == 2 else "x", strict=True) if name in variables)
+        keep = f", eviction_policy='{self.keep}'" if self.keep and "c" in variables and "r" in variables else ""
+        text = f"tl.load({self._pointer(v)} + {_bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''}{keep})"
         if v.dtype.category == FLOAT and v.dtype.bytes < 4:
             text += ".to(tl.float32)"
         if v.dtype.category == BOOL:
@@ -502,7 +533,8 @@ class _Emitter:
                 key = "part", atom
                 if key not in self.memo:
                     inside = self.index(atom.index)
-                    self._know(key, self._emit(f"{_bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}", inside.variables))
+                    text = inside.text if atom.remainder is None else f"{_bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}"
+                    self._know(key, self._emit(text, inside.variables))
                 name, of_atom = self.memo[key]
             else:
                 name, of_atom = atom.name, self.loaded[atom.name] if atom.loaded else frozenset(atom.name)

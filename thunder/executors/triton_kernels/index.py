@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["Variable", "Part", "Index", "split", "join", "strides_of"]
+__all__ = ["Variable", "Part", "Index", "within", "opened", "split", "join", "strides_of"]
 
 
 class Variable:
@@ -23,14 +23,14 @@ class Variable:
 
 
 class Part:
-    """`index // by`, or `index % by`: one atom for equal ones."""
+    """`index // by`, or `index % by`, or where remainder is None, `index`, which is known to be in 0 .. by - 1: one atom for equal ones."""
 
     __slots__ = ("index", "by", "remainder", "key", "low", "high")
 
-    def __init__(self, index: Index, by: int, remainder: bool):
+    def __init__(self, index: Index, by: int, remainder: bool | None):
         self.index, self.by, self.remainder = index, by, remainder
         self.key = (index.key, by, remainder)
-        self.low, self.high = (0, by - 1) if remainder else (index.low // by, index.high // by)
+        self.low, self.high = (index.low // by, index.high // by) if remainder is False else (0, by - 1)
 
     def __eq__(self, other) -> bool:
         return isinstance(other, Part) and other.key == self.key
@@ -102,7 +102,7 @@ class Index:
         if len(self.terms) != 1 or self.constant:
             return None
         ((atom, factor),) = self.terms.items()
-        return atom if factor == 1 and isinstance(atom, Part) else None
+        return atom if factor == 1 and isinstance(atom, Part) and atom.remainder is not None else None
 
     def __floordiv__(self, by: int) -> Index:
         low, high = self.low // by, self.high // by
@@ -141,6 +141,20 @@ class Index:
 
     def is_variable(self, variable: Variable) -> bool:
         return self.key == Index.of(variable).key
+
+
+def within(index: Index, n: int) -> Index:
+    """An index that is known to be in 0 .. n - 1, whatever its terms say."""
+    return index if index.low >= 0 and index.high < n else Index({Part(index, n, None): 1}, 0)
+
+
+def opened(index: Index) -> Index:
+    """The same number, of terms that may say less of how large it is, and fit together."""
+    known = [(atom, factor) for atom, factor in index.terms.items() if isinstance(atom, Part) and atom.remainder is None]
+    total = Index({atom: factor for atom, factor in index.terms.items() if (atom, factor) not in known}, index.constant) if known else index
+    for atom, factor in known:
+        total = total + opened(atom.index) * factor
+    return total
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:

@@ -7,21 +7,20 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from thunder._torch_compat import current_device, current_stream, empty_strided_cuda, launch_kernel
+from thunder._torch_compat import current_device, current_stream, empty_strided_cuda, launch_kernel, set_device
 from thunder.core.codegen import compile_source
 from thunder.core.dtypes import FLOAT
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.executors.triton_kernels.binary import Request, binary_of
 from thunder.executors.triton_kernels.emit import HEADER, Source, emit, stored_type
 from thunder.executors.triton_kernels.functions import HELPERS
 from thunder.executors.triton_kernels.index import strides_of
+from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.schedule import in_order, schedule
 from thunder.executors.triton_kernels.values import program_of
-from thunder.ops.layout import run_line
-from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["FusedRegion", "interpreting"]
 
@@ -46,8 +45,9 @@ class FusedRegion:
     def __init__(self, region: Region, device: torch.device):
         self.region, self.device = region, device
         self.interpreted = interpreting()
-        programs = 4 if self.interpreted else 2 * torch.cuda.get_device_properties(device).multi_processor_count
-        self.schedule = schedule(program_of(region), programs)
+        facts = None if self.interpreted else torch.cuda.get_device_properties(device)
+        self.schedule = schedule(program_of(region), 4 if facts is None else 2 * facts.multi_processor_count)
+        self.shared = 0 if facts is None else facts.shared_memory_per_multiprocessor
         self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs))
         self._variants: dict[tuple, Callable] = {}
         self._unusual: dict[tuple, Callable] = {}
@@ -95,7 +95,7 @@ class FusedRegion:
         program = self.schedule.program
         layout = self._layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted) for i, k in enumerate(self.schedule.kernels)]
+        sources = [emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted, self.shared) for i, k in enumerate(self.schedule.kernels)]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -105,13 +105,7 @@ class FusedRegion:
         inputs, outputs = self.region.inputs, self.region.outputs
         if not self.permutes and all(s == strides_of(p.shape) for p, s in zip(inputs, strides, strict=True) if isinstance(p, TensorProxy)):
             return [strides_of(o.shape) for o in outputs if isinstance(o, TensorProxy)]
-        values: dict[Proxy, object] = {}
-        with torch._C.DisableTorchFunction(), FakeTensorMode(), torch.no_grad():
-            for p, s in zip(inputs, strides, strict=True):
-                values[p] = torch.empty_strided(p.shape, s, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device))
-            for line in self.region.lines:
-                run_line(line, values)
-        return [_dense(values[o]) for o in outputs]
+        return layout_of(self.region, strides)
 
 
 class _Variant:
@@ -150,7 +144,7 @@ class _Interpreted(_Variant):
             lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
         lines += self.allocations
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, source.name, {})
+            self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
             lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
         return self._function(lines)
 
@@ -181,6 +175,9 @@ class _Compiled(_Variant):
             unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
             unusual += [f"current_device() != {index}"] + ([self.negative] if self.negative else [])
             lines.append(f"if {' or '.join(unusual)}: return unusual({', '.join(self.inputs)})")
+        if index:  # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take device 0's
+            self.context["set_device"] = set_device
+            lines.append(f"set_device({index})")
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
         for i, (source, made) in enumerate(zip(self.sources, self.binaries, strict=True)):
@@ -212,13 +209,3 @@ def _keeps_order(v) -> bool:
     order = v.what[0] if v.kind == "permute" else v.what[1]
     long = [d for d, n in zip(order, v.operands[0].shape if v.kind == "broadcast" else v.shape, strict=True) if n != 1]
     return long == sorted(long)
-
-
-def _dense(tensor) -> tuple:
-    """The strides of a tensor, row-major ones where elements overlap or have gaps."""
-    expected = 1
-    for step, n in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if step != expected:
-            return strides_of(tensor.shape)
-        expected *= n
-    return tensor.stride()

@@ -10,7 +10,7 @@ Everything between loads, reductions and stores is computed where it is needed, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
 from thunder.executors.triton_kernels.one_hot import of_one_term
@@ -23,6 +23,7 @@ WHOLE = 8192  # elements that one program reduces to one number
 FEW_ROWS = 64  # rows that are reduced without a partial
 LIMIT = 4000  # values at places, in all kernels of a region
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
+WORK = 1 << 27  # instructions of elements that are done in that time, about
 
 
 class TooLarge(Exception):
@@ -50,12 +51,13 @@ class Kernel:
 
 
 class Schedule:
-    """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's outputs."""
+    """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's outputs. dear: elementwise values that are stored and
+    loaded as well, where others are computed again."""
 
-    __slots__ = ("program", "kernels", "temporaries")
+    __slots__ = ("program", "kernels", "temporaries", "dear")
 
-    def __init__(self, program: Program, kernels: Sequence[Kernel], temporaries: Sequence[Value]):
-        self.program, self.kernels, self.temporaries = program, tuple(kernels), tuple(temporaries)
+    def __init__(self, program: Program, kernels: Sequence[Kernel], temporaries: Sequence[Value], dear: Iterable[Value] = ()):
+        self.program, self.kernels, self.temporaries, self.dear = program, tuple(kernels), tuple(temporaries), frozenset(dear)
 
 
 # ---------------------------------------------------------------------------------------------------------------- spaces of reductions
@@ -137,7 +139,7 @@ def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value
     how, dims = reduction.what
     if _is_outer(reduction) and reduced > FEW_ROWS:
         with_rows = (reduced, kept) in spaces and kept <= ON_CHIP
-        blocks = min(programs, reduced) if with_rows else min(-(-reduced // FEW_ROWS), max(2, 4 * programs // -(-kept // 128)))
+        blocks = _programs(reduced, kept, programs) if with_rows else min(-(-reduced // FEW_ROWS), max(2, 4 * programs // -(-kept // 128)))
         shape: tuple = (blocks, kept)
     elif kept == 1 and reduced > WHOLE:
         blocks = min(programs, -(-reduced // 1024))
@@ -147,6 +149,12 @@ def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value
     partial = Value("partial", reduction.operands, shape, reduction.dtype, (how, dims))
     total = Value("reduce", (partial,), shape[1:], reduction.dtype, (how, (0,)))
     return Value("reshape", (total,), reduction.shape, reduction.dtype)
+
+
+def _programs(rows: int, columns: int, programs: int) -> int:
+    """How many programs share the rows of a normalization: half as many where each would see few blocks, since their sums are written and read again."""
+    blocks = -(-rows // max(1, 4096 // columns))
+    return min(blocks, programs if blocks >= 4 * programs else -(-programs // 2))
 
 
 # ---------------------------------------------------------------------------------------------------------------- which kernel
@@ -162,15 +170,14 @@ class _Scheduler:
         self.stored: dict[Value, None] = {}
         self.loaded: list[dict[Value, None]] = []  # by each kernel
         self.visited = 0
+        self.dear = _dear(program)
         self.spaces: set[tuple[int, int]] = set()
 
     def run(self, roots: Sequence[Value]) -> Schedule:
         """roots: the reductions and partials, each after those it depends on."""
         self.spaces = {space_of(v) for v in roots if v.kind == "reduce"}
         outputs = [v for v in dict.fromkeys(self.program.outputs) if v.kind not in ("reduce", "partial")]
-        for root in roots:
-            self.place(root)
-        for root in outputs:
+        for root in (*self.dear, *roots, *(v for v in outputs if v not in self.dear)):
             self.place(root)
         for v in self.program.outputs:
             if v.kind == "reduce":
@@ -180,7 +187,7 @@ class _Scheduler:
             if not any(v is s for s in kernel.stores):
                 kernel.stores.append(v)
         results = set(self.program.outputs)
-        return Schedule(self.program, self.kernels, [v for v in self.stored if v not in results])
+        return Schedule(self.program, self.kernels, [v for v in self.stored if v not in results], self.dear)
 
     def place(self, root: Value) -> None:
         """Puts a root into the first kernel that can compute it, or into a new one."""
@@ -195,7 +202,7 @@ class _Scheduler:
             self.loaded.append({})
             if not self.feasible(root, kernel, number):
                 raise AssertionError("a new kernel finds stored what earlier ones computed")
-        needed, inputs = self.demands(root, kernel)
+        needed, inputs = self.demands(root, kernel, number)
         before = [v for v in needed if self.kernel_of[v] != number]
         self.stored |= dict.fromkeys(before)
         self.loaded[number] |= inputs | dict.fromkeys(before)
@@ -245,8 +252,8 @@ class _Scheduler:
         moved = [v for kernel, loaded in zip(self.kernels, self.loaded, strict=True) for v in (*loaded, *kernel.stores)]
         return sum(v.numel * v.dtype.bytes for v in moved) + LAUNCH * len(self.kernels)
 
-    def demands(self, root: Value, kernel: Kernel) -> tuple[dict[Value, bool], dict[Value, None]]:
-        """The reductions and partials that a root is computed from, and whether each is read in the row that is computed only; and the inputs."""
+    def demands(self, root: Value, kernel: Kernel, kernel_number: int) -> tuple[dict[Value, bool], dict[Value, None]]:
+        """The reductions, partials and stored values that a root is computed from, and whether each is read in the row that is computed only; and the inputs."""
         found: dict[Value, bool] = {}
         inputs: dict[Value, None] = {}
         seen = set()
@@ -263,6 +270,8 @@ class _Scheduler:
             if value is not root and value.kind in ("reduce", "partial"):
                 here = value.kind == "reduce" and reduced_place(value, place).is_variable(kernel.r)
                 found[value] = found.get(value, True) and here
+            elif value is not root and value in self.dear and self.kernel_of[value] < kernel_number:
+                found[value] = False
             elif value.kind in ("map", "cast"):
                 stack += [(x, place) for x in value.operands if isinstance(x, Value)]
             elif value.kind == "gather":
@@ -284,11 +293,36 @@ class _Scheduler:
         """Whether all that a root is computed from is stored by earlier kernels, or on chip in this one. Partials of one kernel have one number of programs."""
         if root.kind == "partial" and any(v.kind == "partial" and v.shape[0] != root.shape[0] and self.kernel_of[v] == number for v in self.kernel_of):
             return False
-        for needed, here in self.demands(root, kernel)[0].items():
+        for needed, here in self.demands(root, kernel, number)[0].items():
             before = self.kernel_of[needed]
             if before > number or before == number and not here:
                 return False
         return True
+
+
+# instructions of an element, about; one for what is not here
+_WORK = {
+    "sin": 40, "cos": 40, "erf": 25, "tanh": 25, "expm1": 20, "log1p": 20, "exp": 6, "exp2": 4, "log": 8, "log2": 6, "log10": 8, "sigmoid": 12, "sqrt": 8, "rsqrt": 6,
+    "true_divide": 8, "reciprocal": 8,
+}  # fmt: skip
+
+
+def _dear(program: Program) -> dict[Value, None]:
+    """Elementwise functions of inputs that are broadcast, and cost more where each element that reads them computes them than a kernel of their own: tables of sines."""
+    work: dict[Value, int] = {}  # of an element, none where a reduction is read
+    found: dict[Value, None] = {}
+    for v in in_order(program.outputs):
+        operands = [x for x in v.operands if isinstance(x, Value)]
+        if v.kind in ("reduce", "partial", "gather") or any(x not in work for x in operands):
+            continue
+        work[v] = sum(work[x] for x in operands) + (_WORK.get(v.what, 1) if v.kind == "map" else 0)
+        if v.kind == "broadcast":
+            value = v.operands[0]
+            while value.kind in ("broadcast", "reshape", "permute"):
+                value = value.operands[0]
+            if value.kind in ("map", "cast") and (v.numel - value.numel) * work[value] >= WORK:
+                found[value], work[v] = None, 0
+    return found
 
 
 def in_order(outputs: Sequence[Value]) -> list[Value]:

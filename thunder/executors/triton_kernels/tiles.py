@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from thunder.executors.triton_kernels.schedule import Kernel, along_memory
 
-__all__ = ["Tile", "tile_of", "power_of_two"]
+__all__ = ["Tile", "tile_of", "stages", "power_of_two"]
 
-PASS = 4096  # columns that a program sees at a time where a row does not fit
+PASS = 8192  # columns that a program sees at a time where a row does not fit
+OTHERS = 1 << 16  # bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block
 
 
 class Tile(NamedTuple):
@@ -34,14 +35,22 @@ def _map(kernel: Kernel) -> Tile:
 
 
 def _rows(kernel: Kernel) -> Tile:
-    if not kernel.on_chip:
-        return Tile(1, PASS, 16)
+    """Sums that run across memory take several rows, so that what lies together is read together."""
+    if not kernel.on_chip:  # several programs of a multiprocessor read while others compute; one alone may find in the cache again what it has read
+        return Tile(1, PASS, 32) if any(v.numel == kernel.numel for v in kernel.stores) else Tile(1, PASS // 4, 8)
     columns = power_of_two(kernel.columns)
-    across = any(not along_memory(v) for v in kernel.reductions)
-    rows = max(1, min(power_of_two(kernel.rows), 32 if across else 4096, (16384 if across else 4096) // columns))
-    return Tile(rows, columns, max(1, min(32, rows * columns // 512)))
+    if any(not along_memory(v) for v in kernel.reductions):
+        rows = min(power_of_two(kernel.rows), max(32, 4096 // columns), max(1, 16384 // columns))
+        return Tile(rows, columns, max(1, min(8, rows * columns // 1024)))
+    rows = min(power_of_two(kernel.rows), max(1, 4096 // columns))
+    return Tile(rows, columns, max(1, min(32, rows * columns // (128 if kernel.rows == 1 else 512))))
 
 
 def _columns(kernel: Kernel) -> Tile:
     columns = min(128, power_of_two(kernel.columns))
     return Tile(min(2048 // columns, power_of_two(kernel.rows)), columns, 4)
+
+
+def stages(nbytes: int, shared: int) -> int:
+    """How many blocks of a loop are under way at a time, where the loads of one are nbytes: those of later ones, in shared memory, overlap with what is computed of this one."""
+    return 3 if 2 * nbytes <= shared - OTHERS else 1

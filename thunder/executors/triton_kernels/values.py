@@ -16,7 +16,7 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels import index as places
 from thunder.executors.triton_kernels.functions import FUNCTIONS
-from thunder.executors.triton_kernels.index import Index
+from thunder.executors.triton_kernels.index import Index, within
 from thunder.ops.backward import parts
 
 __all__ = ["Value", "Program", "primitive", "program_of", "sources"]
@@ -215,13 +215,14 @@ Place = tuple[Index, ...]
 
 
 def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
-    """For a value that only says where an operand is read: (operand, its place, conditions) of each. A condition (index, low, high) is low <= index < high."""
+    """For a value that only says where an operand is read: (operand, its place, conditions) of each. A condition (index, low, high) is low <= index < high. The bounds of
+    a place say where the conditions hold."""
     kind, what = value.kind, value.what
     if kind == "cat":
         found, start = [], 0
         for operand in value.operands:
             end = start + operand.shape[what]
-            found.append((operand, (*place[:what], place[what] + -start, *place[what + 1 :]), [(place[what], start, end)]))
+            found.append((operand, (*place[:what], within(place[what] + -start, end - start), *place[what + 1 :]), [(place[what], start, end)]))
             start = end
         return found
     operand = value.operands[0]
@@ -244,4 +245,5 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         assert kind == "pad", f"{kind} says nothing about places"
         there = tuple(p + -low for p, (low, _) in zip(place, what[1], strict=True))
         conditions = [(p, 0, n) for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True) if low > 0 or high > 0]
+        there = tuple(within(p, n) for p, n in zip(there, operand.shape, strict=True))
     return [(operand, there, conditions)]

@@ -1,4 +1,5 @@
-"""A tensor multiplied in place by a number on the device, which is mostly 1: then nothing is read or written."""
+"""A tensor multiplied in place by a number on the device, which is mostly 1: then nothing is read or written. A file of its own, since Triton reads its environment when a
+kernel is decorated."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import triton.language as tl
 __all__ = ["scale"]
 
 BLOCK = 1024
+PROGRAMS = 528
 
 
 @triton.jit
@@ -25,6 +27,7 @@ def _scale(x, factor, n, block: tl.constexpr):
 def scale(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """x: any shape, its elements next to each other in memory in some order. factor: one number. Returns x."""
     n = x.numel()
-    programs = min(-(-n // BLOCK), 4 * torch.cuda.get_device_properties(x.device).multi_processor_count) if x.device.type == "cuda" else 2
-    _scale[(programs,)](x, factor, n, block=BLOCK)
+    if n:
+        with torch.cuda.device_of(x):
+            _scale[(min(-(-n // BLOCK), PROGRAMS),)](x, factor, n, block=BLOCK)
     return x

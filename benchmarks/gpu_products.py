@@ -1,0 +1,105 @@
+"""What the choices for attention, for a linear layer with its loss, and for linear layers of few rows are made from: the tables of docs/performance.md, on a GPU.
+
+    python benchmarks/gpu_products.py [attention] [loss] [rows]
+
+One line a measurement. Times are medians, in milliseconds; in microseconds for few rows, where weights that are in no cache are multiplied from a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.nn.functional as F
+
+BATCH, HEADS, GROUPS = 1, 32, 8
+LIMITS = (1 << 62, 1 << 29, 1 << 28, 1 << 27)  # bytes of logits that are made at once
+WEIGHTS = ((4096, 4096), (6144, 4096), (11008, 4096), (12288, 4096), (14336, 4096), (32000, 4096), (4096, 11008), (4096, 14336), (5120, 5120))
+
+
+def median(run, repetitions: int = 20) -> float:
+    times = []
+    for i in range(repetitions + 3):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        if i >= 3:
+            times.append(start.elapsed_time(stop))
+    return sorted(times)[repetitions // 2]
+
+
+def attention() -> None:
+    from thunder.executors.sdpaex import KERNELS
+
+    for length in (512, 2048, 4096):
+        for width in (64, 128):
+            q, k, v = (torch.randn(BATCH, length, h, width, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for h in (HEADS, GROUPS, GROUPS))
+            wide = [x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v)]
+            print(f"attention {length} x {width}: repeating {median(lambda: [x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v)]):.4f}")  # noqa: B023 - run at once
+            for kernel in KERNELS:
+                for name, given in (("groups", (q, k, v)), ("repeated", (q, *wide))):
+                    if kernel.name == "efficient" and name == "groups":
+                        continue
+                    arguments = (*given, None)
+                    rest = (0.0, True, None)
+                    out, *saved = kernel.forward.fn(*arguments, *rest)
+                    forward = median(lambda: kernel.forward.fn(*arguments, *rest))  # noqa: B023
+                    backward = median(lambda: kernel.backward.fn(out, *arguments, out, *saved, *rest))  # noqa: B023
+                    print(f"  {kernel.name}, {name}: forward {forward:.4f}, backward {backward:.4f}", flush=True)
+
+
+def loss(rows: int = 4096, width: int = 4096, classes: int = 128256) -> None:
+    from thunder.executors import linear_cross_entropy as joined
+
+    x, w = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16), torch.randn(classes, width, device="cuda", dtype=torch.bfloat16) * 0.02
+    target = torch.randint(0, classes, (rows,), device="cuda")
+
+    def eager():
+        a, b = x.detach().requires_grad_(), w.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(F.cross_entropy(F.linear(a, b).float(), target), (a, b))
+
+    def report(name: str, run) -> None:
+        run()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        found = run()
+        torch.cuda.synchronize()
+        del found
+        print(f"loss, {name}: {median(run, 10):.3f}, peak {(torch.cuda.max_memory_allocated() - before) / 2**30:.2f} GiB", flush=True)
+
+    report("eager", eager)
+    for joined.LIMIT in LIMITS:
+        name = f"at most {joined.LIMIT / 2**20:.0f} MiB of logits" if joined.LIMIT < 1 << 60 else "all logits"
+        report(name, lambda: joined._forward(x, w, target, -100, "mean", torch.float32, (True, True)))
+
+
+def few(counts=(1, 2, 4, 8, 16)) -> None:
+    from thunder.executors.matvec_kernel import few_rows
+
+    def graphed(call, weights) -> float:
+        for w in weights[:2]:
+            call(w)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for w in weights:
+                call(w)
+        return median(graph.replay, 7) / len(weights) * 1e3
+
+    for n, k in WEIGHTS:
+        weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(max(2, int(3e8 // (n * k * 2))))]
+        for rows in counts:
+            x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+            theirs, ours = graphed(lambda w: F.linear(x, w), weights), graphed(lambda w: few_rows(x, w, None), weights)  # noqa: B023
+            print(f"rows {rows}, weight {n} x {k}: linear {theirs:.1f}, ours {ours:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        for name, measure in (("attention", attention), ("loss", loss), ("rows", few)):
+            if name in sys.argv[1:] or not sys.argv[1:]:
+                measure()

@@ -1,0 +1,75 @@
+"""PyTorch's own data parallelism around compiled modules."""
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import thunder
+from tests.distributed.training import STEPS, batches, close, optimizer_of
+
+
+def mlp():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 4)).double()
+
+
+def whole_of(p):
+    return p.full_tensor() if hasattr(p, "full_tensor") else p
+
+
+def trains(rank, size, wrap):
+    module = mlp()
+    whole = copy.deepcopy(module)
+    mine, compiled = {"ddp": wrapped_in_ddp, "fully_shard": wrapped_in_fully_shard}[wrap](module)
+    optimizers = optimizer_of(whole), optimizer_of(mine)
+    for step, x in enumerate(batches(size, torch.float64)):
+        whole(x).square().mean().backward()
+        mine(x.chunk(size)[rank]).square().mean().backward()
+        for (name, p), q in zip(mine.named_parameters(), whole.parameters(), strict=True):
+            close(whole_of(p.grad), q.grad, f"gradient of {name} in step {step}")
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for (name, p), q in zip(mine.named_parameters(), whole.parameters(), strict=True):
+            close(whole_of(p.detach()), q.detach(), f"{name} after step {step}")
+    assert step == STEPS - 1 and thunder.cache_misses(compiled) == 1
+
+
+def wrapped_in_ddp(module):
+    compiled = thunder.jit(module)
+    return DistributedDataParallel(compiled), compiled
+
+
+def wrapped_in_fully_shard(module):
+    compiled = thunder.jit(module)
+    return fully_shard(compiled), compiled
+
+
+def test_distributed_data_parallel_around_a_compiled_module(ranks):
+    ranks(2)(trains, "ddp")
+
+
+def test_fully_shard_around_a_compiled_module(ranks):
+    ranks(2)(trains, "fully_shard")
+
+
+def refuses(rank, size):
+    x = torch.randn(2, 6, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="compile the module first, then shard the result"):
+        thunder.jit(fully_shard(mlp()))
+    with pytest.raises(NotImplementedError, match="compile the module first, then wrap the result"):
+        thunder.jit(DistributedDataParallel(mlp()))
+    sharded = parallelize_module(mlp(), init_device_mesh("cpu", (size,)), {"0": ColwiseParallel()})
+    with pytest.raises(NotImplementedError, match="parameter 0.weight is a DTensor: use thunder.distributed"):
+        thunder.jit(sharded)
+    with pytest.raises(thunder.errors.CaptureError, match="DTensor, which collects(.|\n)*in the place of parallelize_module"):
+        thunder.jit(lambda x: x @ sharded[0].weight.t())(x)
+
+
+def test_what_compiled_modules_do_not_read_is_refused(ranks):
+    ranks(2)(refuses)

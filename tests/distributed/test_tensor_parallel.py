@@ -1,0 +1,187 @@
+"""column_parallel and row_parallel: training equals that of one process, and no communication is redundant."""
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+import thunder
+from tests.distributed.training import agree, batches, close, optimizer_of
+from thunder.distributed import FSDPType, clip_grad_norm_, column_parallel, ddp, fsdp, row_parallel
+from thunder.distributed.placement import placement_of
+
+
+class Gated(torch.nn.Module):
+    def __init__(self, bias=True):
+        super().__init__()
+        self.gate, self.up, self.down = torch.nn.Linear(6, 8, bias=bias), torch.nn.Linear(6, 8, bias=bias), torch.nn.Linear(8, 6, bias=bias)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class Scaled(torch.nn.Module):
+    """Between two layers, parameters that all ranks hold: one number, one for each feature, one for each sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(6, 8), torch.nn.Linear(8, 6)
+        self.number, self.features, self.rows = (torch.nn.Parameter(torch.randn(n)) for n in ((), 8, (4, 1)))
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)) * self.number + self.features * self.rows + torch.where(self.rows > 0, self.up(x), 0.5))
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, heads=4, by_hand=False):
+        super().__init__()
+        self.heads, self.by_hand = heads, by_hand
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(8, 8, bias=name != "k") for name in "qkvo")  # the gradient of k's bias is zero: softmax does not see it
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (m(x).view(b, t, self.heads, -1).transpose(1, 2) for m in (self.q, self.k, self.v))
+        if self.by_hand:
+            y = torch.softmax((q @ k.transpose(-2, -1)) / q.shape[-1] ** 0.5, -1) @ v
+        else:
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).contiguous().view(b, t, c))
+
+
+class Language(torch.nn.Module):
+    def __init__(self, by_hand=False):
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(12, 8, padding_idx=9), torch.nn.Embedding(5, 8)
+        self.norm, self.attention, self.head = torch.nn.LayerNorm(8), Attention(by_hand=by_hand), torch.nn.Linear(8, 12)
+
+    def forward(self, x):
+        h = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        return self.head(h + self.attention(self.norm(h)))
+
+
+def made(kind, **options):
+    torch.manual_seed(0)
+    return kind(**options).double()
+
+
+def split_gated(m, group=None):
+    return row_parallel(column_parallel(m, ["gate", "up"], group), ["down"], group)
+
+
+def split_language(m, group=None):
+    m = column_parallel(m, ["places", "attention.q", "attention.k", "attention.v", "head"], group)
+    return row_parallel(m, ["tokens", "attention.o"], group)
+
+
+def counts(trace, *names) -> tuple[int, ...]:
+    lines = [line.sym.name.removesuffix("_impl") for line in trace.bound_symbols]
+    return tuple(lines.count(name) for name in names)
+
+
+def train(module, prepare, data, of_rank=lambda x: x):
+    """The parts of losses, gradients and parameters agree in five steps. Returns the compiled module."""
+    whole, mine = copy.deepcopy(module), thunder.jit(prepare(copy.deepcopy(module)))
+    optimizers = optimizer_of(whole), optimizer_of(mine)
+    for step, x in enumerate(data):
+        expected, found = whole(x), mine(of_rank(x))
+        close(found.detach(), of_rank(expected.detach()), f"result of step {step}")
+        expected.square().mean().backward()
+        found.square().mean().backward()
+        agree(mine, whole, step, gradients=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        agree(mine, whole, step)
+    assert thunder.cache_misses(mine) == 1
+    return mine
+
+
+def tokens(size):
+    return batches(size, torch.float64, lambda g: torch.randint(0, 12, (4, 5), generator=g))
+
+
+def gated(rank, size):
+    mine = train(made(Gated), split_gated, [x[:4] for x in batches(size, torch.float64)])
+    assert mine._model.gate.weight.shape == (8 // size, 6) and mine._model.gate.bias.shape == (8 // size,)
+    assert mine._model.down.weight.shape == (6, 8 // size) and mine._model.down.bias.shape == (6,)
+    # one sum forward; one backward, where both gradients of x meet
+    assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (1, 0)
+    assert counts(thunder.last_backward_traces(mine)[-1], "all_reduce", "all_gather") == (0, 0)  # x needs no gradient
+    x = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (g,) = torch.autograd.grad(mine(x).square().sum(), x)
+    assert counts(thunder.last_backward_traces(mine)[-1], "all_reduce", "all_gather") == (1, 0)
+    same = [torch.empty_like(g) for _ in range(size)]
+    torch.distributed.all_gather(same, g)
+    assert all(torch.equal(g, other) for other in same)
+
+
+def scaled(rank, size):
+    mine = train(made(Scaled), lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]), [x[:4] for x in batches(size, torch.float64)])
+    assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (1, 0)
+
+
+def language(rank, size, by_hand):
+    mine = train(made(Language, by_hand=by_hand), split_language, tokens(size))
+    # embeddings: a sum and a join; attention: a sum; head: a join
+    assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (2, 2)
+    model = mine._model
+    assert model.tokens.weight.shape == (12 // size, 8) and model.places.weight.shape == (5, 8 // size) and model.head.bias.shape == (12 // size,)
+
+
+def test_layers_train_as_in_one_process(ranks):
+    ranks(2)(gated)
+    ranks(2)(scaled)
+    ranks(2)(language, False)
+    ranks(2)(language, True)
+
+
+def one_alone(rank, size):
+    class Tied(torch.nn.Module):
+        """The weight of a split embedding is used whole as well."""
+
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(12, 8)
+
+        def forward(self, x):
+            h = self.embedding(x)
+            return h @ self.embedding.weight.t() + self.embedding.weight.norm()
+
+    train(made(Tied), lambda m: column_parallel(m, ["embedding"]), tokens(size))
+    train(made(Gated), lambda m: column_parallel(m, ["gate"]), [x[:4] for x in batches(size, torch.float64)])
+    train(made(Gated), lambda m: row_parallel(m, ["up", "down"]), [x[:4] for x in batches(size, torch.float64)])
+    column_parallel(model := made(Language), "head")
+    assert placement_of(model.head.weight).slice.dim == 0
+    with pytest.raises(RuntimeError, match="parameter head.weight is distributed already"):
+        row_parallel(model, ["head"])
+    with pytest.raises(ValueError, match="dimension 0 of places.weight has 5 elements; valid: a multiple of the 2 ranks"):
+        row_parallel(model, ["places"])
+    with pytest.raises(TypeError, match="splits Linear and Embedding modules; norm is a LayerNorm"):
+        column_parallel(model, ["norm"])
+
+
+def test_layers_one_at_a_time_and_what_is_refused(ranks):
+    ranks(2)(one_alone)
+
+
+def with_data_parallelism(rank, size):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "layers"))
+    of_rank = lambda x: x.chunk(2)[mesh.get_local_rank("data")]
+    for strategy in (FSDPType.ZERO2, FSDPType.ZERO3):
+        prepare = lambda m: fsdp(split_language(m, mesh["layers"]), process_group=mesh["data"], sharding_strategy=strategy)
+        mine = train(made(Language), prepare, tokens(size), of_rank)
+        assert mine._model.attention.o.weight.shape == (4, 4) and mine._model.attention.q.weight.shape == (2, 8) and mine._model.norm.weight.shape == (4,)
+        assert counts(thunder.last_traces(mine)[-1], "all_reduce") == (2,)
+    whole, mine = made(Language), thunder.jit(fsdp(split_language(made(Language), mesh["layers"]), process_group=mesh["data"]))
+    x = tokens(size)[0]
+    whole(x).square().mean().backward()
+    mine(of_rank(x)).square().mean().backward()
+    expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01)
+    close(clip_grad_norm_(mine, 0.01), expected, "norm over shards of parts")
+    agree(mine, whole, 0, gradients=True)
+    train(made(Gated), lambda m: ddp(split_gated(m, mesh["layers"]), process_group=mesh["data"], broadcast_from=None), [x[:4] for x in batches(1, torch.float64)], of_rank)
+
+
+def test_together_with_data_parallelism_on_a_mesh(ranks):
+    ranks(4)(with_data_parallelism)

@@ -1,0 +1,121 @@
+"""How results of fused regions are laid out in memory: the rules against PyTorch itself."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import thunder
+from thunder.core.proxies import TensorProxy
+from thunder.core.regions import Region
+from thunder.executors.triton_kernels import layout
+from thunder.executors.triton_kernels.layout import layout_of
+from thunder.ops import LTORCH
+
+from .ops.harness import torch_function
+from .test_triton_fuser import TAKEN
+
+SHAPE = (2, 3, 4, 6)
+
+
+def values(*shape):
+    return torch.rand(shape) * 0.5 + 0.25
+
+
+# tensors of one shape, or that broadcast to it, in several layouts
+FORMS = {
+    "row-major": lambda: values(*SHAPE),
+    "permuted": lambda: values(4, 2, 6, 3).permute(1, 3, 0, 2),
+    "heads": lambda: values(2, 4, 3, 6).transpose(1, 2),
+    "channels last": lambda: values(*SHAPE).to(memory_format=torch.channels_last),
+    "gaps": lambda: values(2, 3, 4, 12)[..., ::2],
+    "expanded": lambda: values(2, 1, 4, 6).expand(SHAPE),
+    "row": lambda: values(6),
+    "column": lambda: values(3, 1, 1),
+    "ones": lambda: values(2, 1, 4, 1),
+    "number": lambda: values(),
+}
+
+
+def strides_by_rule(function, *args):
+    """The strides of what a function of tensors returns, as a region would return it."""
+    trace = thunder.trace()(function, *args)
+    region = Region(trace.bound_symbols, set(trace.output_proxies))
+    arguments = {a: t for a, t in zip(trace.args, args, strict=True) if isinstance(a, TensorProxy)}
+    return dict(zip((o.name for o in region.outputs), layout_of(region, [arguments[i].stride() for i in region.inputs]), strict=True))
+
+
+# operations that take other arguments than tensors, as functions of tensors
+CALLS = {
+    "where": lambda a, b: torch.where(a > 0.5, a, b), "masked_fill": lambda a, b: a.masked_fill(b > 0.5, 1.0), "threshold": lambda a: F.threshold(a, 0.5, 0.1),
+    "bitwise_and": lambda a, b: (a > 0.5) & (b > 0.5), "bitwise_or": lambda a, b: (a > 0.5) | (b > 0.5), "bitwise_xor": lambda a, b: (a > 0.5) ^ (b > 0.5),
+    "cat": lambda a, b: torch.cat((a, b), 1), "stack": lambda a, b: torch.stack((a, b), 1), "flip": lambda a: a.flip(1), "pad": lambda a: F.pad(a, (1, 2)),
+    "softmax": lambda a: torch.softmax(a, 1), "log_softmax": lambda a: torch.log_softmax(a, 1), "logsumexp": lambda a: torch.logsumexp(a, 1, True),
+    "layer_norm": lambda a: F.layer_norm(a, (6,)), "rms_norm": lambda a: F.rms_norm(a, (6,)), "group_norm": lambda a: F.group_norm(a, 3), "prelu": lambda a: F.prelu(a, a[0, :, 0, 0]),
+    "repeat": lambda a: a.repeat(2, 1, 1, 1), "tile": lambda a: a.tile(2), "roll": lambda a: a.roll(1, 1), "repeat_interleave": lambda a: a.repeat_interleave(2, 1),
+    "kl_div": lambda a, b: F.kl_div(a, b, reduction="none"), "full_like": lambda a: torch.full_like(a, 2.0) + a, "hstack": lambda a, b: torch.hstack((a, b)),
+    "vstack": lambda a, b: torch.vstack((a, b)), "dstack": lambda a, b: torch.dstack((a, b)), "column_stack": lambda a, b: torch.column_stack((a, b)),
+    "pixel_shuffle": lambda a: F.pixel_shuffle(a.repeat(1, 4, 1, 1), 2), "pixel_unshuffle": lambda a: F.pixel_unshuffle(a, 2), "channel_shuffle": lambda a: F.channel_shuffle(a, 3),
+    "take_along_dim": lambda a, b: torch.take_along_dim(a, (b > 0.5).long(), 1), "gather": lambda a, b: torch.gather(a, 1, (b > 0.5).long()),
+    "rsub": torch.rsub, "batch_norm": lambda a: F.batch_norm(a, None, None, training=True), "lerp": lambda a, b: torch.lerp(a, b, 0.3), "clamp": lambda a, b: torch.clamp(a, b),
+    "hardtanh": lambda a: F.hardtanh(a), "softshrink": lambda a: F.softshrink(a), "std": lambda a: a.std(1, correction=0), "var": lambda a: a.var(1, correction=0), "norm": lambda a: a.norm(),
+    "vector_norm": lambda a: torch.linalg.vector_norm(a, dim=1), "normalize": lambda a: F.normalize(a), "logsigmoid": lambda a: F.logsigmoid(a),
+}  # fmt: skip
+# what has several results, makes tensors from nothing, reduces to a number, or takes tensors of few dimensions
+ELSEWHERE = """
+    addr aminmax arange block_diag cosine_embedding_loss einsum full margin_ranking_loss nll_loss one_hot ones outer setitem std_mean triplet_margin_loss var_mean zeros
+""".split()
+COMBINATIONS = {
+    1: [(form,) for form in FORMS],
+    2: [*itertools.product(("row-major", "heads", "permuted", "ones"), repeat=2), ("heads", "row"), ("column", "heads"), ("expanded", "gaps"), ("number", "channels last")],
+    3: [("row-major", "heads", "row"), ("heads", "permuted", "heads"), ("permuted", "permuted", "permuted")],
+}
+# kernels of the CPU that lay results out otherwise than those of other devices: compared for row-major tensors
+OF_THE_CPU = ("batch_norm", "channel_shuffle", "roll", "logsigmoid")
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size:UserWarning")
+@pytest.mark.parametrize("name", [name for name in TAKEN if name not in ELSEWHERE])
+def test_an_operation_is_laid_out_as_in_pytorch(name):
+    function, checked = CALLS.get(name) or torch_function(LTORCH[name]), 0
+    for count in (1, 2, 3):
+        for forms in COMBINATIONS[count]:
+            if name in OF_THE_CPU and set(forms) != {"row-major"}:
+                continue
+            args = [FORMS[form]() for form in forms]
+            try:
+                eager = function(*args)
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # it takes other arguments
+                continue
+            if isinstance(eager, torch.Tensor) and layout._is_dense(eager) and eager.data_ptr() not in [a.data_ptr() for a in args]:
+                (found,) = strides_by_rule(function, *args).values()
+                assert found == eager.stride(), forms
+                checked += 1
+    assert checked
+
+
+def rotate(x, cos, sin):
+    rotated = torch.cat((-x[..., 3:], x[..., :3]), -1)
+    return (x * cos + rotated * sin).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("form", ["row-major", "heads", "gaps"])
+def test_a_rotation_is_laid_out_without_fake_tensors(form, monkeypatch):
+    monkeypatch.setattr(layout, "FakeTensorMode", None)
+    args = FORMS[form](), values(4, 6), values(4, 6)
+    (found,) = strides_by_rule(rotate, *args).values()
+    assert found == rotate(*args).stride()
+
+
+def test_no_rule_imports_dynamo():
+    text = """
+import sys, torch, thunder
+from tests.test_layouts import FORMS, rotate, strides_by_rule, values
+strides_by_rule(rotate, FORMS["heads"](), values(4, 6), values(4, 6))
+print([m for m in sys.modules if m.startswith("torch._dynamo.variables")])
+"""
+    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert found.stdout == "[]\n", found.stderr

@@ -1,0 +1,265 @@
+"""Checkpoints of distributed modules and their optimizers, by `torch.distributed.checkpoint`: saved on some number of ranks, loaded on any other.
+
+    state = {"model": get_model_state_dict(model, StateDictOptions()), "optimizer": get_optimizer_state_dict(model, optimizer, StateDictOptions())}
+    save(state, folder)                                                    # on every rank
+    load(state, folder)                                                    # into the memory that the state dicts show
+    load_model_state_dict(state["model"], model, StateDictOptions())
+    load_optimizer_state_dict(state["optimizer"], model, optimizer, StateDictOptions())
+
+Keys are those of the module before it was distributed. Shards are DTensors without padding, which show the rank's own memory; a full state dict has whole tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as torchs
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from thunder.distributed.placement import Placement, placed_parameters, placement_of
+from thunder.ops import LTORCH
+
+__all__ = [
+    "StateDictOptions", "has_fsdp_modules", "get_model_state_dict", "load_model_state_dict", "get_optimizer_state_dict", "load_optimizer_state_dict", "save", "load",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StateDictOptions:
+    """full_state_dict: whole tensors instead of shards. strict: keys have to be the module's. cpu_offload: tensors are copied to the CPU. rank0_only: with whole tensors, rank 0
+    has them and the others an empty dict; loading, rank 0's are used."""
+
+    full_state_dict: bool = False
+    strict: bool = True
+    cpu_offload: bool = False
+    rank0_only: bool = False
+
+    def __post_init__(self):
+        if self.rank0_only and not self.full_state_dict:
+            raise ValueError("rank0_only is for whole tensors: set full_state_dict")
+
+
+def has_fsdp_modules(module: torch.nn.Module) -> bool:
+    """Whether a parameter of the module, compiled or not, is a shard."""
+    return any(placement.shards is not None for _, placement in placed_parameters(_original(module)))
+
+
+def _original(module: torch.nn.Module) -> torch.nn.Module:
+    return getattr(module, "_lc_original", module)
+
+
+# ---------------------------------------------------------------------------------------------------------------- one tensor
+
+
+def _meshes() -> Callable[[Any, torch.device], DeviceMesh]:
+    """(group, device) -> the mesh of its ranks, made once for each."""
+    made: dict = {}
+
+    def mesh(group, device: torch.device) -> DeviceMesh:
+        key = group.group_name, device.type
+        if key not in made:
+            made[key] = DeviceMesh.from_group(group, device.type)
+        return made[key]
+
+    return mesh
+
+
+def _own_rows(placement: Placement) -> int:
+    """How many rows of what the rank holds are no padding."""
+    rows = placement.held_shape[0]
+    return min(rows, max(0, placement.shape[0] - placement.shards.rank() * rows))
+
+
+def _sharded(held: torch.Tensor, placement: Placement, mesh: Callable) -> torch.Tensor:
+    """What the rank holds as a DTensor on the same memory."""
+    stride = [math.prod(placement.shape[i + 1 :]) for i in range(len(placement.shape))]
+    own = held[: _own_rows(placement)]
+    return DTensor.from_local(own, mesh(placement.shards, held.device), [Shard(0)], run_check=False, shape=torch.Size(placement.shape), stride=tuple(stride))
+
+
+def _whole(held: torch.Tensor, placement: Placement) -> torch.Tensor:
+    return LTORCH["all_gather"].fn(held, placement.shards)[: placement.shape[0]]
+
+
+def _out(value: Any, placement: Placement | None, options: StateDictOptions, mesh: Callable) -> Any:
+    """How a tensor of a module or an optimizer stands in a state dict: a shard is one of a tensor that has the parameter's shape."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    if placement is not None and placement.shards is not None and tuple(value.shape) == placement.held_shape:
+        value = _whole(value, placement) if options.full_state_dict else _sharded(value, placement, mesh)
+    return value.cpu() if options.cpu_offload else value
+
+
+def _in(value: Any, placement: Placement | None, held: torch.Tensor | None, name: str) -> Any:
+    """What the rank holds of a value in a state dict, where it is held as `held`. Raises RuntimeError where it does not fit."""
+    if not isinstance(value, torch.Tensor) or held is None:
+        return value
+    shards = placement is not None and placement.shards is not None and tuple(held.shape) == placement.held_shape
+    wanted = placement.shape if shards else tuple(held.shape)
+    if tuple(value.shape) != wanted:
+        raise RuntimeError(f"size mismatch for {name}: copying a param with shape {value.shape} from checkpoint, the shape in current model is {torch.Size(wanted)}.")
+    if not isinstance(value, DTensor):
+        return placement.part_of(value) if shards else value
+    local = value.to_local()
+    if not shards or len(local) != _own_rows(placement) or value.device_mesh.size() != placement.shards.size():
+        ranks = placement.shards.size() if shards else 1
+        raise RuntimeError(f"{name} is a shard of one of {value.device_mesh.size()} ranks, and is loaded by one of {ranks}: use save and load, or full state dicts")
+    return torch.nn.functional.pad(local, (*(0, 0) * (local.ndim - 1), 0, placement.held_shape[0] - len(local)))
+
+
+def _is_first() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- modules
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, Any]:
+    return module.state_dict(keep_vars=True)
+
+
+@torch.no_grad()
+def get_model_state_dict(module: torch.nn.Module, options: StateDictOptions | None = None, rank: int | None = None) -> dict[str, Any]:
+    """Parameters and buffers by name. Every rank calls it; rank: accepted as in the interface of 2024, the process group knows it."""
+    options, mesh = options or StateDictOptions(), _meshes()
+    found = {name: _out(value, _placement(value), options, mesh) for name, value in _tensors(module).items()}
+    return found if _is_first() or not options.rank0_only else {}
+
+
+def _placement(value: Any) -> Placement | None:
+    return placement_of(value) if isinstance(value, torch.Tensor) else None
+
+
+@torch.no_grad()
+def load_model_state_dict(state_dict: dict[str, Any], module: torch.nn.Module, options: StateDictOptions | None = None, rank: int | None = None) -> None:
+    """Fills a module from a state dict of shards, or of whole tensors. Every rank calls it.
+
+    Raises RuntimeError, in PyTorch's words, for missing and unexpected keys where `strict`, and for tensors that do not fit; nothing is loaded then.
+    """
+    options, own = options or StateDictOptions(), _tensors(module)
+    given = _from_first(state_dict, own) if options.rank0_only and dist.is_initialized() else state_dict
+    missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
+    if options.strict and (missing or unexpected):
+        said = [f"{what} key(s) in state_dict: {', '.join(map(repr, keys))}. " for what, keys in (("Missing", missing), ("Unexpected", unexpected)) if keys]
+        raise RuntimeError(f"Error(s) in loading state_dict for {type(_original(module)).__name__}:\n\t" + "\n\t".join(said))
+    values = {k: _in(given[k], _placement(t), t if isinstance(t, torch.Tensor) else None, k) for k, t in own.items() if k in given}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            own[name].copy_(value)
+    rest = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
+    if rest:  # extra state of submodules
+        module.load_state_dict(rest, strict=False)
+
+
+def _from_first(state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0's state dict on every rank, where tensors are on the devices of the module's."""
+    said = [{k: (tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for k, v in state_dict.items()} if _is_first() else None]
+    dist.broadcast_object_list(said, src=0)
+    found = {}
+    for name, value in said[0].items():
+        target = own.get(name)
+        if not isinstance(target, torch.Tensor):
+            found[name] = value
+            continue
+        shape, dtype = value
+        found[name] = state_dict[name].to(target.device).contiguous() if _is_first() else torch.empty(shape, dtype=dtype, device=target.device)
+        dist.broadcast(found[name], src=0)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- optimizers
+
+
+def _placements_by_name(module: torch.nn.Module) -> dict[str, Placement]:
+    return {name: placement for name, p in _original(module).named_parameters() if (placement := placement_of(p)) is not None}
+
+
+def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's own tensors. PyTorch makes those of a new optimizer by a step with gradients of zero, which would count as one."""
+    new = not optimizer.state
+    found = torchs.get_optimizer_state_dict(_original(module), optimizer)
+    if new:
+        optimizer.state.clear()
+    return found
+
+
+@torch.no_grad()
+def get_optimizer_state_dict(module: torch.nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None = None) -> dict[str, Any]:
+    """The optimizer's state by the names of parameters, `{"state": {name: {...}}, "param_groups": [...]}`. Every rank calls it. Before the first step it is one to load into."""
+    options, mesh, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
+    found = _state_of(module, optimizer)
+    found["state"] = {name: {k: _out(v, placements.get(name), options, mesh) for k, v in state.items()} for name, state in found["state"].items()}
+    return found if _is_first() or not options.rank0_only else {}
+
+
+@torch.no_grad()
+def load_optimizer_state_dict(state_dict: dict[str, Any], module: torch.nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None = None) -> None:
+    """Fills an optimizer of the module's parameters. Every rank calls it. Raises RuntimeError for state that does not fit a parameter."""
+    options, placements = options or StateDictOptions(), _placements_by_name(module)
+    if options.rank0_only and dist.is_initialized():
+        given = [state_dict if _is_first() else None]
+        dist.broadcast_object_list(given, src=0)
+        state_dict = given[0]
+    held = _state_of(module, optimizer)["state"]
+    state = {name: {k: _in(v, placements.get(name), held.get(name, {}).get(k), f"{k} of {name}") for k, v in values.items()} for name, values in state_dict["state"].items()}
+    torchs.set_optimizer_state_dict(_original(module), optimizer, {"state": state, "param_groups": state_dict["param_groups"]})
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def _written(path: Path) -> bool:
+    """Whether a checkpoint is complete: the description of what is in it is written last."""
+    return (path / ".metadata").exists()
+
+
+@contextlib.contextmanager
+def _alone_is_meant() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield
+
+
+def save(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
+    """Writes a state dict, nested or not, to the folder `path`. Every rank calls it; options go to `torch.distributed.checkpoint.save`.
+
+    The checkpoint that is there stays until the new one is complete: who is interrupted leaves the old one, which `load` finds.
+    """
+    path = Path(path)
+    writing, previous = path.with_name(f"{path.name}.writing"), path.with_name(f"{path.name}.previous")
+    if _is_first():
+        shutil.rmtree(writing, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_is_meant():
+        dcp.save(state_dict, checkpoint_id=str(writing), no_dist=not dist.is_initialized(), **options)
+    if _is_first():
+        if path.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            path.rename(previous)
+        writing.rename(path)
+        shutil.rmtree(previous, ignore_errors=True)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def load(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
+    """Reads the folder `path` into the tensors of a state dict, and into the dict what is no tensor. Every rank calls it, of however many; options go to
+    `torch.distributed.checkpoint.load`. Raises FileNotFoundError where there is no complete checkpoint; what PyTorch raises for keys and shapes that are not there."""
+    path = Path(path)
+    found = next((p for p in (path, path.with_name(f"{path.name}.previous")) if _written(p)), None)
+    if found is None:
+        raise FileNotFoundError(f"{path} holds no complete checkpoint: save writes one")
+    with _alone_is_meant():
+        dcp.load(state_dict, checkpoint_id=str(found), no_dist=not dist.is_initialized(), **options)

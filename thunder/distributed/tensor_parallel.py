@@ -1,0 +1,115 @@
+"""Tensor parallelism: every rank holds a part of a layer's weight and computes a part of its result, for the same data.
+
+`column_parallel` and `row_parallel` prepare a module; what its programs do then is a transform (`thunder.distributed.layers`). The four operations here are what such programs
+move: each is the derivative of another one, and all ranks have the same loss (M. Shoeybi et al. 2019, "Megatron-LM", section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import Symbol
+from thunder.distributed.placement import Placement, Slice, place, placement_of
+from thunder.errors import OptionError
+from thunder.ops import LTORCH
+from thunder.ops.collectives import all_gather, all_reduce, group_of, wait
+
+__all__ = ["column_parallel", "row_parallel", "copy_to_ranks", "sum_over_ranks", "join_ranks", "part_of_rank"]
+
+
+def column_parallel(model, target_modules: Sequence[str], process_group=None, *, device: torch.device | str | None = None):
+    """Every rank of a group computes some of the features of `target_modules`, Linear or Embedding modules by their paths.
+
+    model: a module or what `thunder.jit` made of one; it is changed in place and returned. Its weights (and biases) are parts from then on: rows of a Linear's, columns of an
+    Embedding's.
+    process_group: a ProcessGroup or DeviceMesh of one dimension, the default group where it is None. device: where the parts go; None: where the parameters are.
+    Every rank has to hold the same parameters before, and to call the module with the same data. `fsdp` may follow, over a group of its own.
+
+    Raises TypeError for modules that are neither, OptionError for sizes that the group does not divide, RuntimeError for parameters that are distributed already.
+    """
+    return _parallel(model, target_modules, process_group, device, {torch.nn.Linear: {"weight": 0, "bias": 0}, torch.nn.Embedding: {"weight": 1}}, "column_parallel")
+
+
+def row_parallel(model, target_modules: Sequence[str], process_group=None, *, device: torch.device | str | None = None):
+    """Every rank of a group multiplies some of the features that come in to `target_modules`, or looks up some of the rows, and the results are summed.
+
+    Arguments and errors are those of `column_parallel`; a Linear's weight is split by columns, its bias is held by every rank, an Embedding's weight is split by rows.
+    """
+    return _parallel(model, target_modules, process_group, device, {torch.nn.Linear: {"weight": 1}, torch.nn.Embedding: {"weight": 0}}, "row_parallel")
+
+
+def _parallel(model, target_modules, process_group, device, dimensions: dict, what: str):
+    module, group = getattr(model, "_lc_original", model), group_of(process_group)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
+    for path in [target_modules] if isinstance(target_modules, str) else target_modules:
+        target = module.get_submodule(path)
+        split = dimensions.get(type(target))
+        if split is None:
+            raise TypeError(f"thunder.distributed.{what} splits Linear and Embedding modules; {path} is a {type(target).__name__}")
+        for name, dim in split.items():
+            parameter = getattr(target, name)
+            if parameter is not None:
+                _split(parameter, f"{path}.{name}", Slice(group, dim, tuple(parameter.shape)), device)
+    return model
+
+
+def _split(parameter: torch.nn.Parameter, name: str, part: Slice, device) -> None:
+    if placement_of(parameter) is not None:
+        raise RuntimeError(f"parameter {name} is distributed already: split it first, and call fsdp or ddp afterwards; a shared parameter is split once")
+    size = part.shape[part.dim]
+    if size % part.group.size():
+        raise OptionError(f"dimension {part.dim} of {name} has {size} elements; valid: a multiple of the {part.group.size()} ranks of the group")
+    with torch.no_grad():
+        parameter.data = part.part_of(parameter.detach()).clone(memory_format=torch.contiguous_format).to(device or parameter.device)
+    parameter.grad = None
+    place(parameter, Placement(name, tuple(parameter.shape), parameter.dtype, parameter.dtype, slice=part))
+
+
+# ---------------------------------------------------------------------------------------------------------------- operations
+
+
+def _part_meta(a: TensorProxy, group, dim: int) -> TensorProxy:
+    return like(a, (*a.shape[:dim], a.shape[dim] // group.size(), *a.shape[dim + 1 :]))
+
+
+def _part(a: TensorProxy, group, dim: int) -> TensorProxy:
+    size = a.shape[dim] // group.size()
+    return LTORCH["narrow"](a, dim, group.rank() * size, size)
+
+
+def _joined_meta(a: TensorProxy, group, dim: int) -> TensorProxy:
+    return like(a, (*a.shape[:dim], a.shape[dim] * group.size(), *a.shape[dim + 1 :]))
+
+
+copy_to_ranks = Symbol("copy_to_ranks", lambda a, group: like(a), module="ltorch", decomposition=lambda a, group: a)
+sum_over_ranks = Symbol("sum_over_ranks", lambda a, group: like(a), module="ltorch", decomposition=lambda a, group: wait(all_reduce(a, "sum", group, True)))
+join_ranks = Symbol("join_ranks", _joined_meta, module="ltorch", decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)))
+part_of_rank = Symbol("part_of_rank", _part_meta, module="ltorch", decomposition=_part)
+
+
+@copy_to_ranks.vjp
+def _(a, group):
+    g = yield copy_to_ranks(a, group)
+    return (sum_over_ranks(g, group),)
+
+
+@sum_over_ranks.vjp
+def _(a, group):
+    g = yield sum_over_ranks(a, group)
+    return (copy_to_ranks(g, group),)
+
+
+@join_ranks.vjp
+def _(a, group, dim):
+    g = yield join_ranks(a, group, dim)
+    return (part_of_rank(g, group, dim),)
+
+
+@part_of_rank.vjp
+def _(a, group, dim):
+    g = yield part_of_rank(a, group, dim)
+    return (join_ranks(g, group, dim),)

@@ -1,0 +1,172 @@
+"""The inductor executor: regions of operations as kernels that PyTorch's Inductor generates, C++ on the CPU and Triton on GPUs.
+
+    thunder.jit(model, executors=["inductor"])
+
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two lines as comments below. A region goes to Inductor as a graph of ATen
+operations, without Dynamo and AOTAutograd: what these would find out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that
+the regions between them are the same in every layer of a model, and are compiled once. Lookups stay, since a bad index, an IndexError there, ends the process in a kernel, and
+random operations, so that seeds mean what they mean there. The executor `torchcompile` takes the products as well: the large regions that torch.compile would make.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Sequence
+
+import torch
+
+from thunder._torch_compat import compile_with_inductor
+from thunder.core.dtypes import COMPLEX, INTEGER
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.regions import Region
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.errors import MissingImplementationError
+from thunder.executors.torchex import torch_ex
+from thunder.extend import register_executor
+from thunder.extend.fusion import FusionExecutor, fusible
+from thunder.ops.define import PRIMS
+from thunder.ops.layout import run_line
+
+__all__ = ["inductor_ex", "torch_compile_ex", "torch_compile_cat_ex"]
+
+_COMPILERS = ("g++", "clang++", "c++", "cl")
+
+
+class InductorExecutor(FusionExecutor):
+    """label: what its regions are called. products: whether they contain matrix products and attention."""
+
+    def __init__(self, name: str, label: str, products: bool):
+        super().__init__(name, version=torch.__version__)
+        self.label, self.products = label, products
+
+    def unavailable(self) -> str | None:
+        if _missing("cpu") is None or (torch.cuda.is_available() and _missing("cuda") is None):
+            return None
+        return _missing("cpu")
+
+    def can_fuse(self, line: BoundSymbol) -> bool:
+        if not fusible(line) or not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
+            return False
+        if torch_ex.implementation(line) is None or not self._computes(line):
+            return False
+        devices = {p.device.name for p in (*line.inputs, *line.outputs)}
+        return len(devices) == 1 and _missing(next(iter(devices)).partition(":")[0]) is None
+
+    def _computes(self, line: BoundSymbol) -> bool:
+        """Whether a line, or all that it is made of, computes, reduces or moves numbers, at places that no data decides: Inductor writes loops for that."""
+        symbol = line.sym
+        if symbol.name in _LEFT or symbol.id in _LEFT or OpTags.OPAQUE in symbol.tags or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs)):
+            return False
+        if OpTags.MATMUL_OP in symbol.tags:
+            return self.products
+        if symbol.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs):
+            return False
+        if symbol.id in _LEAVES or symbol.info.get("elementwise") or "in_operations" in symbol.info or symbol.tags & _LOOPS:
+            return True
+        return symbol.decomposition is not None and bool(line.subsymbols) and all(fusible(sub) and self._computes(sub) for sub in line.subsymbols)
+
+    def should_fuse(self, region: Region) -> bool:
+        """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
+        computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
+        return len(computing) > 1
+
+    def fuse(self, region: Region, counter: int) -> BoundSymbol:
+        run = self.once(region, lambda: InductorRegion(region))
+        return self.register_temporary_operation(f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+
+_LEAVES = {symbol.id for symbol in PRIMS.values()}
+_LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
+_LEFT = {  # names or ids
+    "take", "index", "one_hot", "copy_with_setitem", "setitem", "as_strided", "device_put", "binary_cross_entropy", "aten.binary_cross_entropy.default",
+    "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default",  # each looks at data, and has an error
+    "floor_divide", "nextafter",  # Inductor's results differ: for infinities, and below float32
+    "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",  # it has no loops for them
+}  # fmt: skip
+_DIVISIONS = {"div", "divide", "remainder", "fmod"}  # an integer by zero is PyTorch's error; the processor stops the program for it
+
+
+class InductorRegion:
+    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays them out.
+
+    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how often it did.
+    """
+
+    def __init__(self, region: Region):
+        self.region = region
+        self.compilations = 0
+        self._variants: dict[tuple, Callable] = {}
+
+    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        key = (_threads(), _deterministic(), *[t.stride() for t in tensors])
+        run = self._variants.get(key)
+        if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
+            return self(*[t.resolve_neg() for t in tensors])
+        return run([*tensors]) if run is not None else self._first(key, tensors)
+
+    def _first(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """A call with strides that did not come in before."""
+        try:
+            run, expected = compile_with_inductor(self._run_lines, tensors)
+        except Exception as error:
+            names = ", ".join(dict.fromkeys(line.sym.name for line in self.region.lines))
+            raise MissingImplementationError(
+                f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or set_fuel() to find the region and report it"
+            ) from error
+        self.compilations += 1
+        outputs = run([*tensors])
+        if any(_layout(o.shape, o.stride()) != _layout(o.shape, s) for o, s in zip(outputs, expected, strict=True)):
+            kernels = run
+
+            def run(inputs: list) -> list:
+                return [torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o) for o, s in zip(kernels(inputs), expected, strict=True)]
+
+            outputs = run([*tensors])
+        self._variants[key] = run
+        return outputs
+
+    def _run_lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
+        for line in self.region.lines:
+            run_line(line, values)
+        return [values[o] for o in self.region.outputs]  # type: ignore[misc]
+
+
+_threads, _deterministic = torch.get_num_threads, torch.are_deterministic_algorithms_enabled
+
+
+def _layout(shape: Sequence[int], strides: Sequence[int]) -> list:
+    """The strides that say something."""
+    return [s for n, s in zip(shape, strides, strict=True) if n != 1] if 0 not in shape else []
+
+
+def _missing(kind: str) -> str | None:
+    """What Inductor needs and does not find, for a kind of device."""
+    if kind == "cpu":
+        own = os.environ.get("CXX")
+        if _is_there(own, os.environ.get("PATH")):
+            return None
+        return f"Inductor needs a C++ compiler on the CPU, and none is found ({own or ', '.join(_COMPILERS)}): install one, or set CXX"
+    if kind == "cuda":
+        return None if _has_triton() else "Inductor needs triton on the GPU: install it"
+    return f"Inductor is not used on {kind}"
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _is_there(own: str | None, path: str | None) -> bool:
+    return any(shutil.which(name, path=path) for name in ((own,) if own else _COMPILERS))
+
+
+inductor_ex = InductorExecutor("inductor", "Inductor", products=False)
+torch_compile_ex = InductorExecutor("torchcompile", "TorchCompile", products=True)
+torch_compile_cat_ex = inductor_ex  # what it was for, joins and RoPE, are loops
+for executor in (inductor_ex, torch_compile_ex):
+    register_executor(executor)

@@ -1,0 +1,153 @@
+"""How PyTorch lays out in memory what a region computes.
+
+Views run on meta tensors; for elementwise operations, joins and what is written into new memory the rules are here. PyTorch's functions for meta tensors know them as well, but
+they are written in Python, and the first call of one imports Dynamo, which takes as long as all the rest of a compilation. A region with other operations runs on fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from thunder.core.devices import Device
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.regions import Region
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.executors.triton_kernels.functions import FUNCTIONS
+from thunder.executors.triton_kernels.index import strides_of
+from thunder.executors.triton_kernels.values import parts, primitive
+from thunder.ops.layout import run_line
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+
+__all__ = ["layout_of", "elementwise_strides"]
+
+
+def layout_of(region: Region, strides: Sequence[tuple]) -> list[tuple]:
+    """The strides of a region's outputs, for inputs of these strides; row-major ones for outputs whose elements overlap or have gaps."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        values: dict[Proxy, torch.Tensor] = {p: _meta(p, s) for p, s in zip(region.inputs, strides, strict=True)}
+        if not all(_follow(line, values) for line in region.lines):
+            with FakeTensorMode():
+                values = {p: torch.empty_strided(p.shape, s, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device)) for p, s in zip(region.inputs, strides, strict=True)}
+                for line in region.lines:
+                    run_line(line, values)
+    return [_dense(values[o]) for o in region.outputs]
+
+
+def _meta(p: TensorProxy, strides: tuple) -> torch.Tensor:
+    return torch.empty_strided(p.shape, strides, dtype=to_torch_dtype(p.dtype), device="meta")
+
+
+def _follow(line: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
+    """Adds what a line makes to `values`; False where no rule says how it is laid out."""
+    symbol = line.sym
+    if OpTags.VIEW in symbol.tags and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1 or _is_cast(line):
+        run_line(line, values)
+        return True
+    if symbol.fn is None and not primitive(line):
+        return all(_follow(sub, values) for sub in line.subsymbols) and all(_named(old, new, values) for old, new in line.aliases.items())
+    if len(line.outputs) != 1:
+        return False
+    out = line.outputs[0]
+    operands = [values[i] for i in line.inputs]
+    if symbol.name == "cat":
+        strides = strides_of(out.shape) if any(_is_row_major_format(o) for o in operands) else None
+    elif symbol.id in _NEW or symbol.name == "masked_fill":  # which fills a row-major copy
+        strides = strides_of(out.shape)
+    else:
+        strides = elementwise_strides(out.shape, operands) if _elementwise(line) else None
+    if strides is not None:
+        values[out] = _meta(out, strides)
+    return strides is not None
+
+
+_NEW = {f"aten.{name}_backward.default" for name in ("slice", "select", "diagonal", "unfold")}  # write into zeros
+
+
+def _named(old: Proxy, new, values: dict) -> bool:
+    if new in values:
+        values[old] = values[new]
+    return new in values
+
+
+def _is_cast(line: BoundSymbol) -> bool:
+    """A conversion of the type alone."""
+    lines = parts(line)[0] if not primitive(line) else (line,)
+    return len(lines) == 1 and lines[0].sym.id == "prims.convert_element_type" and not any(isinstance(a, Device) for a in (*line.args, *line.kwargs.values()))
+
+
+def _is_row_major_format(t: torch.Tensor) -> bool:
+    """Whether PyTorch surely does not take a tensor for one with channels last."""
+    return t.dim() not in (4, 5) or t.shape[1] > 1 and t.stride(1) != 1
+
+
+def _elementwise(line: BoundSymbol) -> bool:
+    """Whether all that a line is made of computes elements from those at the same place, broadcast."""
+    if primitive(line):
+        return line.sym.name in FUNCTIONS or line.sym.id in ("prims.convert_element_type", "prims.full", "prims.broadcast_in_dim")
+    lines, aliases = parts(line)
+    return bool(lines) and not aliases and line.sym.name not in _OTHERWISE and all(map(_elementwise, lines))
+
+
+_OTHERWISE = {"rsub", "logsigmoid"}  # the one looks at its second operand first, the other has a kernel of its own
+
+
+def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> tuple:
+    """The strides that PyTorch's TensorIterator gives the result of an elementwise operation: those of the first operand that decides."""
+    operands = [o for o in operands if o.dim()] if shape else list(operands)
+    if not operands or all(tuple(o.shape) == tuple(shape) and o.is_contiguous() for o in operands):
+        return strides_of(shape)
+    if all(tuple(o.shape) == tuple(shape) and o.stride() == operands[0].stride() for o in operands) and _is_dense(operands[0]):
+        return operands[0].stride()
+    steps = [[0] * (len(shape) - o.dim()) + [0 if n == 1 != m else s for n, m, s in zip(o.shape, shape[len(shape) - o.dim() :], o.stride(), strict=True)] for o in operands]
+    return _in_order(shape, _order(shape, steps))
+
+
+def _order(shape: Sequence[int], steps: Sequence[Sequence[int]]) -> list[int]:
+    """Dimensions from the fastest to the slowest: an insertion sort, in which dimensions that no operand decides on stay as they are."""
+
+    def slower(a: int, b: int) -> int:
+        """1 where dimension `a`, which comes first, is slower than `b`; -1 where it is faster."""
+        for s in steps:
+            if s[a] and s[b]:
+                if s[a] != s[b]:
+                    return 1 if s[a] > s[b] else -1
+                if shape[a] > shape[b]:
+                    return 1
+        return 0
+
+    order = list(range(len(shape)))[::-1]
+    for i in range(1, len(order)):
+        at = i
+        for j in range(i - 1, -1, -1):
+            decided = slower(order[j], order[at])
+            if decided > 0:
+                order[j], order[at] = order[at], order[j]
+                at = j
+            elif decided < 0:
+                break
+    return order
+
+
+def _in_order(shape: Sequence[int], order: Sequence[int]) -> tuple:
+    strides, step = [0] * len(shape), 1
+    for d in order:
+        strides[d] = step
+        step *= shape[d]
+    return tuple(strides)
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    """Whether elements neither overlap nor have gaps."""
+    expected = 1
+    for step, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
+        if step != expected:
+            return False
+        expected *= n
+    return True
+
+
+def _dense(tensor: torch.Tensor) -> tuple:
+    return tensor.stride() if _is_dense(tensor) else strides_of(tensor.shape)

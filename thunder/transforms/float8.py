@@ -1,0 +1,142 @@
+"""Linear layers in float8, on GPUs of compute capability 8.9 and later, and on CPUs.
+
+    thunder.jit(model, transforms=[Float8Transform()])
+
+Before: `t0 = ltorch.linear(x, weight, None)`. After:
+
+    (t1, t2, t3) = ltorch.float8_quantize(x, dtypes.float8_e4m3fn, False, True)
+    (t4, t5, t6) = ltorch.float8_quantize(weight, dtypes.float8_e4m3fn, False, True)
+    t0 = ltorch.float8_linear(x, weight, None, (t1, t2, t3, t2), (t4, t5, t6, t5), dtypes.float8_e5m2)
+
+Scales are found anew in each call, from what is rounded. The backward rounds its cotangents, and reads the transposes that the forward made. What several layers read is
+rounded once. Parameters, their gradients and the optimizer keep their type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder.core import dtypes
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.symbol import BoundSymbol
+from thunder.core.trace import Trace
+from thunder.errors import OptionError, warn_user
+from thunder.ops.define import LTORCH
+from thunder.ops.float8 import LARGEST, Quantized, float8_linear, quantized
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_device
+from thunder.transforms.base import Transform
+
+__all__ = ["Float8Transform"]
+
+_SCALINGS = ("tensorwise", "rowwise")
+
+
+class Float8Transform(Transform):
+    """Computes linear layers by float8 products, forward and backward.
+
+    scaling: "tensorwise", one scale for each matrix; "rowwise", one for each row of each operand, which is nearer and slower. gradient_dtype: of the cotangents,
+    torch.float8_e5m2 or torch.float8_e4m3fn; None for the first with tensorwise scales and the second with rowwise ones. filter(module, name): which layers, by the module that
+    holds the weight and its path; (None, "") where the weight is no parameter of the compiled module. None means all.
+
+    Taken are layers with a weight (n, k) of bfloat16, float16 or float32, n and k divisible by 16, and in training a number of rows divisible by 16. Others stay as they are.
+    Weights are rounded in each call, which products of several hundred rows and more win back.
+    Raises OptionError for options it does not know.
+    """
+
+    executors = ("float8",)
+
+    def __init__(self, *, scaling: str = "tensorwise", gradient_dtype: torch.dtype | None = None, filter: Callable[[Any, str], bool] | None = None):
+        if scaling not in _SCALINGS:
+            raise OptionError(f"Float8Transform(scaling={scaling!r}): valid: {', '.join(map(repr, _SCALINGS))}")
+        if gradient_dtype is None:
+            gradient_dtype = torch.float8_e5m2 if scaling == "tensorwise" else torch.float8_e4m3fn
+        if not isinstance(gradient_dtype, torch.dtype) or from_tensor_dtype(gradient_dtype).name not in LARGEST:
+            raise OptionError(f"Float8Transform(gradient_dtype={gradient_dtype}): valid: torch.float8_e4m3fn, torch.float8_e5m2")
+        if filter is not None and not callable(filter):
+            raise OptionError(f"Float8Transform(filter=...) is a function of a module and its path, not a {type(filter).__name__}")
+        self.scaling, self.gradient_dtype, self.filter = scaling, gradient_dtype, filter
+
+    def __repr__(self) -> str:
+        return f"Float8Transform(scaling={self.scaling!r}, gradient_dtype={self.gradient_dtype})"
+
+    def transform_traces_pre_prologue(self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, *, model=None, **kwargs) -> tuple:
+        layers = _Layers(self, computation_trace, model)
+        changed = rewrite(computation_trace, layers.rule)
+        if layers.refused and not layers.taken:
+            warn_user(f"Float8Transform takes no layer: {'; '.join(dict.fromkeys(layers.refused))}", UserWarning)
+        return prologue_trace, changed if layers.taken else computation_trace, epilogue_trace
+
+
+class _Layers:
+    """The rewriting of one program."""
+
+    def __init__(self, options: Float8Transform, trace: Trace, model):
+        self.options, self.model = options, model
+        self.by_rows = options.scaling == "rowwise"
+        self.paths = trace.tables.get("parameters", {})
+        self.cast_of: dict[Proxy, Proxy] = {}
+        self.made: dict[tuple, Quantized] = {}
+        self.refused: list[str] = []
+        self.taken = 0
+        self.transposed: dict[Proxy, bool] = {}
+        for line in trace.bound_symbols:
+            if line.sym is LTORCH["linear"]:
+                trains = line.output.requires_grad
+                for a, other in (line.args[:2], line.args[1::-1]):
+                    self.transposed[a] = self.transposed.get(a, False) or trains and other.requires_grad
+
+    def rule(self, line: BoundSymbol, out: Rewriter) -> None:
+        if line.sym is LTORCH["to"] and isinstance(line.output, TensorProxy):
+            self.cast_of[line.output] = line.args[0]
+        if line.sym is not LTORCH["linear"]:
+            return out.write(line)
+        reason = self.refusal(line)
+        if reason is None:
+            self.taken += 1
+            return out.trace(lambda x, weight, bias=None: self.layer(line, x, weight, bias), line)
+        if reason:
+            self.refused.append(reason)
+        out.write(line)
+
+    def refusal(self, line: BoundSymbol) -> str | None:
+        """Why a layer stays as it is; empty where the user says so, None where it does not."""
+        x, weight = line.args[:2]
+        if len(weight.shape) != 2 or any(not isinstance(n, int) for n in (*x.shape, *weight.shape)):
+            return "its sizes are symbolic, or its weight is no matrix"
+        if weight.dtype not in (dtypes.bfloat16, dtypes.float16, dtypes.float32):
+            return f"its type is {weight.dtype}"
+        rows = math.prod(x.shape[:-1])
+        if any(n % 16 for n in weight.shape) or not rows or line.output.requires_grad and rows % 16:
+            return f"sizes are not divisible by 16: {rows} rows, weight {list(weight.shape)}"
+        device = to_torch_device(weight.device)
+        if device.type not in ("cpu", "cuda") or device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+            return f"float8 products need a GPU of compute capability 8.9, and {device} is older, or none"
+        return None if self.options.filter is None or self.options.filter(*self.module(weight)) else ""
+
+    def module(self, weight: Proxy) -> tuple[Any, str]:
+        """(module, path) of the module that holds a weight."""
+        while weight in self.cast_of:
+            weight = self.cast_of[weight]
+        path = self.paths.get(weight.name)
+        if path is None or self.model is None:
+            return None, ""
+        name = path.rpartition(".")[0]
+        return self.model.get_submodule(name), name
+
+    def layer(self, line: BoundSymbol, x, weight, bias):
+        matrix = x if len(x.shape) == 2 else LTORCH["reshape"](x, (math.prod(x.shape[:-1]), x.shape[-1]))
+        qx = self.quantized(line, x, matrix)
+        qw = self.quantized(line, weight, weight)
+        return float8_linear(x, weight, bias, tuple(qx), tuple(qw), from_tensor_dtype(self.options.gradient_dtype))
+
+    def quantized(self, line: BoundSymbol, value: TensorProxy, matrix) -> Quantized:
+        """In a checkpoint what stands there is computed again, so that it is not shared with what stands outside."""
+        key = value, line.context.checkpoint if line.context is not None else ()
+        if key not in self.made:
+            self.made[key] = quantized(matrix, dtypes.float8_e4m3fn, self.by_rows, self.transposed.get(value, False))
+        return self.made[key]
