@@ -24,6 +24,9 @@ pytest.importorskip("triton", reason="kernels need Triton")
 class Everywhere(triton_fuser.TritonFuser):
     """Takes tensors of any device."""
 
+    def runs_on(self, kinds):
+        return True
+
     def can_fuse(self, line):
         return triton_fuser.fusible(line) and triton_fuser._in_primitives(line)
 

@@ -487,3 +487,22 @@ def test_fuel_finds_a_wrong_fusion():
         low, high = (middle, high) if is_right(middle) else (low, middle)
     assert high == 3
     assert is_right(high - 1) and not is_right(high)
+
+
+def test_integers_that_are_negated_are_not_for_the_assembler_to_see():
+    """ptxas 12.8 takes the sign of one of three negated integers away where the largest of them is asked for."""
+    x = torch.arange(-300, 300, device=DEVICE, dtype=torch.int32).reshape(3, 200)
+
+    def largest(x):
+        a, b, c = -x[0], -x[1], -x[2]
+        most = torch.where(a > b, a, b)
+        return torch.where(most > c, most, c)
+
+    compiled = thunder.jit(largest, executors=[TritonFuser("signs")])
+    assert torch.equal(compiled(x), largest(x))
+    ((_, region),) = thunder.examine.get_fusions(thunder.last_traces(compiled)[-1])
+    assert region.source.count("tl.program_id(2).to(") == 3
+    small = x.to(torch.uint8)
+    assert torch.equal(thunder.jit(lambda x: (-x > 3) & (-x != 7), executors=[TritonFuser("signs")])(small), (-small > 3) & (-small != 7))
+    both = thunder.jit(lambda x: ((-x).amax() + 1, (-x).sum() + 1), executors=[TritonFuser("signs")])
+    assert [int(v) for v in both(x)] == [301, 301] and "amax" in others(both)

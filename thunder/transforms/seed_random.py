@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from thunder.core.dtypes import float32, int64
-from thunder.core.proxies import TensorProxy
+from thunder.core.proxies import NumberProxy, TensorProxy, numbers_in
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
@@ -30,11 +30,12 @@ def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
         return trace
     seeds = _Seeds(fusers)
     made = rewrite(trace, seeds.rule)
-    return made.replace(bound_symbols=[*seeds.lines, *made.bound_symbols]) if seeds.lines else trace
+    read = {p for line in made.bound_symbols for p in line.inputs}
+    return made.replace(bound_symbols=[*(s for s in seeds.lines if not read.isdisjoint(s.outputs)), *made.bound_symbols])
 
 
 class _Seeds:
-    """lines: those that draw the seeds, one for each device."""
+    """lines: those that draw the seeds, one for each device. offset: the next operation's."""
 
     def __init__(self, fusers: Sequence[FusionExecutor]):
         self.fusers = fusers
@@ -44,17 +45,12 @@ class _Seeds:
 
     def rule(self, line: BoundSymbol, out: Rewriter) -> None:
         form = _FORMS.get(line.sym.name) if OpTags.RANDOM_OP in line.sym.tags and line.sym.executor is None else None
-        if form is None or line.kwargs.get("generator") is not None:
+        if form is None or line.kwargs.get("generator") is not None or any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs), [])):
             return out.write(line)
-        before, lines_before = self.offset, len(self.lines)
         with recording(Recorder(line.context, lambda: line.location)) as recorder:
             result = form(self.drawing(line), *line.args, **line.kwargs)
         draws = [b for b in recorder.bound_symbols if b.sym is random.uniform_philox]
         if result is NotImplemented or not all(any(f.can_fuse(d) for f in self.fusers) for d in draws):
-            self.offset = before
-            for seed in self.lines[lines_before:]:
-                self.of_device = {device: s for device, s in self.of_device.items() if s not in seed.outputs}
-            del self.lines[lines_before:]
             return out.write(line)
         lines, aliases = adopt(recorder.bound_symbols, result, line.output)
         for new in lines:

@@ -31,7 +31,9 @@ def _power(a: str, exponent: str) -> str:
 
 _INFINITY = "float('inf')"
 FUNCTIONS: dict[str, Function] = {
-    "abs": Function("tl.abs({})", _NUMBERS), "absolute": Function("tl.abs({})", _NUMBERS), "neg": Function("-{}", _NUMBERS), "negative": Function("-{}", _NUMBERS),
+    "abs": Function("tl.abs({})", _NUMBERS), "absolute": Function("tl.abs({})", _NUMBERS), "neg": Function("-{}"), "negative": Function("-{}"),
+    # of an integer. ptxas 12.8 reads max(max(-a, -b), -c) as max(max(-a, b), -c) on capability 9.0: it is not shown that the 0 is one
+    "opposite": Function("tl.program_id(2).to({0}.dtype) - {0}", (INTEGER,)),
     "add": Function("{} + {}", _NUMBERS), "sub": Function("{} - {}", _NUMBERS), "mul": Function("{} * {}", _NUMBERS), "multiply": Function("{} * {}", _NUMBERS),
     "true_divide": Function("{} / {}"), "reciprocal": Function("1.0 / {}"), "square": Function("{0} * {0}", _NUMBERS), "pow": Function(_power),
     "maximum": Function("tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)"), "minimum": Function("tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)"),

@@ -62,6 +62,8 @@ def _function(name: str, operands: tuple) -> str | None:
     if name == "pow":
         exponent = operands[1]
         return "pow" if isinstance(exponent, (int, float)) and not isinstance(exponent, bool) and _is_float(operands[0]) and exponent in _POWERS else None
+    if name in ("neg", "negative") and not _is_float(operands[0]):
+        name = "opposite"
     found = FUNCTIONS.get(name)
     kinds = [x.dtype.category for x in operands if isinstance(x, (TensorProxy, Value))]
     if found is None or any(isinstance(x, complex) for x in operands) or any(k not in found.categories for k in kinds):
@@ -94,7 +96,7 @@ def primitive(line: BoundSymbol) -> bool:
 def _reduces(line: BoundSymbol) -> bool:
     """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first dimensions."""
     a, dims = line.args
-    if a.dtype.category == BOOL:
+    if a.dtype.category == BOOL or a.dtype.category != FLOAT and line.sym.name != "sum":  # see "opposite" in functions.py
         return False
     columns = math.prod(a.shape[d] for d in dims)
     rows = math.prod(a.shape) // columns
