@@ -109,6 +109,10 @@ def test_lists_of_tensors_are_opened_where_one_operation_reads_from_another():
         assert all(map(torch.equal, got, want))
     assert names(compiled) == ["lists0", "lists1", "lists2", "_foreach_neg", "_foreach_sub"], "what nobody fuses stays one call"
     assert joining.compilations == 1
+    whole = Joining("whole", operations=("_foreach_add", "_foreach_mul", "mul"))
+    compiled = thunder.jit(program, executors=[whole])
+    compiled(xs, ys)
+    assert names(compiled) == ["whole0", "_foreach_neg", "_foreach_sub"], "an executor that takes lists, and not what they are made of, gets them"
 
 
 def test_forward_and_backward_are_fused():

@@ -167,14 +167,15 @@ def _join_sharing(
             at = next((n for n in range(len(placed) - 1, max(-1, len(placed) - FAR), -1) if placed[n] == other), None)
             if at is None:
                 continue
-            between, readers = placed[at + 1 :], {other}
+            between = placed[at + 1 :]
+            if sum(apart[g] for g in between) > NEAR or any(has_effect[g] for g in between) or len(members[group]) + len(members[other]) > MOST:
+                continue
+            readers = {other}
             for g in between:
                 if reads(g, readers):
                     readers.add(g)
             readers.remove(other)
-            if sum(apart[g] for g in between) > NEAR or any(has_effect[g] for g in between) or readers and reads(group, readers):
-                continue
-            if len(members[group]) + len(members[other]) > MOST:
+            if readers and reads(group, readers):
                 continue
             placed[at:] = [g for g in between if g not in readers]
             after = [g for g in between if g in readers] + after

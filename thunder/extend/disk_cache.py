@@ -35,7 +35,8 @@ def load(key: str) -> tuple[dict, Path] | None:
         facts = json.loads(content.with_suffix(".json").read_bytes())
         if _hash(content.read_bytes()) != facts.pop("sha256"):
             return None
-        os.utime(content)  # read last: the last to go
+        for file in (content, content.with_suffix(".json")):
+            os.utime(file)  # read last: the last to go
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return None
     return facts, content

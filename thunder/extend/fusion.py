@@ -101,7 +101,7 @@ class FusionExecutor(Executor):
 
     def _by_parts(self, trace: Trace) -> Trace:
         """The trace with operations on lists of tensors opened, where one reads from the other: a region for each tensor, and not one that is as long as the list."""
-        lists = [line for line in trace.bound_symbols if line.sym.info.get("by_parts") and self.takes(line)]
+        lists = [line for line in trace.bound_symbols if line.sym.info.get("by_parts") and self.takes(line) and all(map(self.takes, line.subsymbols))]
         if not lists:
             return trace
         taken = [line for line in trace.bound_symbols if self.takes(line)]

@@ -18,6 +18,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops.memory import MAY_COPY
 from thunder.transforms.autodiff import sides
+from thunder.transforms.min_cut import sink_side
 from thunder.transforms.recompute import recompute
 
 __all__ = ["Plan", "plan", "curve", "nbytes", "roots"]
@@ -136,24 +137,18 @@ class _Flow:
 
     def cut(self, price: float) -> Plan:
         """The plan that costs least where one unit of time is worth `price` bytes."""
-        import networkx
-
         number = {value: i for i, value in enumerate(self.maker)}  # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is line j
-        graph = networkx.DiGraph()
-        graph.add_nodes_from(("source", "sink"))
+        edges: list[tuple] = []
         for j, line in enumerate(self.forward):
             if _is_view(line) or not any(self.reaches[o] for o in line.outputs):
                 continue
-            _edge(graph, "source", -1 - j, self.price(line, price))
-            for value in {self.of(i) for i in line.inputs if self.of(i) in number}:
-                _edge(graph, 2 * number[value] + 1, -1 - j, math.inf)
+            edges.append(("source", -1 - j, self.price(line, price)))
+            edges += [(2 * number[value] + 1, -1 - j, math.inf) for value in {self.of(i) for i in line.inputs if self.of(i) in number}]
             for value in line.outputs:
                 i = number[value]
-                _edge(graph, -1 - j, 2 * i, math.inf)
-                _edge(graph, 2 * i, 2 * i + 1, float(nbytes(value)) if isinstance(value, TensorProxy) else 0.0)
-        for value in {self.of(v) for v in self.required if self.of(v) in number}:
-            _edge(graph, 2 * number[value] + 1, "sink", math.inf)
-        _, (_, after) = networkx.minimum_cut(graph, "source", "sink", flow_func=networkx.algorithms.flow.boykov_kolmogorov)
+                edges += (-1 - j, 2 * i, math.inf), (2 * i, 2 * i + 1, float(nbytes(value)) if isinstance(value, TensorProxy) else 0.0)
+        edges += [(2 * number[value] + 1, "sink", math.inf) for value in {self.of(v) for v in self.required if self.of(v) in number}]
+        after = sink_side(edges, "source", "sink")
         return self.evaluate(frozenset(o for o, i in number.items() if 2 * i in after))
 
     @property
@@ -210,10 +205,3 @@ class _Flow:
             for v in joined:
                 group[v] = joined
         return list({id(g): g for g in group.values()}.values())
-
-
-def _edge(graph, a, b, capacity: float) -> None:
-    if capacity == math.inf:
-        graph.add_edge(a, b)  # no capacity: without a limit
-    else:
-        graph.add_edge(a, b, capacity=capacity)
