@@ -172,6 +172,8 @@ def _stack_of_modes() -> tuple:
 _ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
 _deterministic = torch._C._get_deterministic_algorithms
 _attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
+
+
 def kernel_flags() -> list:
     """The flags by which PyTorch chooses kernels on a GPU when it runs them."""
     return [flag() for flag in _FLAGS]
@@ -349,6 +351,6 @@ def _vectors_are_known() -> bool:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     flags = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"]}.get(torch.backends.cpu.get_cpu_capability())
-    if flags is None or sys.platform != "linux":
+    if flags is None or sys.platform != "linux" or len(flags) == 2 and torch.cpu._is_avx512_supported():
         return False
     return subprocess.run([get_cpp_compiler(), *flags, "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True).returncode == 0
