@@ -177,6 +177,8 @@ def _stack_of_modes() -> tuple:
 _ATTENTION_FLAGS = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in ("flash", "mem_efficient", "math", "cudnn"))
 _deterministic = torch._C._get_deterministic_algorithms
 _attention_order = getattr(torch._C, "_get_sdp_priority_order", list)
+
+
 def kernel_flags() -> list:
     """The flags by which PyTorch chooses kernels on a GPU when it runs them."""
     return [flag() for flag in _FLAGS]
@@ -323,7 +325,7 @@ def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor]) -
     """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, and the strides that PyTorch gives the results.
 
     function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
-    empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them.
+    empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -354,7 +356,7 @@ def _vectors_are_known() -> bool:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     flags = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"]}.get(torch.backends.cpu.get_cpu_capability())
-    if flags is None or sys.platform != "linux":
+    if flags is None or sys.platform != "linux" or len(flags) == 2 and torch.cpu._is_avx512_supported():
         return False
     return subprocess.run([get_cpp_compiler(), *flags, "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True).returncode == 0
 

@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -111,6 +112,12 @@ class InductorRegion:
 
     def _first(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """A call with strides that did not come in before."""
+        with _ONE_AT_A_TIME:
+            if key not in self._variants:
+                self._variants[key] = self._compiled_for(tensors)
+        return self._variants[key]([*tensors])
+
+    def _compiled_for(self, tensors: Sequence[torch.Tensor]) -> Callable:
         try:
             run, expected = compile_with_inductor(self._run_lines, tensors)
         except Exception as error:
@@ -119,16 +126,9 @@ class InductorRegion:
                 f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or set_fuel() to find the region and report it"
             ) from error
         self.compilations += 1
-        outputs = run([*tensors])
-        if any(_layout(o.shape, o.stride()) != _layout(o.shape, s) for o, s in zip(outputs, expected, strict=True)):
-            kernels = run
-
-            def run(inputs: list) -> list:
-                return [torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o) for o, s in zip(kernels(inputs), expected, strict=True)]
-
-            outputs = run([*tensors])
-        self._variants[key] = run
-        return outputs
+        if all(_layout(o.shape, o.stride()) == _layout(o.shape, s) for o, s in zip(run([*tensors]), expected, strict=True)):
+            return run
+        return lambda inputs: [torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o) for o, s in zip(run(inputs), expected, strict=True)]
 
     def _run_lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
@@ -137,6 +137,7 @@ class InductorRegion:
         return [values[o] for o in self.region.outputs]  # type: ignore[misc]
 
 
+_ONE_AT_A_TIME = threading.Lock()  # Inductor's settings are the process's
 _threads, _deterministic = torch.get_num_threads, torch.are_deterministic_algorithms_enabled
 
 
@@ -170,5 +171,5 @@ def _is_there(own: str | None, path: str | None) -> bool:
 inductor_ex = InductorExecutor("inductor", "Inductor", products=False)
 torch_compile_ex = InductorExecutor("torchcompile", "TorchCompile", products=True)
 torch_compile_cat_ex = inductor_ex  # what it was for, joins and RoPE, are loops
-for executor in (inductor_ex, torch_compile_ex):
-    register_executor(executor)
+register_executor(inductor_ex)
+register_executor(torch_compile_ex)
