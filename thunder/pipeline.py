@@ -57,8 +57,13 @@ def _before_derivatives(acquired: Trace, options: JitOptions, executors: Sequenc
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
     seeded = [("Seed Random Operations", lambda trace: seed_random(trace, fusers))] if fusers and options.rng is RNG_OPTIONS.FUSED else []
     traces = _run([acquired], [("Dead Code Elimination", dce), *seeded], options)
-    joined = functools.reduce(lambda trace, executor: executor.combined(trace), executors, traces[-1])
+    joined = functools.reduce(_combined, executors, traces[-1])
     return traces if joined is traces[-1] else _run(traces, [("Combine Operations", lambda _: joined)], options)
+
+
+def _combined(trace: Trace, executor: Executor) -> Trace:
+    found = executor.combined(trace)
+    return trace if found is trace else dce(found)
 
 
 def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list[tuple]:

@@ -35,8 +35,6 @@ from thunder.extend import OperatorExecutor, add_default_executor, register_exec
 from thunder.ops import LTORCH
 from thunder.ops.backward import times_cotangent
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
-from thunder.transforms.autodiff import get_grad, put_grad
-from thunder.transforms.dce import dce
 
 __all__ = ["linear_cross_entropy_ex"]
 
@@ -126,7 +124,7 @@ class LinearCrossEntropyExecutor(OperatorExecutor):
             out.trace(lambda *_: _joined(line, *found), line)
 
         result = rewrite(trace, rule)
-        return dce(result) if joined else trace
+        return result if joined else trace
 
 
 linear_cross_entropy_ex = LinearCrossEntropyExecutor("linear_cross_entropy")
@@ -152,6 +150,8 @@ with_gradients.info["multiply_adds"] = lambda hidden, weight, *rest: (1 + sum(re
 
 
 def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
+    from thunder.core.transforms import get_grad, put_grad
+
     wanted = hidden.requires_grad, weight.requires_grad
     loss, *gradients = with_gradients(hidden, weight, target, ignore_index, reduction, dtype, wanted)
     for value, gradient in zip((hidden, weight), gradients, strict=True):

@@ -38,8 +38,6 @@ from thunder.ops import LTORCH
 from thunder.ops.attention import attention_bias, attention_with_dropout, differentiated_by_products, fits_flash_for_cpu, scaled_dot_product_attention
 from thunder.ops.backward import aten, sum_to
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
-from thunder.transforms.autodiff import get_grad, put_grads
-from thunder.transforms.dce import dce
 
 __all__ = ["sdpa_ex"]
 
@@ -212,7 +210,7 @@ class SDPAExecutor(OperatorExecutor):
             out.write(line.replace(args=(line.args[0], *grouped, *line.args[3:]), kwargs={**line.kwargs, "enable_gqa": True}))
 
         result = rewrite(trace, rule)
-        return dce(result) if changed else trace
+        return result if changed else trace
 
 
 def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol]) -> tuple | None:
@@ -276,6 +274,8 @@ def _checker(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, 
 
 
 def _differentiated(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    from thunder.core.transforms import get_grad, put_grads
+
     kernel = _choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     assert kernel is not None, "the checker was asked before"
     bias = attn_mask

@@ -113,7 +113,8 @@ class Executor:
         return self
 
     def combined(self, trace: Trace) -> Trace:
-        """A computation, before it is differentiated, with operations that this executor carries out together in the place of single ones."""
+        """A computation, before it is differentiated, with operations that this executor carries out together in the place of single ones. What nobody reads
+        any more may stay; a trace in which nothing is joined is returned as it is."""
         return trace
 
     def unavailable(self) -> str | None:
