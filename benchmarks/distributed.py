@@ -139,7 +139,7 @@ def hidden_share(trainer: Trainer) -> float | None:
         synchronize(trainer.device)
     spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for event in recorded.events():
-        if event.device_type is torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memset", "Activity", "cuda", "cu")):
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memset", "Activity", "cuda", "cu")):
             spans["nccl" in event.name.lower()].append((event.time_range.start, event.time_range.end))
     communication, computation = joined(spans[True]), joined(spans[False])
     total = sum(stop - start for start, stop in communication)
