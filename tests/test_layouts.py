@@ -60,6 +60,7 @@ CALLS = {
     "vstack": lambda a, b: torch.vstack((a, b)), "dstack": lambda a, b: torch.dstack((a, b)), "column_stack": lambda a, b: torch.column_stack((a, b)),
     "pixel_shuffle": lambda a: F.pixel_shuffle(a.repeat(1, 4, 1, 1), 2), "pixel_unshuffle": lambda a: F.pixel_unshuffle(a, 2), "channel_shuffle": lambda a: F.channel_shuffle(a, 3),
     "take_along_dim": lambda a, b: torch.take_along_dim(a, (b > 0.5).long(), 1), "gather": lambda a, b: torch.gather(a, 1, (b > 0.5).long()),
+    "index_select": lambda a, b: torch.index_select(a, 1, (b[0, :, 0, 0] > 0.5).long()), "embedding": lambda a, b: F.embedding((b[0] > 0.5).long(), a[0, 0]),
     "rsub": torch.rsub, "batch_norm": lambda a: F.batch_norm(a, None, None, training=True), "lerp": lambda a, b: torch.lerp(a, b, 0.3), "clamp": lambda a, b: torch.clamp(a, b),
     "hardtanh": lambda a: F.hardtanh(a), "softshrink": lambda a: F.softshrink(a), "std": lambda a: a.std(1, correction=0), "var": lambda a: a.var(1, correction=0), "norm": lambda a: a.norm(),
     "vector_norm": lambda a: torch.linalg.vector_norm(a, dim=1), "normalize": lambda a: F.normalize(a), "logsigmoid": lambda a: F.logsigmoid(a),

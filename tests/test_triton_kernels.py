@@ -247,7 +247,7 @@ def test_gradients_pass_through_what_a_kernel_overwrites():
     assert torch.equal(x.grad, a.grad)
 
 
-def test_another_kernel_of_the_same_name_is_another_program():
+def test_another_kernel_of_the_same_name_is_another_program(monkeypatch):
     space = {"kernel": add_kernel}
 
     def program(x, y):
@@ -257,12 +257,9 @@ def test_another_kernel_of_the_same_name_is_another_program():
 
     compiled = thunder.jit(program)
     assert torch.equal(compiled(X, Y), X + Y)
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        space["kernel"] = triton.jit(add_kernel.fn)
-        assert torch.equal(compiled(X, Y), X + Y) and thunder.cache_misses(compiled) == 2
-    finally:
-        del os.environ["TRITON_INTERPRET"]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    space["kernel"] = triton.jit(add_kernel.fn)
+    assert torch.equal(compiled(X, Y), X + Y) and thunder.cache_misses(compiled) == 2
 
 
 def test_which_parameters_are_written():
