@@ -19,10 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +29,7 @@ import torch
 from torch import nn
 
 from thunder.tests.litgpt_model import GPT
-from thunder.tests.measuring import compile_with, cxx_compiler, interleaved, median, median_interval, parse_systems, repetitions
+from thunder.tests.measuring import compile_with, cxx_compiler, in_processes, interleaved, median, median_interval, parse_systems, repetitions
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 
 WORKLOADS = ("llama", "llama_train", "nanogpt", "nanogpt_train")
@@ -116,27 +113,6 @@ def line(row: dict[str, Any]) -> str:
     return f"{head} {row['ms']:9.3f} ms  {ratios}  first {row['first']:6.2f} s  error {row['error']:.1e}{gradient}"
 
 
-def in_processes(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of all workloads, each measured in a process of its own."""
-    rows = []
-    for workload in chosen.workloads:
-        for systems in [[s] for s in chosen.systems] if chosen.first_call else [chosen.systems]:
-            with tempfile.TemporaryDirectory() as folder:
-                env = os.environ | ({name: os.path.join(folder, name.lower()) for name in CACHES} if chosen.first_call else {})
-                command = [sys.executable, __file__, workload, "--inner", "--systems", ",".join(systems)]
-                command += [f"--{name}={getattr(chosen, name)}" for name in ("rounds", "threads", "layers", "width")]
-                for run in ("cold", "second") if chosen.first_call else ("",):
-                    done = subprocess.run([*command, *(["--first-call"] if run else [])], env=env, capture_output=True, text=True, check=False)
-                    if done.returncode:
-                        found = [{"workload": workload, "system": s, "failed": (done.stderr.strip().splitlines() or ["no output"])[-1]} for s in systems]
-                    else:
-                        found = json.loads(done.stdout.splitlines()[-1])
-                    for row in found:
-                        rows.append(row | ({"run": run} if run else {}))
-                        print(line(rows[-1]), flush=True)
-    return rows
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
@@ -154,7 +130,8 @@ def main() -> int:
     if chosen.inner:
         print(json.dumps(measure(chosen.workloads[0], chosen)))
         return 0
-    rows = in_processes(chosen)
+    options = [f"--{name}={getattr(chosen, name)}" for name in ("rounds", "threads", "layers", "width")]
+    rows = in_processes(__file__, chosen.workloads, chosen.systems, options, CACHES if chosen.first_call else (), line)
     if chosen.json:
         Path(chosen.json).write_text(json.dumps(rows, indent=1) + "\n")
     return int(any("failed" in row for row in rows))

@@ -22,10 +22,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,10 +34,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import thunder
-from thunder.tests.measuring import compile_with, median, median_interval
+from thunder.tests.measuring import compile_with, in_processes, median, median_interval
 
 GIB = 2**30
-CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "THUNDER_CACHE_DIR": "thunder"}
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "THUNDER_CACHE_DIR")
 ROUND_SECONDS = 0.015  # a turn is as many steps as take about this long: throughput, not the latency of one launch
 
 
@@ -215,26 +212,6 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
-def in_processes(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of all workloads, each measured in a process of its own."""
-    rows = []
-    for name in chosen.workloads:
-        for systems in [[s] for s in chosen.systems] if chosen.first_call else [chosen.systems]:
-            with tempfile.TemporaryDirectory() as folder:
-                env = os.environ | ({key: os.path.join(folder, value) for key, value in CACHES.items()} if chosen.first_call else {})
-                for run in ("cold", "second") if chosen.first_call else ("",):
-                    command = [sys.executable, __file__, name, "--systems", ",".join(systems), "--rounds", str(chosen.rounds), "--inner"]
-                    done = subprocess.run([*command, *(["--first-call"] if run else [])], env=env, capture_output=True, text=True, check=False)
-                    if done.returncode:
-                        found = [{"workload": name, "system": s, "failed": (done.stderr.strip().splitlines() or ["no output"])[-1]} for s in systems]
-                    else:
-                        found = json.loads(done.stdout.splitlines()[-1])
-                    for row in found:
-                        rows.append(row | ({"run": run} if run else {}))
-                        print(line(rows[-1]), flush=True)
-    return rows
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
@@ -254,7 +231,7 @@ def main() -> int:
         rows = [first_call(name, chosen.systems[0])] if chosen.first_call else measure(name, chosen.systems, chosen.rounds)
         print(json.dumps(rows))
         return 0
-    rows = in_processes(chosen)
+    rows = in_processes(__file__, chosen.workloads, chosen.systems, ["--rounds", str(chosen.rounds)], CACHES if chosen.first_call else (), line)
     if chosen.json:
         with open(chosen.json, "a", encoding="utf-8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
-import gc
 import sys
 import threading
 import time
@@ -22,6 +20,7 @@ from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
+from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
 from thunder.executors.torch_autograd import connected
@@ -226,7 +225,7 @@ class Compiled:
             return entry, entry.prologue_fn(self.fn, args, kwargs)
 
     def _compile(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
-        with _without_collections():
+        with without_collection():  # a compilation makes many objects that stay; looking through them again and again is a third of its time
             return self._compile_changing(modes, args, kwargs)
 
     def _compile_changing(self, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
@@ -360,18 +359,6 @@ class Compiled:
         if _by_name(self) is self:
             return self.__qualname__  # a decorated function is found again under its name
         return jit_with, (self.fn, self.options)
-
-
-@contextlib.contextmanager
-def _without_collections():
-    """Cyclic garbage is not looked for in the block: a compilation makes many objects that stay, and looking through them again and again is a third of its time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _is_lazy(module: torch.nn.Module) -> bool:

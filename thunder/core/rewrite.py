@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from thunder.core.proxies import Proxy, map_structure
@@ -16,7 +16,7 @@ from thunder.core.symbol import BoundSymbol, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError
 
-__all__ = ["Rewriter", "rewrite"]
+__all__ = ["Rewriter", "rewrite", "with_parts"]
 
 
 class Rewriter:
@@ -62,3 +62,16 @@ def rewrite(trace: Trace, rule: Callable[[BoundSymbol, Rewriter], None]) -> Trac
     table = out.table
     output = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, trace.output) if table else trace.output
     return trace.replace(bound_symbols=out.lines, output=output)
+
+
+def with_parts(trace: Trace, opened: Set[BoundSymbol]) -> Trace:
+    """The trace with the lines of their decompositions in the place of some lines."""
+
+    def rule(line: BoundSymbol, out: Rewriter) -> None:
+        if line not in opened:
+            return out.write(line)
+        for sub in line.subsymbols:
+            out.write(out.current(sub))
+        out.alias(line.aliases)
+
+    return rewrite(trace, rule) if opened else trace

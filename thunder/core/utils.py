@@ -1,15 +1,17 @@
-"""`thunder.core.utils`: small helpers by the names that Lightning Thunder's users know."""
+"""`thunder.core.utils`: small helpers, most of them by the names that Lightning Thunder's users know."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 
-__all__ = ["check", "sequencify", "producers", "consumers", "producers_and_consumers"]
+__all__ = ["check", "sequencify", "producers", "consumers", "producers_and_consumers", "without_collection"]
 
 
 def check(condition: Any, message: Callable[[], str], exception_type: type[Exception] = RuntimeError) -> None:
@@ -44,3 +46,15 @@ def consumers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, list[BoundSymbol
 def producers_and_consumers(of: Trace | Iterable[BoundSymbol]) -> tuple[dict[Proxy, BoundSymbol], dict[Proxy, list[BoundSymbol]]]:
     lines = list(_lines(of))
     return producers(lines), consumers(lines)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Cyclic garbage is not looked for inside the block."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -100,37 +100,14 @@ gather_parts = Symbol("gather_parts", _joined_meta, module="ltorch", decompositi
 sum_of_parts = Symbol("sum_of_parts", _part_meta, module="ltorch", decomposition=lambda a, group, dim: wait(reduce_scatter(a, "sum", group, True, dim)))
 
 
-@copy_to_ranks.vjp
-def _(a, group):
-    g = yield copy_to_ranks(a, group)
-    return (sum_over_ranks(g, group),)
+def _differentiated_by(symbol: Symbol, adjoint: Symbol) -> None:
+    def rule(a, group, *dim):
+        g = yield symbol(a, group, *dim)
+        return (adjoint(g, group, *dim),)
+
+    symbol.vjp(rule)
 
 
-@sum_over_ranks.vjp
-def _(a, group):
-    g = yield sum_over_ranks(a, group)
-    return (copy_to_ranks(g, group),)
-
-
-@join_ranks.vjp
-def _(a, group, dim):
-    g = yield join_ranks(a, group, dim)
-    return (part_of_rank(g, group, dim),)
-
-
-@part_of_rank.vjp
-def _(a, group, dim):
-    g = yield part_of_rank(a, group, dim)
-    return (join_ranks(g, group, dim),)
-
-
-@gather_parts.vjp
-def _(a, group, dim):
-    g = yield gather_parts(a, group, dim)
-    return (sum_of_parts(g, group, dim),)
-
-
-@sum_of_parts.vjp
-def _(a, group, dim):
-    g = yield sum_of_parts(a, group, dim)
-    return (gather_parts(g, group, dim),)
+for _one, _other in ((copy_to_ranks, sum_over_ranks), (join_ranks, part_of_rank), (gather_parts, sum_of_parts)):
+    _differentiated_by(_one, _other)
+    _differentiated_by(_other, _one)

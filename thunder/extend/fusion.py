@@ -9,7 +9,7 @@ from typing import Any
 
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.regions import Region, convex_regions, leading_to, region_key, schedule, with_own_copies
-from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.rewrite import with_parts
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import MissingImplementationError
@@ -107,15 +107,7 @@ class FusionExecutor(Executor):
         taken = [line for line in trace.bound_symbols if self.takes(line)]
         made, read = {o for line in taken for o in line.outputs}, {i for line in taken for i in line.inputs}
         opened = {line for line in lists if not made.isdisjoint(line.inputs) or not read.isdisjoint(line.outputs)}
-
-        def rule(line: BoundSymbol, out: Rewriter) -> None:
-            if line not in opened:
-                return out.write(line)
-            for sub in line.subsymbols:
-                out.write(out.current(sub))
-            out.alias(line.aliases)
-
-        return rewrite(trace, rule)
+        return with_parts(trace, opened)
 
     def register_temporary_operation(self, name: str, fn: Callable, *, inputs: Sequence[Proxy], outputs: Sequence[Proxy], bsyms: Sequence[BoundSymbol]) -> BoundSymbol:
         """The line `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the lines that it takes the place of."""

@@ -18,6 +18,7 @@ from thunder.ops import explain
 from thunder.ops.backward import sum_to
 from thunder.ops.define import LTORCH, alias, inplace_form, register_inplace, torch_prim
 from thunder.ops.dims import is_empty
+from thunder.ops.layout import is_dense
 from thunder.ops.memory import Memory, replacing
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import scalar_type
@@ -167,20 +168,10 @@ _PROBED_BYTES = 1 << 24
 
 def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors with one storage are seen to share a part of it that is at different places in the two: PyTorch looks at dense ones only."""
-    if a is b or not a.numel() or not b.numel() or not (_is_dense(a) and _is_dense(b)):
+    if a is b or not a.numel() or not b.numel() or not (is_dense(a) and is_dense(b)):
         return False
     (a0, a1), (b0, b1) = ((x.storage_offset() * x.itemsize, (x.storage_offset() + x.numel()) * x.itemsize) for x in (a, b))
     return a.stride() != b.stride() if (a0, a1) == (b0, b1) else a0 < b1 and b0 < a1
-
-
-def _is_dense(x: torch.Tensor) -> bool:
-    """Whether the elements of a tensor lie side by side, in any order of dimensions."""
-    expected = 1
-    for stride, n in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= n
-    return True
 
 
 def _own(recorder: Recorder):

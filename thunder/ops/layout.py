@@ -1,12 +1,24 @@
-"""Running lines on fake tensors, to know how PyTorch's functions lay out their results."""
+"""How tensors lie in memory, and how PyTorch's functions lay out their results: lines that run on fake tensors."""
 
 from __future__ import annotations
+
+import torch
 
 from thunder.core.proxies import NumberProxy, Proxy, map_structure
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.explain import as_torch
 
-__all__ = ["run_line"]
+__all__ = ["is_dense", "run_line"]
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie side by side, in any order of dimensions: they neither overlap nor have gaps."""
+    expected = 1
+    for stride, n in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return False
+        expected *= n
+    return True
 
 
 def run_line(line: BoundSymbol, values: dict[Proxy, object]) -> None:

@@ -5,17 +5,21 @@ Used by the programs in benchmarks/ and examples/. Times are in seconds. Absolut
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 import torch
 
-__all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "parse_systems"]
+__all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "parse_systems", "in_processes"]
 
 SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor")
 
@@ -82,3 +86,29 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     half_width = {0.95: 1.959964, 0.99: 2.575829}[confidence] * math.sqrt(n) / 2
     low, high = math.floor(n / 2 - half_width), math.ceil(n / 2 + half_width)
     return ordered[max(low - 1, 0)], ordered[min(high, n - 1)]
+
+
+def in_processes(
+    script: str, workloads: Sequence[str], systems: Sequence[str], options: Sequence[str], caches: Sequence[str], line: Callable[[dict[str, Any]], str]
+) -> list[dict[str, Any]]:
+    """The rows of all workloads, each measured in a process of its own, `script workload --inner --systems ... options`, whose last line of output they are; printed by `line`.
+
+    caches: environment variables that name folders of caches. Where there are some, first calls are asked for: each system has a process of its own with empty caches, whose rows
+    have "run" "cold", and another one with the caches that it left, "second".
+    """
+    rows = []
+    for workload in workloads:
+        for together in [[s] for s in systems] if caches else [systems]:
+            with tempfile.TemporaryDirectory() as folder:
+                env = os.environ | {name: os.path.join(folder, name.lower()) for name in caches}
+                command = [sys.executable, script, workload, "--inner", "--systems", ",".join(together), *options]
+                for run in ("cold", "second") if caches else ("",):
+                    done = subprocess.run([*command, *(["--first-call"] if run else [])], env=env, capture_output=True, text=True, check=False)
+                    if done.returncode:
+                        found = [{"workload": workload, "system": s, "failed": (done.stderr.strip().splitlines() or ["no output"])[-1]} for s in together]
+                    else:
+                        found = json.loads(done.stdout.splitlines()[-1])
+                    for row in found:
+                        rows.append(row | ({"run": run} if run else {}))
+                        print(line(rows[-1]), flush=True)
+    return rows

@@ -19,12 +19,11 @@ A value of a program that is read on another stream than the program's has to be
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in, pr
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
+from thunder.core.utils import without_collection
 from thunder.errors import warn_user
 from thunder.ops.inplace import count_write, writes_back
 from thunder.ops.random import holding
@@ -220,7 +220,7 @@ class Memory:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), _without_collection():
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():  # nothing may be freed while a graph is recorded
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 outputs = run(*inputs)
@@ -263,18 +263,6 @@ class Memory:
         self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()] + [recording]
         for number, r in enumerate(self.recordings):
             r.number = number
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """What the garbage collector frees must not be freed while a graph is recorded."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _is_result(tensor: torch.Tensor) -> bool:

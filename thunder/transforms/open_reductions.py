@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.rewrite import with_parts
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.transforms.autodiff import sides
@@ -22,17 +22,7 @@ def open_reductions(joint: Trace, fusers: Sequence) -> Trace:
     forward, _, backward = sides(joint)
     read = {i for line in backward for i in line.inputs}
     opened = {line for line in forward if not read.isdisjoint(line.outputs) and _reduces_inside(line) and any(f.takes(line) for f in fusers)}
-    if not opened:
-        return joint
-
-    def rule(line: BoundSymbol, out: Rewriter) -> None:
-        if line not in opened:
-            return out.write(line)
-        for sub in line.subsymbols:
-            out.write(out.current(sub))
-        out.alias(line.aliases)
-
-    return rewrite(joint, rule)
+    return with_parts(joint, opened)
 
 
 def _reduces_inside(line: BoundSymbol) -> bool:

@@ -18,7 +18,7 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.values import parts, primitive
-from thunder.ops.layout import run_line
+from thunder.ops.layout import is_dense, run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["layout_of", "elementwise_strides"]
@@ -47,7 +47,7 @@ def _follow(line: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
         run_line(line, values)
         return True
     if _is_cast(line):
-        if not _is_dense(source := values[line.inputs[0]]):
+        if not is_dense(source := values[line.inputs[0]]):
             return False
         values[line.outputs[0]] = _meta(line.outputs[0], source.stride())
         return True
@@ -104,7 +104,7 @@ def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) 
     operands = [o for o in operands if o.dim()] if shape else list(operands)
     if not operands or all(tuple(o.shape) == tuple(shape) and o.is_contiguous() for o in operands):
         return strides_of(shape)
-    if all(tuple(o.shape) == tuple(shape) and o.stride() == operands[0].stride() for o in operands) and _is_dense(operands[0]):
+    if all(tuple(o.shape) == tuple(shape) and o.stride() == operands[0].stride() for o in operands) and is_dense(operands[0]):
         return operands[0].stride()
     steps = [[0] * (len(shape) - o.dim()) + [0 if n == 1 != m else s for n, m, s in zip(o.shape, shape[len(shape) - o.dim() :], o.stride(), strict=True)] for o in operands]
     return _in_order(shape, _order(shape, steps))
@@ -144,15 +144,5 @@ def _in_order(shape: Sequence[int], order: Sequence[int]) -> tuple:
     return tuple(strides)
 
 
-def _is_dense(t: torch.Tensor) -> bool:
-    """Whether elements neither overlap nor have gaps."""
-    expected = 1
-    for step, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
-        if step != expected:
-            return False
-        expected *= n
-    return True
-
-
 def _dense(tensor: torch.Tensor) -> tuple:
-    return tensor.stride() if _is_dense(tensor) else strides_of(tensor.shape)
+    return tensor.stride() if is_dense(tensor) else strides_of(tensor.shape)
