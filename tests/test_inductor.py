@@ -187,3 +187,122 @@ def test_nvfuser_is_a_name_that_says_why_it_takes_nothing(monkeypatch, tmp_path)
     (tmp_path / "nvfuser_direct.py").write_text("raise ImportError('undefined symbol: c10')")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "does not load on PyTorch" in nvfuserex.unavailable() and "undefined symbol: c10" in nvfuserex.unavailable()
+
+
+def test_results_take_the_place_of_what_nobody_has_any_more():
+    """A value between two regions is written over, and no argument, result, saved value or view of one that is still read."""
+
+    def program(x, w):
+        h = x @ w
+        y = h.sin() * 2.0 + 1.0
+        z = (y @ w).cos() * 3.0 + 1.0
+        return z, y
+
+    x, w = torch.randn(64, 64, dtype=torch.float64), torch.randn(64, 64, dtype=torch.float64)
+    compiled = thunder.jit(program, executors=["inductor"])
+    for _ in range(2):
+        before = x.clone(), w.clone()
+        got, want = compiled(x, w), program(x, w)
+        for a, b in zip((*got, x, w), (*want, *before), strict=True):
+            torch.testing.assert_close(a, b)
+        assert len({t.data_ptr() for t in (*got, x, w)}) == 4
+    text = thunder.last_traces(compiled)[-1].python()
+    assert "given = [t" in text and "Inductor0.consume(given)" in text
+    assert [next(iter(region_of(compiled, i)._variants))[2] for i in (0, 1)] == [(0,), (0,)]
+
+
+_HOLDERS = {
+    "nobody": lambda t: None,
+    "a name": lambda t: t,
+    "a view": lambda t: t[0],
+    "a detached tensor": lambda t: t.detach(),
+    "its memory": lambda t: t.untyped_storage(),
+    "NumPy": lambda t: t.numpy(),
+    "autograd": lambda t: torch.ones(64, 64, requires_grad=True) * t,
+}
+
+
+@pytest.mark.parametrize("holder", _HOLDERS)
+def test_what_somebody_has_is_not_written_over(holder):
+    compiled = thunder.jit(lambda x: x.sin() * 2.0 + 1.0, executors=["inductor"])
+    values = torch.randn(64, 64)
+    want = compiled(values)
+    given = [values.clone()]
+    held = _HOLDERS[holder](given[0])
+    before = torch.as_tensor(held).clone() if holder in ("a name", "a view", "a detached tensor", "NumPy") else None
+    place = given[0].data_ptr()
+    (got,) = region_of(compiled).consume(given)
+    torch.testing.assert_close(got, want)
+    assert (got.data_ptr() == place) is (held is None)
+    assert before is None or torch.equal(torch.as_tensor(held), before)
+
+
+@pytest.mark.parametrize("memory", ["of NumPy", "of a larger tensor", "expanded", "that requires grad"])
+def test_memory_that_is_no_tensors_own_is_not_written_over(memory):
+    compiled = thunder.jit(lambda x: x.sin() * 2.0 + 1.0, executors=["inductor"])
+    array = torch.randn(64, 64).numpy()
+    make = {
+        "of NumPy": lambda: torch.from_numpy(array), "of a larger tensor": lambda: torch.randn(65, 64)[:64], "expanded": lambda: torch.randn(64, 1).expand(64, 64),
+        "that requires grad": lambda: torch.randn(64, 64, requires_grad=True),
+    }[memory]  # fmt: skip
+    compiled(torch.randn(64, 64))
+    given = [make()]
+    want, place = given[0].detach().sin() * 2.0 + 1.0, given[0].data_ptr()
+    before = array.copy()
+    with torch.no_grad():
+        (got,) = region_of(compiled).consume(given)
+    torch.testing.assert_close(got, want)
+    assert got.data_ptr() != place and not got.requires_grad and (array == before).all()
+
+
+def test_a_backward_that_is_run_again_finds_what_it_saved():
+    x, w = (torch.randn(64, 64, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def program(x, w):
+        return ((x @ w).sin().tanh() @ w).cos() * 2.0
+
+    compiled = thunder.jit(program, executors=["inductor"])
+    g = torch.randn(64, 64, dtype=torch.float64)
+    want = torch.autograd.grad(program(x, w), (x, w), g)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or len(kept) - 1, lambda i: kept[i]):
+        hooked = compiled(x, w)
+    held = [t.clone() for t in kept]
+    plain = compiled(x, w)
+    for out, keep in ((plain, True), (plain, True), (plain, False), (hooked, False)):
+        for a, b in zip(torch.autograd.grad(out, (x, w), g, retain_graph=keep), want, strict=True):
+            torch.testing.assert_close(a, b)
+    assert held and all(map(torch.equal, kept, held)), "what hooks keep is theirs"
+    reused = {variant[2] for region in (f for _, f in thunder.examine.get_fusions(thunder.last_backward_traces(compiled)[-1])) for variant in region._variants}
+    assert () in reused and any(reused), "once with, once without"
+
+
+def test_kernels_that_write_over_something_else_are_others_on_disk():
+    """Inductor's caches do not go by what is written over."""
+
+    def program(x, y):
+        return (x * y).sin() + 1.0
+
+    x, y = torch.randn(80, 64), torch.randn(80, 64)
+    want = program(x, y)
+    for reused in ((), (0,), (1,), (0, 1)):
+        for _ in range(2):
+            inductor_ex._compiled.clear()
+            compiled = thunder.jit(program, executors=["inductor"])
+            torch.testing.assert_close(compiled(x, y), want)
+            given = [t.clone() for t in (x, y)]
+            held = [t for i, t in enumerate(given) if i not in reused]
+            (got,) = region_of(compiled).consume(given)
+            torch.testing.assert_close(got, want)
+            assert all(torch.equal(t, (x, y)[i]) for t, i in zip(held, (i for i in (0, 1) if i not in reused), strict=True))
+
+
+def test_what_both_halves_would_write_is_written_once():
+    """What a product of the backward reads, and the forward wrote for a product, is saved on a CPU; what only regions read is computed again."""
+    w, x = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    compiled = thunder.jit(lambda x, w: (((x @ w).sin() * 2.0) @ w).sum(), executors=["inductor"])
+    compiled(x, w).backward()
+    backward = thunder.last_backward_traces(compiled)[-1]
+    regions = [line for line in backward.bound_symbols if line.sym.is_fusion]
+    assert all(sub.sym.name != "sin" for line in regions for sub in line.subsymbols), "its product's input is saved"
+    assert any(sub.sym.name == "cos" for line in regions for sub in line.subsymbols), "its derivative is not"

@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,7 +24,7 @@ __all__ = [
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
-    "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
+    "attention_backends", "attention_among", "compile_with_inductor", "last_held", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -321,11 +322,34 @@ def quiet_fake_tensors():
         log.disabled = before
 
 
-def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple]]:
+def _holders(t: torch.Tensor) -> tuple:
+    """Who has a tensor, and its memory: references of Python and of C++ to both, whether PyTorch allocated it, whether autograd knows it, and how many bytes it has."""
+    storage = t.untyped_storage()
+    return sys.getrefcount(t), t._use_count(), sys.getrefcount(storage), storage_uses(storage._cdata), storage.resizable(), t.requires_grad, storage.nbytes()
+
+
+def last_held(tensors: list[torch.Tensor], sizes: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """The places in a list of tensors that nobody else has, nor their memory: it may be written over. 2.13; none where PyTorch does not count.
+
+    sizes: the places to look at, each with the number of bytes that its tensor takes: one that shows a part of its memory does not count.
+    """
+    return tuple([i for i, size in sizes if _holders(tensors[i]) == (*_OWN, size)]) if _OWN else ()
+
+
+def _holders_of_a_new_one() -> tuple:
+    fresh = [torch.empty(1)]
+    return _holders(fresh[0])[:-1] if hasattr(torch.Tensor, "_use_count") else ()
+
+
+_OWN = _holders_of_a_new_one()
+
+
+def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = ()) -> tuple[Callable, list[tuple]]:
     """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, and the strides that PyTorch gives the results.
 
     function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
     empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13.
+    reused: places of tensors on the CPU that results may be written over, as Inductor does with what only a backward has.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -345,8 +369,11 @@ def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor]) -
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     # shapes are guarded, and strides looked at, before a region is called
     options = {"size_asserts": False} | ({"cpp.vec_isa_ok": True} if config.cpp.vec_isa_ok is None and _vectors_are_known() else {})
-    with config.patch(options), tracing(TracingContext(mode)):
-        compiled = compile_fx_inner(graph, examples, is_inference=True)
+    with config.patch(options), tracing(TracingContext(mode)) as context:
+        if reused:
+            context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(reused))
+        # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1 nobody else's graph is taken for one of these
+        compiled = compile_fx_inner(graph, examples, is_inference=not reused, is_backward=bool(reused), static_input_idxs=[-1, *reused] if reused else ())
     return getattr(compiled, "current_callable", None) or compiled, strides
 
 

@@ -104,7 +104,8 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
-        chosen = plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
+        free, once = (lambda line: any(e.takes(line) for e in fusers)), (lambda line: any(e.takes(line) and e.written_once(line) for e in fusers))
+        chosen = plan(joint, budget, free, once).recomputed if budget < 1.0 or fusers else ()
         if "communicates" in joint.tables:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import shutil
 import threading
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from thunder._torch_compat import compile_with_inductor
+from thunder._torch_compat import compile_with_inductor, last_held
 from thunder.core.dtypes import COMPLEX, INTEGER
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
@@ -33,6 +34,7 @@ from thunder.ops.layout import run_line
 
 __all__ = ["inductor_ex", "torch_compile_ex", "torch_compile_cat_ex"]
 
+WORTH_A_LOOK = 1 << 14  # bytes; less memory costs no more than finding out who has it
 _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
@@ -71,6 +73,10 @@ class InductorExecutor(FusionExecutor):
             return True
         return symbol.decomposition is not None and bool(line.subsymbols) and all(fusible(sub) and self._computes(sub) for sub in line.subsymbols)
 
+    def written_once(self, line: BoundSymbol) -> bool:
+        """On a CPU a pass over memory is dear, and memory is not."""
+        return line.outputs[0].device.type == "cpu"
+
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
         computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
@@ -78,7 +84,9 @@ class InductorExecutor(FusionExecutor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         run = self.once(region, lambda: InductorRegion(region))
-        return self.register_temporary_operation(f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+        line = self.register_temporary_operation(f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+        line.sym.info["consumes"] = "consume"
+        return line
 
 
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
@@ -95,40 +103,52 @@ _DIVISIONS = {"div", "divide", "remainder", "fmod"}  # an integer by zero is PyT
 class InductorRegion:
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays them out.
 
-    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how often it did.
+    Inductor makes kernels for the strides of what comes in, for what they may write over, and for the number of threads. `compilations` counts how often it did.
     """
 
     def __init__(self, region: Region):
         self.region = region
         self.compilations = 0
         self._variants: dict[tuple, Callable] = {}
+        self._replaceable = _replaceable(region)
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        key = (_threads(), _deterministic(), *[t.stride() for t in tensors])
+        return self._run([*tensors], ())
+
+    def consume(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The same for a list, which is emptied. Results may lie in the memory of what nobody but the list has: new memory is dearer on a CPU than what is in its caches."""
+        return self._run(tensors, last_held(tensors, self._replaceable))
+
+    def _run(self, tensors: list[torch.Tensor], reused: tuple[int, ...]) -> Sequence[torch.Tensor]:
+        key = (_threads(), _deterministic(), reused, *[t.stride() for t in tensors])
         run = self._variants.get(key)
         if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
             return self(*[t.resolve_neg() for t in tensors])
-        return run([*tensors]) if run is not None else self._first(key, tensors)
+        return run(tensors) if run is not None else self._first(key, tensors, reused)
 
-    def _first(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def _first(self, key: tuple, tensors: list[torch.Tensor], reused: tuple[int, ...]) -> Sequence[torch.Tensor]:
         """A call with strides that did not come in before."""
         with _ONE_AT_A_TIME:
-            if key not in self._variants:
-                self._variants[key] = self._compiled_for(tensors)
-        return self._variants[key]([*tensors])
+            if (run := self._variants.get(key)) is None:
+                run, results = self._compiled_for(tensors, reused)
+                self._variants[key] = run
+                return results
+        return run(tensors)
 
-    def _compiled_for(self, tensors: Sequence[torch.Tensor]) -> Callable:
+    def _compiled_for(self, tensors: list[torch.Tensor], reused: tuple[int, ...]) -> tuple[Callable, Sequence[torch.Tensor]]:
+        """What runs the region from now on, and its results for these tensors."""
         try:
-            run, expected = compile_with_inductor(self._run_lines, tensors)
+            run, expected = compile_with_inductor(self._run_lines, tensors, [i for i in reused if tensors[i].is_contiguous()])
         except Exception as error:
             names = ", ".join(dict.fromkeys(line.sym.name for line in self.region.lines))
             raise MissingImplementationError(
                 f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or set_fuel() to find the region and report it"
             ) from error
         self.compilations += 1
-        if all(_layout(o.shape, o.stride()) == _layout(o.shape, s) for o, s in zip(run([*tensors]), expected, strict=True)):
-            return run
-        return lambda inputs: [torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o) for o, s in zip(run(inputs), expected, strict=True)]
+        results = run(tensors)
+        if all(_layout(o.shape, o.stride()) == _layout(o.shape, s) for o, s in zip(results, expected, strict=True)):
+            return run, results
+        return (lambda inputs: _laid_out(run(inputs), expected)), _laid_out(results, expected)
 
     def _run_lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
@@ -139,6 +159,17 @@ class InductorRegion:
 
 _ONE_AT_A_TIME = threading.Lock()  # Inductor's settings are the process's
 _threads, _deterministic = torch.get_num_threads, torch.are_deterministic_algorithms_enabled
+
+
+def _replaceable(region: Region) -> list[tuple[int, int]]:
+    """The inputs that a result of their size and type may take the place of, on a CPU, and their bytes. On a GPU memory that was freed is used again at no cost."""
+    made = {(math.prod(o.shape), o.dtype) for o in region.outputs if isinstance(o, TensorProxy) and o.device.type == "cpu"}
+    inputs = [(i, math.prod(p.shape), p.dtype) for i, p in enumerate(region.inputs) if isinstance(p, TensorProxy)]
+    return [(i, n * dtype.bytes) for i, n, dtype in inputs if n * dtype.bytes >= WORTH_A_LOOK and (n, dtype) in made]
+
+
+def _laid_out(results: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    return [torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o) for o, s in zip(results, strides, strict=True)]
 
 
 def _layout(shape: Sequence[int], strides: Sequence[int]) -> list:

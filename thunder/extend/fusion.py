@@ -71,6 +71,10 @@ class FusionExecutor(Executor):
         """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does not read it from another one."""
         return False
 
+    def written_once(self, line: BoundSymbol) -> bool:
+        """Whether a value is rather kept for the backward than written again in it, where both are read by other executors: a pass over memory for the memory."""
+        return False
+
     def should_fuse(self, region: Region) -> bool:
         """Whether a region is worth it. A single operation is not."""
         return len(region.lines) > 1

@@ -9,6 +9,7 @@ each amount of memory.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -40,13 +41,14 @@ class Plan:
     time: float
 
 
-def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None) -> Plan:
+def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None, written_once: Callable[[BoundSymbol], bool] | None = None) -> Plan:
     """The plan that saves at most `budget` times the bytes that are saved without one, in the least time; the smallest there is where none is that small.
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or move data cost nothing when they are computed
-    again: they join a region that reads their inputs. Products and reductions are no part of that.
+    again: they join a region that reads their inputs. Products and reductions are no part of that. written_once: those of them that do cost their time where the
+    forward writes what they make anyway, for a product to read, and the backward would write it again.
     """
-    flow = _Flow(joint, free)
+    flow = _Flow(joint, free, written_once)
     whole = flow.evaluate(frozenset())
     start = flow.cut(math.inf)
     target = budget * whole.nbytes
@@ -116,14 +118,24 @@ def estimated_time(line: BoundSymbol) -> float:
 class _Flow:
     """The forward's data flow, with views counted as the values they show."""
 
-    def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None):
-        self.forward, _, backward = sides(recompute(joint))
-        self.free = free
+    def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None, written_once: Callable[[BoundSymbol], bool] | None = None):
+        self.forward, _, self.backward = sides(recompute(joint))
+        self.free, self.written_once = free, written_once
         self.maker = {o: line for line in self.forward for o in line.outputs}
         self.root = roots(self.forward)
-        read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
+        read = [i for b in self.backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         self.time = {line: estimated_time(line) for line in self.forward}
+
+    @functools.cached_property
+    def written(self) -> set[Proxy]:
+        """What the forward writes, and the backward would, because lines of both read it that no fusion executor takes."""
+        shown = roots([*self.forward, *self.backward], maybe=True)
+        return set.intersection(*({shown.get(i, i) for line in lines if not self.joins(line) for i in line.inputs} for lines in (self.forward, self.backward)))
+
+    def joins(self, line: BoundSymbol) -> bool:
+        """Whether a line is part of a region, or only shows what others read."""
+        return OpTags.SHAPE_OP in line.sym.tags or self.free is not None and self.free(line)
 
     def of(self, value: Proxy) -> Proxy:
         return self.root.get(value, value)
@@ -132,7 +144,8 @@ class _Flow:
         if _is_fixed(line):
             return math.inf
         if self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line):
-            return 1e-3  # bytes: not done for nothing
+            if self.written_once is None or not self.written_once(line) or self.written.isdisjoint(line.outputs):
+                return 1e-3  # bytes: not done for nothing
         return price * self.time[line] if price < math.inf else math.inf
 
     def cut(self, price: float) -> Plan:
