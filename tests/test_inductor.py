@@ -218,6 +218,7 @@ _HOLDERS = {
     "a detached tensor": lambda t: t.detach(),
     "its memory": lambda t: t.untyped_storage(),
     "NumPy": lambda t: t.numpy(),
+    "a view of a view": lambda t: t.view(-1)[5:],
     "autograd": lambda t: torch.ones(64, 64, requires_grad=True) * t,
 }
 
@@ -253,6 +254,23 @@ def test_memory_that_is_no_tensors_own_is_not_written_over(memory):
         (got,) = region_of(compiled).consume(given)
     torch.testing.assert_close(got, want)
     assert got.data_ptr() != place and not got.requires_grad and (array == before).all()
+
+
+def test_a_view_of_what_nobody_has_is_written_over_and_is_no_view_any_more():
+    """PyTorch's linear gives one. A result that is a view could not be written to under grad."""
+    compiled = thunder.jit(lambda x, w, b: torch.nn.functional.linear(x, w, b).sin() * 2.0 + 1.0, executors=["inductor"])
+    x, w, b = torch.randn(4, 64, 64), torch.randn(64, 64), torch.randn(64)
+    with torch.no_grad():
+        for _ in range(2):
+            got = compiled(x, w, b)
+    torch.testing.assert_close(got, torch.nn.functional.linear(x, w, b).sin() * 2.0 + 1.0)
+    assert [variant[2] for variant in region_of(compiled)._variants] == [(0,)] and got._base is None
+    base = torch.randn(64, 64)
+    given, held = [base.view(4, 16, 64)], base.clone()
+    compiled = thunder.jit(lambda x: x.sin() * 2.0 + 1.0, executors=["inductor"])
+    compiled(given[0])
+    region_of(compiled).consume(given)
+    assert torch.equal(base, held), "somebody has what it is a view of"
 
 
 def test_a_backward_that_is_run_again_finds_what_it_saved():

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 
 import torch
 from torch.utils._device import DeviceContext
@@ -24,7 +25,7 @@ __all__ = [
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
-    "attention_backends", "attention_among", "compile_with_inductor", "last_held", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
+    "attention_backends", "attention_among", "compile_with_inductor", "take_over", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -35,6 +36,7 @@ current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: to
 set_device = getattr(torch._C, "_cuda_setDevice", torch.cuda.set_device)
 storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, stride, dtype) on the current device, at half the price of torch.empty_strided
+_reinterpret_tensor = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None)  # (tensor, size, stride, offset): another one on its memory, and no view. 2.11, 2.13
 _static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
 # (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
 launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
@@ -220,26 +222,30 @@ def describe_modes(old: tuple, new: tuple) -> str:
     return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(_NAMES, old, new, strict=True) if a != b)
 
 
-def tensor_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
-    """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None: any size) of its example.
+def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False):
+    """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None: any size) of its example, and its strides, if asked for.
 
-    Strides are free. The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
+    The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
     """
     try:
-        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors])
+        dims = [t.stride() if strides else [None] * t.dim() for t in tensors]
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[list(d) for d in dims])
         if guards.check(*tensors):
             return guards.check
     except (AttributeError, TypeError):
         pass
-    return _python_batch_check(tensors, sizes)
+    return _python_batch_check(tensors, sizes, strides)
 
 
-def _python_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
-    expected = [(type(t), t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), s) for t, s in zip(tensors, sizes, strict=True)]
+def _python_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool):
+    def facts(t: torch.Tensor) -> list:
+        return [t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), t.stride() if strides else None]
+
+    expected = [(type(t), facts(t), s) for t, s in zip(tensors, sizes, strict=True)]
 
     def check(*given) -> bool:
-        for x, (kind, *rest, shape) in zip(given, expected, strict=True):
-            if type(x) is not kind or [x.dtype, x.device, x.requires_grad, x.is_conj(), x.is_neg()] != rest:
+        for x, (kind, rest, shape) in zip(given, expected, strict=True):
+            if type(x) is not kind or facts(x) != rest:
                 return False
             if len(x.shape) != len(shape) or any(n is not None and n != m for n, m in zip(shape, x.shape, strict=True)):
                 return False
@@ -322,26 +328,38 @@ def quiet_fake_tensors():
         log.disabled = before
 
 
-def _holders(t: torch.Tensor) -> tuple:
-    """Who has a tensor, and its memory: references of Python and of C++ to both, whether PyTorch allocated it, whether autograd knows it, and how many bytes it has."""
-    storage = t.untyped_storage()
-    return sys.getrefcount(t), t._use_count(), sys.getrefcount(storage), storage_uses(storage._cdata), storage.resizable(), t.requires_grad, storage.nbytes()
+def _holders(tensors: list[torch.Tensor], places: Sequence[int]) -> list[tuple]:
+    """(who has a tensor, its memory and what it is a view of; bytes of its memory) of each: how many in Python and C++, whether PyTorch allocated it, whether autograd knows it."""
+    found = []
+    for i in places:
+        t = tensors[i]
+        memory, base = t.untyped_storage(), t._base
+        of_base = None if base is None else (getrefcount(base), base._use_count())
+        holders = getrefcount(t), t._use_count(), getrefcount(memory), storage_uses(memory._cdata), memory.resizable(), t.requires_grad, of_base
+        found.append((holders, memory.nbytes()))
+    return found
 
 
-def last_held(tensors: list[torch.Tensor], sizes: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The places in a list of tensors that nobody else has, nor their memory: it may be written over. 2.13; none where PyTorch does not count.
+_OWN: tuple = ()  # the holders of a tensor that only a list has, and of such a view of one that nobody has
+if hasattr(torch.Tensor, "_use_count") and _reinterpret_tensor is not None:
+    with torch.no_grad():
+        _OWN = tuple([_holders([made()], [0])[0][0] for made in (lambda: torch.empty(1), lambda: torch.empty(1).view(1))])
 
-    sizes: the places to look at, each with the number of bytes that its tensor takes: one that shows a part of its memory does not count.
+
+def take_over(tensors: list[torch.Tensor], places: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Which of some places in a list have a tensor that nobody else has, nor its memory: it may be written over. 2.13; none where PyTorch does not count.
+
+    sizes: how many bytes the tensors take: one that shows a part of its memory does not count. A view of what nobody has becomes a tensor.
     """
-    return tuple([i for i, size in sizes if _holders(tensors[i]) == (*_OWN, size)]) if _OWN else ()
-
-
-def _holders_of_a_new_one() -> tuple:
-    fresh = [torch.empty(1)]
-    return _holders(fresh[0])[:-1] if hasattr(torch.Tensor, "_use_count") else ()
-
-
-_OWN = _holders_of_a_new_one()
+    if not places or not _OWN:
+        return ()
+    found = []
+    for i, size, (holders, nbytes) in zip(places, sizes, _holders(tensors, places)):
+        if nbytes == size and holders in _OWN:
+            found.append(i)
+            if holders[-1] is not None:
+                tensors[i] = _reinterpret_tensor(tensors[i], tensors[i].shape, tensors[i].stride(), 0)
+    return tuple(found)
 
 
 def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = ()) -> tuple[Callable, list[tuple]]:

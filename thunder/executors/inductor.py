@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from thunder._torch_compat import compile_with_inductor, last_held
+from thunder._torch_compat import compile_with_inductor, take_over, tensor_batch_check
 from thunder.core.dtypes import COMPLEX, INTEGER
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
@@ -110,29 +110,35 @@ class InductorRegion:
         self.region = region
         self.compilations = 0
         self._variants: dict[tuple, Callable] = {}
-        self._replaceable = _replaceable(region)
+        self._usual: dict[tuple, tuple[Callable, Callable]] = {}  # for what came in first: a check of tensors, and what runs
+        self._places, self._sizes = _replaceable(region)
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         return self._run([*tensors], ())
 
     def consume(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The same for a list, which is emptied. Results may lie in the memory of what nobody but the list has: new memory is dearer on a CPU than what is in its caches."""
-        return self._run(tensors, last_held(tensors, self._replaceable))
+        return self._run(tensors, take_over(tensors, self._places, self._sizes))
 
     def _run(self, tensors: list[torch.Tensor], reused: tuple[int, ...]) -> Sequence[torch.Tensor]:
-        key = (_threads(), _deterministic(), reused, *[t.stride() for t in tensors])
-        run = self._variants.get(key)
+        state = _threads(), _deterministic(), reused
+        fits, run = self._usual.get(state, _NONE)
+        return run(tensors) if fits(*tensors) else self._unusual(tensors, state)
+
+    def _unusual(self, tensors: list[torch.Tensor], state: tuple) -> Sequence[torch.Tensor]:
+        """A call with strides that may not have come in before."""
         if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
             return self(*[t.resolve_neg() for t in tensors])
-        return run(tensors) if run is not None else self._first(key, tensors, reused)
-
-    def _first(self, key: tuple, tensors: list[torch.Tensor], reused: tuple[int, ...]) -> Sequence[torch.Tensor]:
-        """A call with strides that did not come in before."""
-        with _ONE_AT_A_TIME:
-            if (run := self._variants.get(key)) is None:
-                run, results = self._compiled_for(tensors, reused)
-                self._variants[key] = run
-                return results
+        key = (*state, *[t.stride() for t in tensors])
+        run = self._variants.get(key)
+        if run is None:
+            with _ONE_AT_A_TIME:
+                if (run := self._variants.get(key)) is None:
+                    check = tensor_batch_check(tensors, [t.shape for t in tensors], strides=True)
+                    run, results = self._compiled_for(tensors, state[-1])
+                    self._variants[key] = run
+                    self._usual.setdefault(state, (check, run))
+                    return results
         return run(tensors)
 
     def _compiled_for(self, tensors: list[torch.Tensor], reused: tuple[int, ...]) -> tuple[Callable, Sequence[torch.Tensor]]:
@@ -157,15 +163,19 @@ class InductorRegion:
         return [values[o] for o in self.region.outputs]  # type: ignore[misc]
 
 
+_NONE: tuple[Callable, Callable] = (lambda *tensors: False), list
 _ONE_AT_A_TIME = threading.Lock()  # Inductor's settings are the process's
 _threads, _deterministic = torch.get_num_threads, torch.are_deterministic_algorithms_enabled
 
 
-def _replaceable(region: Region) -> list[tuple[int, int]]:
-    """The inputs that a result of their size and type may take the place of, on a CPU, and their bytes. On a GPU memory that was freed is used again at no cost."""
+def _replaceable(region: Region) -> tuple[list[int], list[int]]:
+    """The places of inputs that a result of their size and type may take the place of, on a CPU, and their bytes. On a GPU memory that was freed is used again at no cost."""
     made = {(math.prod(o.shape), o.dtype) for o in region.outputs if isinstance(o, TensorProxy) and o.device.type == "cpu"}
-    inputs = [(i, math.prod(p.shape), p.dtype) for i, p in enumerate(region.inputs) if isinstance(p, TensorProxy)]
-    return [(i, n * dtype.bytes) for i, n, dtype in inputs if n * dtype.bytes >= WORTH_A_LOOK and (n, dtype) in made]
+    found = []
+    for i, p in enumerate(region.inputs):
+        if isinstance(p, TensorProxy) and (n := math.prod(p.shape), p.dtype) in made and n * p.dtype.bytes >= WORTH_A_LOOK:
+            found.append((i, n * p.dtype.bytes))
+    return [i for i, _ in found], [size for _, size in found]
 
 
 def _laid_out(results: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]) -> list[torch.Tensor]:
