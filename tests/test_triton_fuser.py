@@ -148,9 +148,13 @@ def test_pytorchs_samples_are_as_exact_as_in_float32(info):
 # ---------------------------------------------------------------------------------------------------------------- random regions
 
 
-def within_bound(deviation, region):
-    """The rule: twice as far from the program in float64 as eager, and two roundings to its coarsest type, since kernels round where the program converts, not where eager does."""
-    return not deviation.wrong and deviation.got <= 2 * deviation.eager + 2 * region.unit
+def within_bound(deviation, region, number):
+    """The rule: twice as far from the program in float64 as eager, and two roundings to its coarsest type, since kernels round where the program converts, not where eager does.
+
+    Where that is not enough, what a rounding of the inputs does to this result: eager may be lucky, as with the variance of a column of equal numbers, which its algorithm finds to be 0.
+    """
+    bound = 2 * deviation.eager + 2 * region.unit
+    return not deviation.wrong and (deviation.got <= bound or deviation.got <= bound + region.sensitivity()[number])
 
 
 @pytest.mark.parametrize("first", range(0, 300, 30))
@@ -161,8 +165,8 @@ def test_random_regions_are_as_exact_as_eager(first):
         inputs = region.placed(DEVICE)
         compiled = thunder.jit(region.function, executors=[Eager("random")])
         sides = compiled(*inputs), region(inputs), region.exact(region.inputs)
-        for deviation in judge(*([x.cpu() for x in side] for side in sides)):
-            assert within_bound(deviation, region), f"{deviation} for seed {seed}:\n{region.text}"
+        for number, deviation in enumerate(judge(*([x.cpu() for x in side] for side in sides))):
+            assert within_bound(deviation, region, number), f"{deviation} for seed {seed}:\n{region.text}"
         fused += bool(fusions(compiled))
     assert fused > 20
 
@@ -359,7 +363,7 @@ import triton.language as tl
 
 
 @triton.jit
-def rows0(in0, buffer1):
+def fused_mul_amax_sub_exp_sum_true_divide(in0, buffer1):
     c = tl.arange(0, 8)[None, :]
     r = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]
     v1 = tl.load(in0 + (r * 8 + c))

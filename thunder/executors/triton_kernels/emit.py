@@ -24,7 +24,7 @@ HEADER = "import triton\nimport triton.language as tl\n"
 
 
 class Source(NamedTuple):
-    """name, text: a function of the buffers (values, in order). helpers: names of functions it calls."""
+    """name, text: a function of the buffers (values, in order), called after what it computes, so that profiles say it. helpers: names of functions it calls."""
 
     name: str
     text: str
@@ -46,12 +46,10 @@ class _Term(NamedTuple):
     variables: frozenset
 
 
-def emit(
-    name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0, tile: Tile | None = None
-) -> Source:  # fmt: skip
+def emit(schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0, tile: Tile | None = None) -> Source:
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. shared: bytes of a multiprocessor's shared memory.
     tile: in place of the one that a rule gives."""
-    return _Emitter(name, schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel)).run()
+    return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel)).run()
 
 
 def _compute(d: dtype) -> str:
@@ -59,14 +57,15 @@ def _compute(d: dtype) -> str:
     return "tl.float32" if d.category == FLOAT and d.bytes < 4 else "tl.int1" if d.category == BOOL else f"tl.{d.name}"
 
 
+NAMED = 8  # operations in the name of a kernel
 LOWEST = "-3.4028234663852886e38"  # of float32: where a maximum begins from which other numbers, which may be infinite, are subtracted
 _NONE: frozenset = frozenset()
 _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)}}
 
 
 class _Emitter:
-    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int, tile: Tile):
-        self.name, self.kernel, self.interpreted, self.shared, self.tile = name, kernel, interpreted, shared, tile
+    def __init__(self, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int, tile: Tile):
+        self.kernel, self.interpreted, self.shared, self.tile = kernel, interpreted, shared, tile
         self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
         before = schedule.kernels[: schedule.kernels.index(kernel)]
         self.dear = {v for k in before for v in k.stores if v in schedule.dear}  # loaded, where others that are elementwise are computed again
@@ -80,6 +79,7 @@ class _Emitter:
         self.loaded: dict[str, frozenset] = {}
         self.buffers: dict[Value, str] = {}
         self.helpers: dict[str, None] = {}
+        self.computes: dict[str, None] = {}  # names of operations
         self.count = 0
         self.keep = ""  # what the cache is told of the blocks that a pass reads
         self.ahead = 0  # bytes that a loop over blocks loads for one of them
@@ -91,8 +91,9 @@ class _Emitter:
     def run(self) -> Source:
         grid = getattr(self, f"_{self.kernel.kind}")()
         body = "\n".join(f"    {line}" for line in self.outer)
-        text = f"@triton.jit\ndef {self.name}({', '.join(self.buffers.values())}):\n{body}\n"
-        return Source(self.name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers))
+        name = "_".join(["fused", *list(self.computes or ["copy"])[:NAMED]])
+        text = f"@triton.jit\ndef {name}({', '.join(self.buffers.values())}):\n{body}\n"
+        return Source(name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers))
 
     def _program(self, axis: int) -> str:
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
@@ -341,6 +342,7 @@ class _Emitter:
 
     def _combined(self, v: Value, text: str, axis: int, last: bool = False) -> str:
         """A block reduced along an axis, which stays as 1 unless it is the `last`, which leaves a number in the end."""
+        self.computes[v.what[0]] = None
         restored = "" if last else "[:, None]" if axis else "[None, :]"
         if v.what[0] == "sum":
             return f"tl.sum({text}, {axis}){restored}"
@@ -403,6 +405,7 @@ class _Emitter:
         if kind == "gather":
             return self._gathered(v, place, conditions)
         if kind in ("cat", "pad"):
+            self.computes[kind] = None
             return self._chosen(v, place, conditions)
         ((operand, there, _),) = sources(v, place)
         return self.value(operand, there, conditions)
@@ -411,7 +414,7 @@ class _Emitter:
         offset, low, high = v.what
         seed, at = self.value(v.operands[0], (), ()), self.index(join(place, strides_of(v.shape)))
         halves = f"{_bracketed(at.text)}.to(tl.int32), ({at.text} >> 32).to(tl.int32)" if self.wide else f"{at.text}, 0"
-        self.helpers["_uniform"] = None
+        self.helpers["_uniform"] = self.computes["uniform"] = None
         return self._emit(f"_uniform({seed.text}, {offset}, {halves}) * {high - low} + {low}", at.variables)
 
     def _mapped(self, v: Value, place: Place, conditions: tuple) -> _Term:
@@ -430,6 +433,7 @@ class _Emitter:
             else:
                 texts.append(self._number(x, kind))
         text = function.text(*texts)
+        self.computes[v.what] = None
         self.helpers.update(dict.fromkeys(h for h in HELPERS if h in text))
         return self._emit(text, variables)
 
@@ -482,6 +486,7 @@ class _Emitter:
         operand, at = v.operands
         if not operand.shape:
             return self.value(operand, (), conditions)
+        self.computes["gather"] = None
         term = self.value(at, place, conditions)
         test = self._emit(f"({term.text} >= 0) & ({term.text} < {operand.shape[v.what]})", term.variables)
         if not self.interpreted:

@@ -26,7 +26,6 @@ from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["FusedRegion", "interpreting"]
 
-KERNEL = "kernel"
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
 
 
@@ -103,9 +102,7 @@ class FusedRegion:
         program = self.schedule.program
         layout = self._layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [
-            emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None) for i, k in enumerate(self.schedule.kernels)
-        ]  # fmt: skip
+        sources = [emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None) for i, k in enumerate(self.schedule.kernels)]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -126,8 +123,7 @@ class _Variant:
         self.region, self.strides = region, strides
         self.sources, layout = region._sources(strides, tiles)
         self.layout = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True)) | {v: strides_of(v.shape) for v in temporaries}
-        # all called alike, so that equal ones are one
-        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text.replace(f"def {s.name}(", f"def {KERNEL}(")]) for s in self.sources]
+        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
         self.inputs = list(self.names.values())
         self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
@@ -156,7 +152,7 @@ class _Interpreted(_Variant):
             lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
         lines += self.allocations
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, KERNEL, {"__name__": "kernels"})
+            self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
             lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
         return self._function(lines)
 
@@ -174,7 +170,7 @@ class _Compiled(_Variant):
         begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
         self.binaries = [
-            binary_of(Request(KERNEL, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
+            binary_of(Request(s.name, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
 
