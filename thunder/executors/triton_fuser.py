@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
@@ -37,6 +37,7 @@ class TritonFuser(FusionExecutor):
     """
 
     capturable = True
+    owns_results = True
     longest_row = ON_CHIP
 
     def __init__(self, name: str, *, autotune: bool = False, **options):
@@ -81,6 +82,10 @@ class TritonFuser(FusionExecutor):
         except TooLarge:
             return None
         return self.register_temporary_operation(f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+        found = function.writing_over(frozenset(dying)) if isinstance(function, FusedRegion) else None
+        return (found, found.over) if found is not None and found.over else None
 
 
 def _in_primitives(line: BoundSymbol) -> bool:

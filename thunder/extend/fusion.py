@@ -47,6 +47,8 @@ class FusionExecutor(Executor):
         """
         self.implmap[operation_id(sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
 
+    owns_results = False  # whether all results of its functions are in new memory, of which they are all, or in that of inputs which `writing_over` allows
+
     longest_row = 0  # how many numbers it keeps on chip, where they are read again after they were reduced to one
 
     def can_execute(self, line: BoundSymbol) -> bool:
@@ -78,6 +80,11 @@ class FusionExecutor(Executor):
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         """The one line that runs a region (see `register_temporary_operation`), or None to leave it alone. counter: how many regions of the trace were fused."""
         raise MissingImplementationError(f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it")
+
+    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+        """A function of a region that may write over some of its inputs, those of which nobody reads the memory any more, and which input each of its outputs overwrites; None for
+        one that does not."""
+        return None
 
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""

@@ -10,9 +10,10 @@ Everything between loads, reductions and stores is computed where it is needed, 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.joins import parts_of
 from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.values import Place, Program, Value, sources
 
@@ -162,10 +163,10 @@ def _programs(rows: int, columns: int, programs: int) -> int:
 
 
 class _Scheduler:
-    """One way to put roots into kernels: each, in some order, into the first that can compute it."""
+    """One way to put roots into kernels: each, in some order, into the first that can compute it. parts: of outputs that are stored in parts."""
 
-    def __init__(self, program: Program):
-        self.program = program
+    def __init__(self, program: Program, parts: Mapping[Value, Sequence[Value]]):
+        self.program, self.parts = program, parts
         self.kernels: list[Kernel] = []
         self.kernel_of: dict[Value, int] = {}  # of reductions, partials and outputs
         self.stored: dict[Value, None] = {}
@@ -178,7 +179,7 @@ class _Scheduler:
         """roots: the reductions and partials, each after those it depends on."""
         self.spaces = {space_of(v) for v in roots if v.kind == "reduce"}
         outputs = [v for v in dict.fromkeys(self.program.outputs) if v.kind not in ("reduce", "partial")]
-        for root in (*self.dear, *roots, *(v for v in outputs if v not in self.dear)):
+        for root in (*self.dear, *roots, *(root for v in outputs if v not in self.dear for root in self.parts.get(v, (v,)))):
             self.place(root)
         for v in self.program.outputs:
             if v.kind == "reduce":
@@ -188,7 +189,7 @@ class _Scheduler:
             if not any(v is s for s in kernel.stores):
                 kernel.stores.append(v)
         results = set(self.program.outputs)
-        return Schedule(self.program, self.kernels, [v for v in self.stored if v not in results], self.dear)
+        return Schedule(self.program, self.kernels, [v for v in self.stored if v not in results and v.kind != "part"], self.dear)
 
     def place(self, root: Value) -> None:
         """Puts a root into the first kernel that can compute it, or into a new one."""
@@ -354,14 +355,20 @@ def schedule(program: Program, programs: int) -> Schedule:
     program = _with_partials(program, programs)
     order = in_order(program.outputs)
     roots = [v for v in order if v.kind in ("reduce", "partial")]
-    first = _Scheduler(program)
-    best = first.run(roots)
+    best = _Scheduler(program, {})
+    found = best.run(roots)
     early = _early(order)
-    if len(best.kernels) > 2 and any(a is not b for a, b in zip(early, roots, strict=True)):
-        second = _Scheduler(program)
-        other = second.run(early)
-        best = other if second.cost < first.cost else best
-    return best
+    if len(found.kernels) > 2 and any(a is not b for a, b in zip(early, roots, strict=True)):
+        other = _Scheduler(program, {})
+        schedule = other.run(early)
+        if other.cost < best.cost:
+            best, found, roots = other, schedule, early
+    if parts := parts_of(program):
+        other = _Scheduler(program, parts)
+        schedule = other.run(roots)
+        if other.cost <= best.cost + sum(v.numel * v.dtype.bytes for v in parts) // 2:  # each element chooses once less: about half of what reading and writing it takes
+            return schedule
+    return found
 
 
 def _early(order: Sequence[Value]) -> list[Value]:
