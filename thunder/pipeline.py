@@ -26,6 +26,7 @@ from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
+from thunder.transforms.keep import keep
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
@@ -111,6 +112,8 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
             return any(e.takes(line) for e in fusers)
 
         chosen = plan(joint, budget, fuses).recomputed if budget < 1.0 or fusers else frozenset()
+        if budget >= 1.0:
+            chosen = keep(joint, chosen, fuses)
         if "communicates" in joint.tables:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
