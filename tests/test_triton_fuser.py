@@ -340,11 +340,16 @@ def test_what_is_out_of_range_is_not_read():
     assert sources[0].text.count("tl.device_assert(") == 1 and "== 0), 'index out of range')" in sources[0].text, "what is not read may be anything"
 
 
-def test_a_region_that_is_too_large_is_left(monkeypatch):
-    monkeypatch.setattr(schedule, "LIMIT", 3)
-    compiled = thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[TritonFuser("short")])
-    x = tensor(5)
-    assert torch.equal(compiled(x), torch.tanh(x) * x + 1) and not fusions(compiled)
+def test_a_region_that_is_too_large_is_split(monkeypatch):
+    """Until its parts are small enough, or single operations."""
+    program = lambda x: torch.sigmoid(torch.tanh(x) * x + 1).exp() - x  # noqa: E731
+    x, counts = tensor(5), []
+    for limit in (4000, 5, 3, 1):
+        monkeypatch.setattr(schedule, "LIMIT", limit)
+        compiled = thunder.jit(program, executors=[TritonFuser(f"short{limit}")])
+        torch.testing.assert_close(compiled(x), program(x))
+        counts.append(len(fusions(compiled)))
+    assert counts[0] == 1 and counts[1] == 2 and counts[-1] == 0
 
 
 def test_the_kernel_is_one_attribute_away():

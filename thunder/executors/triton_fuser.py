@@ -19,7 +19,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.schedule import ON_CHIP, TooLarge
+from thunder.executors.triton_kernels.schedule import ON_CHIP
 from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
@@ -77,10 +77,7 @@ class TritonFuser(FusionExecutor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
-        try:
-            run = self.once(region, lambda: FusedRegion(region, to_torch_device(device), self.autotune))
-        except TooLarge:
-            return None
+        run = self.once(region, lambda: FusedRegion(region, to_torch_device(device), self.autotune))
         return self.register_temporary_operation(f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
 
     def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:

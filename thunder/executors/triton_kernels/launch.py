@@ -44,7 +44,7 @@ class FusedRegion:
 
     over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs do. See `writing_over`.
 
-    Raises `schedule.TooLarge` for a region that has to be smaller.
+    Raises TooLarge for a region that has to be smaller.
     """
 
     def __init__(self, region: Region, device: torch.device, autotune: bool = False):

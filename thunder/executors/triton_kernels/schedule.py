@@ -16,8 +16,9 @@ from thunder.executors.triton_kernels.index import Index, Variable, join, split,
 from thunder.executors.triton_kernels.joins import parts_of
 from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.values import Place, Program, Value, sources
+from thunder.extend.fusion import TooLarge
 
-__all__ = ["Kernel", "Schedule", "TooLarge", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "along_memory", "ON_CHIP"]
+__all__ = ["Kernel", "Schedule", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "along_memory", "ON_CHIP"]
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
@@ -26,10 +27,6 @@ LIMIT = 4000  # values at places, in all kernels of a region
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 WORK = 1 << 27  # instructions of elements that are done in that time, about
 LOOKED_UP = 16  # instructions that take as long as reading what they compute
-
-
-class TooLarge(Exception):
-    """A region whose kernels would be too long to be compiled in reasonable time."""
 
 
 class Kernel:
@@ -351,7 +348,7 @@ def in_order(outputs: Sequence[Value]) -> list[Value]:
 
 
 def schedule(program: Program, programs: int) -> Schedule:
-    """programs: in how many parts a reduction over rows is split. Raises TooLarge."""
+    """programs: in how many parts a reduction over rows is split. Raises TooLarge where kernels would be too long to be compiled in reasonable time."""
     program = _with_partials(program, programs)
     order = in_order(program.outputs)
     roots = [v for v in order if v.kind in ("reduce", "partial")]
