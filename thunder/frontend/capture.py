@@ -305,7 +305,7 @@ class Capture(Host):
         if placement is not None:  # whole in the program, a part of it in this process
             shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
         proxy = TensorProxy(
-            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
+            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=self.options.device or from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
