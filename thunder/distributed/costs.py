@@ -30,7 +30,7 @@ class Machine:
     """Kinds of GPU and of what connects them. Rates are per second and GPU, and as reached, not as published; times are in seconds.
 
     half, single, double, float8: floating point operations of matrix products of a dtype. attention, attention_backward: those of attention in half precision.
-    memory: bytes read and written. start: what a product or attention takes beyond its operations. launch: from one kernel to the next.
+    memory: bytes read and written; update: by an optimizer. start: what a product or attention takes beyond its operations. launch: from one kernel to the next.
     host: of the process, to issue a line. link: bytes that a GPU sends inside of a node, network: between nodes. collective: from a collective's start to its first
     step. hop, network_hop: of a step between GPUs of a node, and of two nodes. sharing: how much longer what computes takes while a collective runs.
     """
@@ -43,23 +43,23 @@ class Machine:
     attention: float
     attention_backward: float
     memory: float
+    update: float
     link: float
     network: float
     gpus_per_node: int = 8
     start: float = 13e-6
-    launch: float = 1.5e-6
-    host: float = 6e-6
+    launch: float = 2.5e-6
+    host: float = 20e-6
     collective: float = 12e-6
     hop: float = 2e-6
     network_hop: float = 5e-6
-    sharing: float = 0.0
+    sharing: float = 0.3
 
     def rate(self, line: BoundSymbol) -> float:
         """Of the operations of a line."""
         original = _original(line)
         kind = original.sym.info.get("rate")
-        inputs = [p.dtype for p in line.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT]
-        size = max((d.bytes for d in inputs), default=4)
+        size = next((p.dtype.bytes for p in line.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4)
         if kind is not None and size == 2:
             return getattr(self, kind)
         return {1: self.float8, 2: self.half, 4: self.single}.get(size, self.double)
@@ -89,7 +89,7 @@ class Machine:
 # Rates of products, attention and memory: measured on one H200 (`benchmarks/gpu_products.py`): 774 TFLOP/s and 13 us explain products of 46 GFLOP to 1.1 PFLOP, 22 ms for 1.1 TFLOP
 # in float32 without TF32. Links: NVLink's 450 GB/s in each direction and 400 Gb/s of network for each GPU, as published, of which collectives reach some 80 %. Steps: assumed.
 H200 = Machine(
-    "H200", half=774e12, single=50e12, double=50e12, float8=1400e12, attention=545e12, attention_backward=430e12, memory=4.27e12, link=360e9, network=40e9
+    "H200", half=706e12, single=50e12, double=50e12, float8=1400e12, attention=545e12, attention_backward=430e12, memory=3.3e12, update=2.75e12, link=360e9, network=40e9
 )  # fmt: skip
 
 
@@ -160,12 +160,13 @@ class _Storage:
 
 
 class Memory:
-    """Bytes on the GPU while traces run, beside what is there before them. held: names of values that are there all the time, arguments and parameters.
+    """Bytes on a kind of device while traces run, beside what is there before them. held: names of values that are there all the time, arguments and parameters.
 
     now, peak: bytes; gathered, most_gathered: of parameters that other ranks hold, until they are freed.
     """
 
-    def __init__(self, held: Iterable[str] = ()):
+    def __init__(self, device: str, held: Iterable[str] = ()):
+        self.device = device
         self.of: dict[str, _Storage] = {name: _Storage(0, 1) for name in held}
         self.now = self.peak = self.gathered = self.most_gathered = 0
 
@@ -182,10 +183,11 @@ class Memory:
                 self._run(line, started)
 
     def _hold(self, line: BoundSymbol) -> None:
-        """What a program is given and was not made by one before, as cotangents."""
-        for p in _tensors(line.outputs):
-            if p.name not in self.of:
-                self._allocate(p)
+        """What a program is given and was not made by one before: cotangents, which autograd keeps while it calls the backward."""
+        given = [p for p in _tensors(line.outputs) if p.name not in self.of]
+        for p in given:
+            self._allocate(p)
+        self.keep(p.name for p in given)
 
     def _run(self, line: BoundSymbol, started: dict) -> None:
         collective = collective_of(line)
@@ -197,7 +199,7 @@ class Memory:
             if shown is not None:
                 self.of[o.name] = shown
                 shown.names += 1
-            elif isinstance(o, TensorProxy) and o.device.type != "cpu" or not isinstance(o, TensorProxy):
+            else:
                 self._allocate(o, gathered=collective is not None and collective[0] == "all_gather")
         self.peak = max(self.peak, self.now + _scratch(line))
         futures = [o.name for o in line.outputs if isinstance(o, FutureTensorProxy)]
@@ -231,7 +233,7 @@ class Memory:
         return self.of.get(source.name) if source is not None else None
 
     def _allocate(self, p: Proxy, gathered: bool = False) -> None:
-        self.of[p.name] = storage = _Storage(nbytes(p) if isinstance(p, TensorProxy) else 0, 1, gathered)
+        self.of[p.name] = storage = _Storage(nbytes(p) if isinstance(p, TensorProxy) and p.device.type == self.device else 0, 1, gathered)
         self.now += storage.nbytes
         self.peak = max(self.peak, self.now)
         if gathered:

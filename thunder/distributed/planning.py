@@ -18,6 +18,7 @@ import torch.distributed as dist
 from thunder.compiled import jit_with
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
+from thunder.core.utils import without_collection
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
 from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, owners, replicated, sharded
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placing_copies
@@ -26,6 +27,7 @@ from thunder.extend import add_executor_lists, get_always_executors, get_default
 from thunder.frontend import Captured, capture
 from thunder.options import JitOptions
 from thunder.pipeline import asked_for, lower, lower_with_derivatives
+from thunder.transforms.cudagraph import CUDAGraphTransform
 
 __all__ = ["plan", "Plan", "Plans", "OPTIMIZERS"]
 
@@ -38,11 +40,9 @@ OPTIMIZERS = {"sgd": 0, "sgd momentum": 1, "adam": 2, "adamw": 2}
 class _StandIn(dist.ProcessGroup):
     """A group of which this process is rank 0, and that never communicates. stride: how far apart its ranks are among all."""
 
-    def __init__(self, ranks: int, stride: int, name: str):
+    def __init__(self, ranks: int, stride: int = 1):
         super().__init__(0, ranks)
-        self.stride, self.name = stride, name
-
-    group_desc = group_name = property(lambda self: self.name)
+        self.stride = stride
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ def plan(
     values that are no options; CaptureError, and what the model raises itself, as a call does.
     """
     sizes = (world_size,) if isinstance(world_size, int) else tuple(world_size)
+    if not sizes:
+        raise OptionError("world_size names no number of GPUs")
     module = module_of(model, "plan")
     state = _state_of(optimizer)
     if sharding_strategy is not None:
@@ -148,13 +150,13 @@ def plan(
         if sharding_strategy is None:
             strategy, prepare = "ddp", lambda name, p, groups=groups: replicated(name, p, groups[-1], bucket_size_in_mb)
         else:
-            strategy = f"fsdp {sharding_strategy.name}" + (f" over {shards}" if len(groups) > 1 else "")
+            strategy = f"fsdp {sharding_strategy.name}" + (f" over {shards}" if shards is not None else "")
             prepare = lambda name, p, groups=groups: sharded(name, p, groups, sharding_strategy, bucketing_strategy, dtype, reduce_dtype)  # noqa: E731
-        with placing_copies():
-            copied = _copy(module, prepare)
-            captured, chosen = _captured(copied, args, kwargs, options)
-        held = _Held(copied, args, kwargs, state)
-        found.append(_planned(strategy, size, machine, captured, chosen, held))
+        with without_collection():
+            with placing_copies():
+                copied = _copy(module, prepare)
+                captured, chosen = _captured(copied, args, kwargs, options)
+            found.append(_planned(strategy, size, machine, captured, chosen, _Held(copied, args, kwargs, state)))
     return found[0] if isinstance(world_size, int) else Plans(found)
 
 
@@ -171,6 +173,8 @@ def _options(model, device: str) -> JitOptions:
         options = JitOptions(executors=executors)
     else:
         options = compiled.options
+    if any(isinstance(t, CUDAGraphTransform) for t in options.transforms):
+        raise OptionError("thunder.distributed.plan: what CUDA graphs keep in memory is known when they are recorded: plan the module without CUDAGraphTransform")
     return dataclasses.replace(options, executors=tuple(e.planned() for e in options.executors), device=Device(device), used_compile_options={})
 
 
@@ -179,10 +183,10 @@ def _groups(size: int, shards: int | None) -> tuple:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise OptionError(f"world_size={size!r} is not an option; valid: numbers of GPUs, 1 or more")
     if shards is None or shards == size:
-        return (_StandIn(size, 1, "all"),)
+        return (_StandIn(size),)
     if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
         raise OptionError(f"shards={shards!r} is not an option for {size} GPUs; valid: a number that divides {size}")
-    return _StandIn(size // shards, shards, "replicas"), _StandIn(shards, 1, "shards")
+    return _StandIn(size // shards, shards), _StandIn(shards)
 
 
 def _copy(module: torch.nn.Module, prepare: Callable[[str, torch.Tensor], Placement]) -> torch.nn.Module:
@@ -239,7 +243,7 @@ def _state_of(optimizer: str | int) -> Callable[[torch.Tensor], int]:
 def _planned(strategy: str, size: int, machine: Machine, captured: Captured, options: JitOptions, held: _Held) -> Plan:
     computation = captured.computation
     trains = captured.output_requires_grad and not options.disable_torch_autograd
-    memory = Memory(p.name for p in computation.args if isinstance(p, TensorProxy))
+    memory = Memory(options.device.type, (p.name for p in computation.args if isinstance(p, TensorProxy)))
     clock = Clock(machine)
     saved = unknown = gradients = 0
     if trains:
@@ -253,7 +257,7 @@ def _planned(strategy: str, size: int, machine: Machine, captured: Captured, opt
         clock.run(backward[-1].bound_symbols)
         gradients = memory.bytes_of({p.name for p in backward[-1].output_proxies})
         # an optimizer reads parameters, gradients and its state, and writes all but gradients
-        clock.compute((2 * held.trained + gradients + 2 * held.optimizer) / machine.memory + machine.launch)
+        clock.compute((2 * held.trained + gradients + 2 * held.optimizer) / machine.update + machine.launch)
     else:
         trace = lower(computation, options, options.executors)[-1]
         memory.run(trace)

@@ -92,8 +92,6 @@ attention_with_dropout = composite(fn=_FUNCTION, name="scaled_dot_product_attent
 )
 
 
-
-
 def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
     """The multiply-adds of a product as large as that of queries and keys."""
     return query.numel_value * number_value(key.shape[-2]) // (2 if is_causal else 1)
