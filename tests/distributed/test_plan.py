@@ -12,6 +12,7 @@ import thunder
 from thunder.distributed import H200, FSDPBucketingStrategy, FSDPType, ddp, fsdp, plan
 from thunder.distributed.costs import Machine, collective_of
 from thunder.errors import OptionError
+from thunder.transforms.memory_budget import multiply_adds
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 
@@ -174,27 +175,69 @@ def test_shards_of_a_part_of_the_ranks():
     assert planned(world_size=8, shards=8).collectives == planned(world_size=8).collectives
 
 
+class Heads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(64, dtype=torch.bfloat16, device="meta"))
+
+    def forward(self, x):
+        assert x.device.type == "cuda" and x.is_contiguous()
+        return torch.nn.functional.scaled_dot_product_attention(x * self.w + x, x.sin() * self.w, x.cos() * self.w, is_causal=True).sum()
+
+
 def test_what_runs_on_gpus_is_planned_without_one():
     """Attention and elementwise operations go to the executors of GPUs, whatever this machine has."""
-
-    def forward(q, k, v):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    class Attention(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.zeros(64, dtype=torch.bfloat16, device="meta"))
-
-        def forward(self, x):
-            assert x.device.type == "cuda" and x.is_contiguous()
-            return forward(x * self.w + x, x.sin() * self.w, x.cos() * self.w).sum()
 
     names = []
     seconds_of = Machine.seconds_of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "seconds_of", lambda self, line, scratch: names.append(line.sym.name) or seconds_of(self, line, scratch))
-        plan(Attention(), torch.zeros(2, 8, 128, 64, dtype=torch.bfloat16), world_size=8)
+        plan(Heads(), torch.zeros(2, 8, 128, 64, dtype=torch.bfloat16), world_size=8)
     assert "sdpa_cudnn" in names and "sdpa_cudnn_backward" in names and any(name.startswith("TritonFusion") for name in names)
+
+
+class Several(torch.nn.Module):
+    """Buffers that are written to, an operation that PyTorch differentiates, and decisions about constants."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)
+        self.recurrent = torch.nn.LSTM(36, 16, batch_first=True)
+
+    def forward(self, x):
+        y = self.norm(self.convolution(x)).flatten(2)
+        if (torch.arange(4, device=x.device) > 2).all():
+            y = y.exp()
+        return self.recurrent(y)[0].square().mean()
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_modules_on_the_meta_device_or_with_memory(device):
+    with torch.device(device):
+        model, x = Several(), torch.empty(2, 3, 8, 8)
+    found = plan(model, x, world_size=4, sharding_strategy=ZERO3)
+    assert found.gradients == found.parameters and found.optimizer == 2 * found.parameters
+    assert found.others == x.nbytes + sum(b.nbytes for b in model.buffers())
+    assert found.unknown == 1 and "1 pieces of PyTorch's autograd graph" in str(found), "what PyTorch's LSTM saves"
+    assert found.saved >= 2 * 8 * 36 * 4 and all(b.device.type == device for b in model.buffers())
+
+
+def test_convolutions_and_attention_are_counted_as_products():
+    with torch.device("meta"):
+        convolution = torch.nn.Conv2d(4, 6, 3, padding=1, bias=False, groups=2).to(torch.bfloat16)
+        x = torch.empty(5, 4, 10, 10, dtype=torch.bfloat16)
+    lines = []
+    seconds_of = Machine.seconds_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "seconds_of", lambda self, line, scratch: lines.append(line) or seconds_of(self, line, scratch))
+        plan(convolution, x, world_size=1)
+        heads = torch.empty(2, 3, 128, 64, dtype=torch.bfloat16, device="meta")
+        plan(Heads(), heads, world_size=1)
+    originals = [line.subsymbols[0] if line.sym.executor is not None else line for line in lines if not line.sym.is_fusion]
+    counts = {line.sym.qualified_name.split(".")[-2 if line.sym.name == "default" else -1]: multiply_adds(line) for line in originals}
+    assert counts["conv2d"] == counts["convolution_backward"] == 5 * 10 * 10 * 6 * (2 * 3 * 3), "the input has no gradient"
+    scores = 2 * 3 * 128 * 128 * 64
+    assert counts["sdpa_cudnn"] == 2 * scores / 2 and counts["sdpa_cudnn_backward"] == 5 * scores / 2, "half of them are hidden"
 
 
 def test_the_optimizer_is_counted_as_named():
@@ -260,7 +303,7 @@ def test_options_of_a_compiled_module_are_its_own():
         ({"world_size": 12, "shards": 8}, "a number that divides 12"), ({"world_size": 8, "shards": 0}, "shards=0"),
         ({"world_size": 8, "optimizer": "adagrad"}, "'adamw'"), ({"world_size": 8, "device": "tpu"}, "valid: 'cuda', 'cpu'"),
         ({"world_size": 8, "sharding_strategy": "zero2"}, "FSDPType.ZERO2"), ({"world_size": 8, "bucketing_strategy": 3}, "FSDPBucketingStrategy"),
-        ({"world_size": 8, "sharding_strategy": None, "bucket_size_in_mb": -1}, "0 or more"),
+        ({"world_size": 8, "sharding_strategy": None, "bucket_size_in_mb": -1}, "0 or more"), ({"world_size": 8, "sharding_strategy": None, "shards": 2}, "no option shards"),
     ],
 )  # fmt: skip
 def test_options_that_are_none_say_so(options, words):

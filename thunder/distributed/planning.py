@@ -140,13 +140,15 @@ def plan(
     state = _state_of(optimizer)
     if sharding_strategy is not None:
         check_member(FSDPType, sharding_strategy, "sharding_strategy")
+    elif given := [name for name, value in (("dtype", dtype), ("reduce_dtype", reduce_dtype), ("shards", shards)) if value is not None]:
+        raise OptionError(f"sharding_strategy=None plans ddp, which has no option {given[0]}: leave it out, or give a strategy of fsdp")
     check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
     check_bucket_size(bucket_size_in_mb)
     args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
     options = _options(model, device)
     found = []
     for size in sizes:
-        groups = _groups(size, shards if sharding_strategy is not None else None)
+        groups = _groups(size, shards)
         if sharding_strategy is None:
             strategy, prepare = "ddp", lambda name, p, groups=groups: replicated(name, p, groups[-1], bucket_size_in_mb)
         else:
