@@ -133,6 +133,14 @@ def test_the_peak_is_that_of_a_run(grad):
     assert beyond == storages.peak
 
 
+@pytest.fixture
+def lines(monkeypatch):
+    """The lines that were found to compute something."""
+    found, seconds_of = [], Machine.seconds_of
+    monkeypatch.setattr(Machine, "seconds_of", lambda self, line, scratch: found.append(line) or seconds_of(self, line, scratch))
+    return found
+
+
 def planned(**options):
     with torch.device("meta"):
         model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(4)))
@@ -156,10 +164,7 @@ def test_more_gpus_hold_less_each_and_communicate_longer():
     assert "64" in str(zero2) and str(planned(world_size=(8, 4096))).count("\n") == 3
 
 
-def test_the_work_does_not_grow_with_the_number_of_gpus(monkeypatch):
-    lines = []
-    seconds_of = Machine.seconds_of
-    monkeypatch.setattr(Machine, "seconds_of", lambda self, line, scratch: lines.append(line) or seconds_of(self, line, scratch))
+def test_the_work_does_not_grow_with_the_number_of_gpus(lines):
     counts = []
     for size in (2, 64, 4096):
         lines.clear()
@@ -185,14 +190,11 @@ class Heads(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(x * self.w + x, x.sin() * self.w, x.cos() * self.w, is_causal=True).sum()
 
 
-def test_what_runs_on_gpus_is_planned_without_one():
+def test_what_runs_on_gpus_is_planned_without_one(lines):
     """Attention and elementwise operations go to the executors of GPUs, whatever this machine has."""
 
-    names = []
-    seconds_of = Machine.seconds_of
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Machine, "seconds_of", lambda self, line, scratch: names.append(line.sym.name) or seconds_of(self, line, scratch))
-        plan(Heads(), torch.zeros(2, 8, 128, 64, dtype=torch.bfloat16), world_size=8)
+    plan(Heads(), torch.zeros(2, 8, 128, 64, dtype=torch.bfloat16), world_size=8)
+    names = [line.sym.name for line in lines]
     assert "sdpa_cudnn" in names and "sdpa_cudnn_backward" in names and any(name.startswith("TritonFusion") for name in names)
 
 
@@ -222,17 +224,12 @@ def test_modules_on_the_meta_device_or_with_memory(device):
     assert found.saved >= 2 * 8 * 36 * 4 and all(b.device.type == device for b in model.buffers())
 
 
-def test_convolutions_and_attention_are_counted_as_products():
+def test_convolutions_and_attention_are_counted_as_products(lines):
     with torch.device("meta"):
         convolution = torch.nn.Conv2d(4, 6, 3, padding=1, bias=False, groups=2).to(torch.bfloat16)
         x = torch.empty(5, 4, 10, 10, dtype=torch.bfloat16)
-    lines = []
-    seconds_of = Machine.seconds_of
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Machine, "seconds_of", lambda self, line, scratch: lines.append(line) or seconds_of(self, line, scratch))
-        plan(convolution, x, world_size=1)
-        heads = torch.empty(2, 3, 128, 64, dtype=torch.bfloat16, device="meta")
-        plan(Heads(), heads, world_size=1)
+    plan(convolution, x, world_size=1)
+    plan(Heads(), torch.empty(2, 3, 128, 64, dtype=torch.bfloat16, device="meta"), world_size=1)
     originals = [line.subsymbols[0] if line.sym.executor is not None else line for line in lines if not line.sym.is_fusion]
     counts = {line.sym.qualified_name.split(".")[-2 if line.sym.name == "default" else -1]: multiply_adds(line) for line in originals}
     assert counts["conv2d"] == counts["convolution_backward"] == 5 * 10 * 10 * 6 * (2 * 3 * 3), "the input has no gradient"
@@ -290,10 +287,14 @@ def stays_compiled(rank, size):
         plan(module, x, world_size=2)
 
 
-def test_options_of_a_compiled_module_are_its_own():
-    model = thunder.jit(torch.nn.Linear(8, 8), memory_budget=0.5, executors=[])
-    found = plan(model, torch.zeros(4, 8), world_size=2)
-    assert found.parameters == (8 * 8 + 8) * 4 // 2 and thunder.cache_misses(model) == 0
+def test_options_of_a_compiled_module_are_its_own(lines):
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Tanh())
+    for options, fused in (({}, True), ({"executors": []}, False), ({"numerics": "eager"}, False)):
+        lines.clear()
+        model = thunder.jit(module, **options)
+        plan(model, torch.zeros(4, 8), world_size=2)
+        assert any(line.sym.name.startswith("TritonFusion") for line in lines) is fused and lines
+        assert thunder.cache_misses(model) == 0
 
 
 @pytest.mark.parametrize(

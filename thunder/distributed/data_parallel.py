@@ -81,7 +81,7 @@ def fsdp(
     wanted = _device(device, groups[-1])
     sources = _sources(broadcast_from, process_group, groups)
     filled: dict[int, torch.nn.Parameter] = {}  # by the id of the parameter on the meta device that it takes the place of
-    for path, owner in owners(module):
+    for path, owner in _owners(module):
         _fill(owner, path, wanted or torch.device("cpu"), filled)
         for name, buffer in owner._buffers.items():
             if buffer is not None:
@@ -206,7 +206,7 @@ def _moved(tensor: torch.Tensor, device: torch.device | None, sources: list[tupl
     return tensor
 
 
-def owners(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def _owners(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """(path, submodule) of those that have parameters or buffers of their own."""
     return ((path, owner) for path, owner in module.named_modules() if owner._parameters or owner._buffers)
 

@@ -20,12 +20,12 @@ from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.utils import without_collection
 from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
-from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, owners, replicated, sharded
+from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placing_copies
 from thunder.errors import OptionError
 from thunder.extend import add_executor_lists, get_always_executors, get_default_executors
 from thunder.frontend import Captured, capture
-from thunder.options import JitOptions
+from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import asked_for, lower, lower_with_derivatives
 from thunder.transforms.cudagraph import CUDAGraphTransform
 
@@ -170,14 +170,15 @@ def _options(model, device: str) -> JitOptions:
     if device not in ("cuda", "cpu"):
         raise OptionError(f"device={device!r} is not an option; valid: 'cuda', 'cpu'")
     compiled = getattr(model, "_lc_cd", None)
-    if compiled is None:
-        executors = add_executor_lists(get_default_executors(on_gpus=device == "cuda"), get_always_executors())
-        options = JitOptions(executors=executors)
-    else:
-        options = compiled.options
+    options = JitOptions() if compiled is None else compiled.options
+    executors = options.executors
+    if options.default_executors:
+        here, there = (add_executor_lists(get_default_executors(on_gpus), get_always_executors()) for on_gpus in (False, device == "cuda"))
+        eager = options.numerics is NUMERICS_OPTIONS.EAGER
+        executors = (*(e for e in executors if e not in here), *(e for e in there if e.exact or not eager))
     if any(isinstance(t, CUDAGraphTransform) for t in options.transforms):
         raise OptionError("thunder.distributed.plan: what CUDA graphs keep in memory is known when they are recorded: plan the module without CUDAGraphTransform")
-    return dataclasses.replace(options, executors=tuple(e.planned() for e in options.executors), device=Device(device), used_compile_options={})
+    return dataclasses.replace(options, executors=tuple(e.planned() for e in executors), device=Device(device), used_compile_options={})
 
 
 def _groups(size: int, shards: int | None) -> tuple:
@@ -198,15 +199,10 @@ def _copy(module: torch.nn.Module, prepare: Callable[[str, torch.Tensor], Placem
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
         known[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
     copied = copy.deepcopy(module, known)
-    placed: set[int] = set()
-    for path, owner in owners(copied):
-        for name, parameter in owner._parameters.items():
-            if parameter is None or id(parameter) in placed:
-                continue
-            placement = prepare(f"{path}.{name}" if path else name, parameter)
-            parameter.data = placement.shard_of(parameter.detach())
-            place(parameter, placement)
-            placed.add(id(parameter))
+    for name, parameter in copied.named_parameters():
+        placement = prepare(name, parameter)
+        parameter.data = placement.shard_of(parameter.detach())
+        place(parameter, placement)
     return copied
 
 
@@ -266,6 +262,7 @@ def _planned(strategy: str, size: int, machine: Machine, captured: Captured, opt
         clock.run(trace.bound_symbols)
     optimizer = held.optimizer if trains else 0
     return Plan(
-        strategy, size, machine, held.parameters, gradients, optimizer, held.others, saved, memory.most_gathered, held.parameters + held.others + optimizer + memory.peak, unknown,
-        tuple(sorted(clock.collectives.values(), key=lambda c: c.kind)), clock.computed, clock.busy, clock.waiting,
+        strategy=strategy, world_size=size, machine=machine, parameters=held.parameters, gradients=gradients, optimizer=optimizer, others=held.others, saved=saved,
+        gathered=memory.most_gathered, peak=held.parameters + held.others + optimizer + memory.peak, unknown=unknown,
+        collectives=tuple(sorted(clock.collectives.values(), key=lambda c: c.kind)), seconds=clock.computed, busy=clock.busy, waiting=clock.waiting,
     )  # fmt: skip
