@@ -156,9 +156,9 @@ def plan(
             prepare = lambda name, p, groups=groups: sharded(name, p, groups, sharding_strategy, bucketing_strategy, dtype, reduce_dtype)  # noqa: E731
         with without_collection():
             with placing_copies():
-                copied = _copy(module, prepare)
-                captured, chosen = _captured(copied, args, kwargs, options)
-            found.append(_planned(strategy, size, machine, captured, chosen, _Held(copied, args, kwargs, state)))
+                compiled = _compiled(module, options, prepare)
+                captured, chosen = _captured(compiled, args, kwargs, options)
+            found.append(_planned(strategy, size, machine, captured, chosen, _Held(compiled, args, kwargs, state)))
     return found[0] if isinstance(world_size, int) else Plans(found)
 
 
@@ -192,24 +192,24 @@ def _groups(size: int, shards: int | None) -> tuple:
     return _StandIn(size // shards, shards), _StandIn(shards)
 
 
-def _copy(module: torch.nn.Module, prepare: Callable[[str, torch.Tensor], Placement]) -> torch.nn.Module:
-    """The module on the meta device, with what a rank holds in the place of its parameters."""
+def _compiled(module: torch.nn.Module, options: JitOptions, prepare: Callable[[str, torch.Tensor], Placement]) -> torch.nn.Module:
+    """A copy of a module on the meta device, compiled, with what a rank holds in the place of its parameters."""
     known: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
         known[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
-    copied = copy.deepcopy(module, known)
-    for name, parameter in copied.named_parameters():
+    compiled = jit_with(copy.deepcopy(module, known), options)
+    for name, parameter in compiled.named_parameters():
         placement = prepare(name, parameter)
         parameter.data = placement.shard_of(parameter.detach())
         place(parameter, placement)
-    return copied
+    return compiled
 
 
-def _captured(module: torch.nn.Module, args: tuple, kwargs: dict, options: JitOptions) -> tuple[Captured, JitOptions]:
-    compiled = jit_with(module, options)
-    captured = capture(module, args, kwargs, options, {}, compiled._lc_cd.overrides)
-    captured.transform(options, compiled._lc_cd.overrides, compiled)
+def _captured(compiled, args: tuple, kwargs: dict, options: JitOptions) -> tuple[Captured, JitOptions]:
+    overrides = compiled._lc_cd.overrides
+    captured = capture(compiled._lc_original, args, kwargs, options, {}, overrides)
+    captured.transform(options, overrides, compiled)
     return captured, asked_for(captured.computation, options)
 
 
