@@ -19,7 +19,7 @@ from thunder.errors import OptionError, warn_user
 __all__ = [
     "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL", "Implementation", "register_executor", "deregister_executor",
     "get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor",
-    "add_always_executor", "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
+    "add_default_executor_of_gpus", "add_always_executor", "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
 ]  # fmt: skip
 
 
