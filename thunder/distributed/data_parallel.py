@@ -28,17 +28,22 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
 
     Raises TypeError for what is no module, RuntimeError without a process group and for a module that is distributed already.
     """
-    module, group = _module(model, "ddp"), group_of(process_group)
-    if bucket_size_in_mb < 0:
-        raise OptionError(f"bucket_size_in_mb={bucket_size_in_mb!r} is not an option; valid: 0 or more")
+    module, group = module_of(model, "ddp"), group_of(process_group)
+    introduce()
+    check_bucket_size(bucket_size_in_mb)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise RuntimeError(f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the module where they are to be")
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
     for name, parameter in module.named_parameters():
-        place(parameter, _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20)))
+        place(parameter, replicated(name, parameter, group, bucket_size_in_mb))
     return model
+
+
+def replicated(name: str, parameter: torch.Tensor, group, bucket_size_in_mb: float) -> Placement:
+    """The placement that `ddp` gives a parameter."""
+    return _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20))
 
 
 def fsdp(
@@ -69,12 +74,11 @@ def fsdp(
     Raises TypeError for what is no module, RuntimeError without a process group, for a module that is distributed already, and for a parameter on the meta device that no
     `reset_parameters` fills.
     """
-    module = _module(model, "fsdp")
-    strategy, buckets = _member(FSDPType, sharding_strategy, "sharding_strategy"), _member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
+    module = module_of(model, "fsdp")
+    strategy, buckets = check_member(FSDPType, sharding_strategy, "sharding_strategy"), check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
     groups = _groups(process_group)
-    shards, replicas = groups[-1], groups[:-1]
-    wanted = _device(device, shards)
-    options = {"reduce_dtype": reduce_dtype, "again": strategy is FSDPType.ZERO3}
+    introduce()
+    wanted = _device(device, groups[-1])
     sources = _sources(broadcast_from, process_group, groups)
     filled: dict[int, torch.nn.Parameter] = {}  # by the id of the parameter on the meta device that it takes the place of
     for path, owner in _owners(module):
@@ -86,13 +90,20 @@ def fsdp(
             if parameter is None or _is_sharded(parameter):
                 continue
             full_name = f"{path}.{name}" if path else name
-            held_by = {"shards": shards, "replicas": replicas} if parameter.ndim else {"replicas": groups}
-            placement = _placement(full_name, parameter, dtype=dtype, bucket=_bucket(full_name, buckets), **held_by, **options)
+            placement = sharded(full_name, parameter, groups, strategy, buckets, dtype, reduce_dtype)
             whole = _moved(parameter.detach(), wanted if sources else None, sources)
             parameter.data = placement.shard_of(whole).to(wanted or whole.device)
             parameter.grad = None
             place(parameter, placement)
     return model
+
+
+def sharded(
+    name: str, parameter: torch.Tensor, groups: tuple, strategy: FSDPType, buckets: FSDPBucketingStrategy, dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> Placement:
+    """The placement that `fsdp` gives a parameter. groups: those it is replicated over, and last the one it is sharded over."""
+    held_by = {"shards": groups[-1], "replicas": groups[:-1]} if parameter.ndim else {"replicas": groups}
+    return _placement(name, parameter, dtype=dtype, reduce_dtype=reduce_dtype, again=strategy is FSDPType.ZERO3, bucket=_bucket(name, buckets), **held_by)
 
 
 def copy_default_process_group():
@@ -103,7 +114,7 @@ def copy_default_process_group():
 # ---------------------------------------------------------------------------------------------------------------- arguments
 
 
-def _module(model, what: str) -> torch.nn.Module:
+def module_of(model, what: str) -> torch.nn.Module:
     """The module behind what was given: that of a compiled one."""
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
@@ -113,15 +124,18 @@ def _module(model, what: str) -> torch.nn.Module:
     placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
-    if dist.is_available() and dist.is_initialized():
-        introduce()
     return module
 
 
-def _member(kind: type, given, option: str):
+def check_member(kind: type, given, option: str):
     if not isinstance(given, kind):
         raise OptionError(f"{option}={given!r} is not an option; valid: {', '.join(map(str, kind))}")
     return given
+
+
+def check_bucket_size(given: float) -> None:
+    if given < 0:
+        raise OptionError(f"bucket_size_in_mb={given!r} is not an option; valid: 0 or more")
 
 
 def _groups(given) -> tuple:
