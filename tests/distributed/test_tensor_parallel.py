@@ -1,13 +1,11 @@
 """column_parallel and row_parallel: training equals that of one process, and no communication is redundant."""
 
-import copy
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import thunder
-from tests.distributed.training import agree, batches, close, optimizer_of
+from tests.distributed.training import agree, batches, close, compare
 from thunder.distributed import FSDPType, clip_grad_norm_, column_parallel, ddp, fsdp, row_parallel
 from thunder.distributed.placement import placement_of
 
@@ -80,19 +78,8 @@ def counts(trace, *names) -> tuple[int, ...]:
 
 
 def train(module, prepare, data, of_rank=lambda x: x):
-    """The parts of losses, gradients and parameters agree in five steps. Returns the compiled module."""
-    whole, mine = copy.deepcopy(module), thunder.jit(prepare(copy.deepcopy(module)))
-    optimizers = optimizer_of(whole), optimizer_of(mine)
-    for step, x in enumerate(data):
-        expected, found = whole(x), mine(of_rank(x))
-        close(found.detach(), of_rank(expected.detach()), f"result of step {step}")
-        expected.square().mean().backward()
-        found.square().mean().backward()
-        agree(mine, whole, step, gradients=True)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        agree(mine, whole, step)
+    """Trains as one process does. Returns the compiled module."""
+    mine = compare(torch.distributed.get_rank(), torch.distributed.get_world_size(), module, prepare, data, of_rank=of_rank)
     assert thunder.cache_misses(mine) == 1
     return mine
 

@@ -49,7 +49,7 @@ class Accumulated:
     gradient: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Slice:
     """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along `dim` of the whole `shape`, its own.
 
@@ -125,7 +125,8 @@ class Placement:
 
 
 _placements: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_state = [0, False]  # how often parameters were placed, whether gradients are left unsynchronised: both are part of the key of compiled programs
+# how often parameters were placed, and which gradients are left unsynchronised: none, all (True), or those of a set of placements; part of the key of compiled programs
+_state: list[Any] = [0, False]
 
 
 def _tell() -> None:
@@ -182,33 +183,35 @@ def check_all_placed(module: torch.nn.Module) -> None:
             )
 
 
-def synchronizes() -> bool:
-    """Whether programs that are compiled now synchronise gradients."""
-    return not _state[1]
+def synchronizes(placement: Placement) -> bool:
+    """Whether programs that are compiled now synchronise the gradient of a parameter."""
+    skipped = _state[1]
+    return not (placement in skipped if isinstance(skipped, frozenset) else skipped)
 
 
-def set_skip_data_parallel_grad_sync(value: bool) -> bool:
+def set_skip_data_parallel_grad_sync(value: bool | frozenset[Placement]) -> bool | frozenset[Placement]:
     """Says whether backwards of programs that are called from now on leave gradients unsynchronised. Returns a token for `reset_skip_data_parallel_grad_sync`."""
     before = _state[1]
-    _state[1] = bool(value)
+    _state[1] = value if isinstance(value, frozenset) else bool(value)
     _tell()
     return before
 
 
-def reset_skip_data_parallel_grad_sync(token: bool) -> None:
+def reset_skip_data_parallel_grad_sync(token: bool | frozenset[Placement]) -> None:
     """Undoes `set_skip_data_parallel_grad_sync`."""
     set_skip_data_parallel_grad_sync(token)
 
 
 def get_skip_data_parallel_grad_sync() -> bool:
     """Whether backwards of programs called now leave gradients unsynchronised."""
-    return _state[1]
+    return bool(_state[1])
 
 
 @contextlib.contextmanager
-def skip_data_parallel_grad_sync() -> Iterator[None]:
-    """Programs called inside the block leave gradients unsynchronised. `no_sync` is this, and synchronises them at its end."""
-    token = set_skip_data_parallel_grad_sync(True)
+def skip_data_parallel_grad_sync(module: torch.nn.Module | None = None) -> Iterator[None]:
+    """Programs called inside the block leave gradients unsynchronised, those of one module where one is given. `no_sync` is this, and synchronises them at its end."""
+    before, own = _state[1], True if module is None else frozenset(q for _, q in placed_parameters(module))
+    token = set_skip_data_parallel_grad_sync(before | own if isinstance(before, frozenset) and isinstance(own, frozenset) else before is True or own)
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from thunder import _torch_compat as compat
 from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.distributed.placement import check_all_placed, synchronizes
+from thunder.distributed.placement import check_all_placed
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
@@ -111,8 +111,7 @@ class Captured:
         if self._placements:
             if model is not None:
                 check_all_placed(model)
-            synchronized = synchronizes()
-            made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements, synchronized))
+            made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements))
             self.computation_traces.append(made)
 
     def where(self, location) -> tuple:
