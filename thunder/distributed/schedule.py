@@ -4,8 +4,8 @@ Before: `t0 = all_gather(a, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t1 =
 After:  `t0 = all_gather(a, ...)`, `t1 = all_gather(b, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
 
 Gathers keep their order and start as early as a limit on the bytes in flight lets them; one is under way in any case while the program computes with what the one before gave.
-Reductions start where their gradient is there; what they make is waited for at the end, or when the limit is reached. Every rank runs the same program, so that all start
-the same collectives in the same order.
+Reductions start where their gradient is there; what they make is waited for at the end, or when the next one would pass a limit of theirs: a gather that starts waits for none. Every
+rank runs the same program, so that all start the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BYTES_IN_FLIGHT = 512 * 2**20  # the default limit: a few layers of a large mode
 
 
 def overlap(trace: Trace, limit: int = BYTES_IN_FLIGHT) -> Trace:
-    """Starts collectives early and waits late, with at most `limit` bytes under way where more than one is."""
+    """Starts collectives early and waits late, with at most `limit` bytes of gathers, and as many of reductions, under way where more than one is."""
     return trace.replace(bound_symbols=_late(_early(trace, limit), limit))
 
 
@@ -39,6 +39,10 @@ def _waits(line: BoundSymbol) -> bool:
 def _size(line: BoundSymbol) -> int:
     """Bytes of the larger side of a collective: what it fills, or what it reads and keeps."""
     return max(sum(map(nbytes, line.inputs)), sum(map(nbytes, line.outputs)))
+
+
+def _gathers(line: BoundSymbol) -> bool:
+    return sum(map(nbytes, line.outputs)) > sum(map(nbytes, line.inputs))
 
 
 # ---------------------------------------------------------------------------------------------------------------- gathers
@@ -116,7 +120,8 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
     out: list[BoundSymbol] = []
     held: dict[BoundSymbol, None] = {}  # not written yet, in order
     maker: dict[Proxy, BoundSymbol] = {}  # of values of lines that are held
-    flying: dict[BoundSymbol, int] = {}
+    gathers: dict[BoundSymbol, int] = {}  # that nobody waits for yet, and their bytes
+    reductions: dict[BoundSymbol, int] = {}
     started: dict[Proxy, BoundSymbol] = {}
 
     def write(line: BoundSymbol) -> None:
@@ -125,7 +130,8 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
             for i in line.inputs:
                 if i in maker:
                     write(maker[i])
-                flying.pop(started.get(i), None)
+                gathers.pop(started.get(i), None)
+                reductions.pop(started.get(i), None)
             out.append(line)
 
     for line in lines:
@@ -140,12 +146,13 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
             if i in maker:
                 write(maker[i])
         if _starts(line):
-            size = _size(line)
+            size, alike = _size(line), gathers if _gathers(line) else reductions
             for waiting in list(held):
-                if sum(flying.values()) + size <= limit:
+                if sum(alike.values()) + size <= limit:
                     break
-                write(waiting)
-            flying[line] = size
+                if any(started.get(i) in alike for i in waiting.inputs):
+                    write(waiting)
+            alike[line] = size
             started.update(dict.fromkeys(line.outputs, line))
         out.append(line)
     for waiting in list(held):

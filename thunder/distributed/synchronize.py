@@ -145,11 +145,16 @@ def held_proxy(computation: Trace, whole: TensorProxy, placement: Placement) -> 
 
 
 def gathered_again(joint: Trace) -> set[Proxy]:
-    """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone."""
+    """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone. The parameter that it reads first would be gathered right after the
+    forward let go of it, with nothing to compute meanwhile: it is kept."""
+    forward, _, backward = sides(joint)
     found: set[Proxy] = set()
-    for line in sides(joint)[0]:
+    gathered: set[Proxy] = set()
+    for line in forward:
         if line.sym is synchronize and line.args[1].again:
+            gathered.update(line.outputs)
             found.update(line.outputs)
         elif found and line.inputs and all(i in found for i in line.inputs) and line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.DONT_DCE)):
             found.update(line.outputs)
-    return found
+    first = next((i for line in backward for i in line.inputs if i in found), None)
+    return found - {first} if first in gathered else found
