@@ -4,8 +4,8 @@ Before: `t0 = all_gather(a, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t1 =
 After:  `t0 = all_gather(a, ...)`, `t1 = all_gather(b, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
 
 Gathers keep their order and start as early as a limit on the bytes in flight lets them; one is under way in any case while the program computes with what the one before gave.
-Reductions start where their gradient is there; what they make is waited for at the end, or when the next one would pass a limit of theirs: a gather that starts waits for none. Every
-rank runs the same program, so that all start the same collectives in the same order.
+Reductions start where their gradient is there; what they make is waited for at the end, or when the next one would pass a limit of theirs: a gather that starts waits for none.
+Every rank runs the same program, so that all start the same collectives in the same order.
 """
 
 from __future__ import annotations
