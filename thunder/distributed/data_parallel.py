@@ -29,14 +29,16 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
     Raises TypeError for what is no module, RuntimeError without a process group and for a module that is distributed already.
     """
     module, group = _module(model, "ddp"), group_of(process_group)
+    replaced, buffers = _replaced(model)
     if bucket_size_in_mb < 0:
         raise OptionError(f"bucket_size_in_mb={bucket_size_in_mb!r} is not an option; valid: 0 or more")
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+    parameters = {**dict(module.named_parameters()), **replaced}
+    for name, tensor in (*parameters.items(), *module.named_buffers()):
         if tensor.is_meta:
             raise RuntimeError(f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the module where they are to be")
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
         tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
-    for name, parameter in module.named_parameters():
+    for name, parameter in parameters.items():
         place(parameter, _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20)))
     return model
 
@@ -55,7 +57,7 @@ def fsdp(
 ):
     """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's state.
 
-    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters are shards from then on: rows of the
+    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned, with what transforms gave it. Its parameters are shards from then on: rows of the
     first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every rank. Make the optimizer afterwards.
 
     device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank whose parameters and buffers are
@@ -76,6 +78,15 @@ def fsdp(
     wanted = _device(device, shards)
     options = {"reduce_dtype": reduce_dtype, "again": strategy is FSDPType.ZERO3}
     sources = _sources(broadcast_from, process_group, groups)
+
+    def shard(name: str, parameter: torch.nn.Parameter) -> None:
+        held_by = {"shards": shards, "replicas": replicas} if parameter.ndim else {"replicas": groups}
+        placement = _placement(name, parameter, dtype=dtype, bucket=_bucket(name, buckets), **held_by, **options)
+        whole = _moved(parameter.detach(), wanted if sources else None, sources)
+        parameter.data = placement.shard_of(whole).to(wanted or whole.device)
+        parameter.grad = None
+        place(parameter, placement)
+
     filled: dict[int, torch.nn.Parameter] = {}  # by the id of the parameter on the meta device that it takes the place of
     for path, owner in _owners(module):
         _fill(owner, path, wanted or torch.device("cpu"), filled)
@@ -83,15 +94,16 @@ def fsdp(
             if buffer is not None:
                 owner._buffers[name] = _moved(buffer, wanted, sources)
         for name, parameter in owner._parameters.items():
-            if parameter is None or _is_sharded(parameter):
-                continue
-            full_name = f"{path}.{name}" if path else name
-            held_by = {"shards": shards, "replicas": replicas} if parameter.ndim else {"replicas": groups}
-            placement = _placement(full_name, parameter, dtype=dtype, bucket=_bucket(full_name, buckets), **held_by, **options)
-            whole = _moved(parameter.detach(), wanted if sources else None, sources)
-            parameter.data = placement.shard_of(whole).to(wanted or whole.device)
-            parameter.grad = None
-            place(parameter, placement)
+            if parameter is not None and not _is_sharded(parameter):
+                shard(f"{path}.{name}" if path else name, parameter)
+    replaced, replaced_buffers = _replaced(model)
+    for name, parameter in replaced.items():
+        if parameter.is_meta:
+            raise RuntimeError(f"thunder.distributed.fsdp: {name}, which a transform gave the module, is on the meta device: make the module on the CPU")
+        if not _is_sharded(parameter):
+            shard(name, parameter)
+    for name, buffer in replaced_buffers.items():
+        replaced_buffers[name] = _moved(buffer, wanted, sources)
     return model
 
 
@@ -108,14 +120,17 @@ def _module(model, what: str) -> torch.nn.Module:
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
-    if getattr(model, "_overrides_parameters", None):
-        raise RuntimeError(f"thunder.distributed.{what}: transforms replaced parameters of the compiled module: prepare the module first, thunder.jit({what}(module), ...)")
     placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
     if dist.is_available() and dist.is_initialized():
         introduce()
     return module
+
+
+def _replaced(model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+    """The parameters and buffers that transforms put in the place of a compiled module's, or beside them, by their paths."""
+    return getattr(model, "_overrides_parameters", {}), getattr(model, "_overrides_buffers", {})
 
 
 def _member(kind: type, given, option: str):

@@ -21,7 +21,7 @@ from thunder import _torch_compat as compat
 from thunder.errors import CaptureError
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placement_of", "placed_parameters", "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placement_of", "seen_as", "placed_parameters", "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync",
     "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
 
@@ -160,6 +160,12 @@ def place(parameter: torch.Tensor, placement: Placement) -> None:
 
 def placement_of(tensor: torch.Tensor) -> Placement | None:
     return _placements.get(tensor) if _placements else None
+
+
+def seen_as(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype in which programs see a tensor."""
+    placement = placement_of(tensor)
+    return (tuple(tensor.shape), tensor.dtype) if placement is None else (placement.seen_shape, placement.dtype)
 
 
 def placed_parameters(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Placement]]:

@@ -57,6 +57,8 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
             raise TypeError(f"thunder.distributed.{what} splits Linear and Embedding modules; {path} is a {type(target).__name__}")
         for name, dim in split.items():
             parameter = getattr(target, name)
+            if f"{path}.{name}" in getattr(model, "_overrides_parameters", ()):
+                raise RuntimeError(f"thunder.distributed.{what}: a transform replaced {path}.{name}: split the module first, then thunder.jit(module, transforms=[...])")
             if parameter is not None:
                 _split(parameter, f"{path}.{name}", Slice(group, dim, tuple(parameter.shape), sequence_dim), device)
     return model

@@ -297,13 +297,19 @@ class Capture(Host):
             guarded = tuple(n if n < 2 else None for n in shape)
             shape = tuple(n if n < 2 else self.number(n, source.child("size", i)) for i, n in enumerate(shape))
         names, dtype = self.recorder.context.names, from_tensor_dtype(value.dtype)
+        placement = placement_of(value)
+        if placement is not None:  # whole in the program, a part of it in this process
+            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
         if source in self.replaced_sources:  # read in the shape and dtype that the program was written for; a transform changes what reads it
             table, name = self.replaced_sources[source]
             value = table[name]
             guarded = tuple(value.shape)
-        placement = placement_of(value)
-        if placement is not None:  # whole in the program, a part of it in this process
-            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
+            if (found := placement_of(value)) is None and placement is not None:
+                self.refuse(
+                    f"a transform put another tensor in the place of {name}, of which the ranks hold a part each",
+                    "ddp or fsdp come after the transforms: thunder.jit(module, transforms=[...]) first, or the last of the list",
+                )
+            placement = found
         proxy = TensorProxy(
             names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
