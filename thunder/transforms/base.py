@@ -186,7 +186,7 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
 
 
 def check_replaced(computation: Trace, overrides: dict[str, tuple]) -> None:
-    """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would compute with something else. overrides: shapes and dtypes."""
+    """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would compute with something else. overrides: (shape, dtype)."""
     for a in computation.args:
         name = computation.tables.get("parameters", {}).get(a.name) if isinstance(a, Proxy) else None
         if name not in overrides:
