@@ -57,8 +57,9 @@ def fsdp(
 ):
     """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's state.
 
-    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters, and those that transforms gave it, are shards
-    from then on: rows of the first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every rank. Make the optimizer afterwards.
+    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters, and those that transforms gave
+    it, are shards from then on: rows of the first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every
+    rank. Make the optimizer afterwards.
 
     device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank whose parameters and buffers are
     sharded; None where ranks have the same. sharding_strategy: FSDPType.ZERO2 keeps gathered parameters for the backward, ZERO3 gathers them again.
