@@ -239,3 +239,24 @@ def waits_in_another_order(rank, size):
 
 def test_a_collective_has_started_when_it_is_waited_for(ranks):
     ranks(2)(waits_in_another_order)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = torch.nn.LSTM(6, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.cells(x[:, None].expand(-1, 3, -1))[0][:, -1]
+
+
+def gradients_of_one_line(rank, size):
+    torch.manual_seed(0)
+    for strategy in (ZERO2, ZERO3):
+        mine = compare(rank, size, Recurrent().double(), lambda m, s=strategy: fsdp(m, sharding_strategy=s), batches(size, torch.float64))
+        for trace in thunder.last_backward_traces(mine):
+            check(trace)
+
+
+def test_several_reductions_read_what_one_line_makes(ranks):
+    ranks(2)(gradients_of_one_line)

@@ -348,3 +348,31 @@ def with_what_transforms_gave(rank, size, strategy):
 def test_with_transforms_that_replace_parameters(ranks):
     for strategy in (None, ZERO2, ZERO3):
         ranks(2)(with_what_transforms_gave, strategy)
+
+
+def changes_types(rank, size):
+    for prepare, wanted in ((ddp, torch.float64), (fsdp, torch.float64), (lambda m: fsdp(m, dtype=torch.bfloat16), torch.bfloat16)):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5))
+        mine, x = thunder.jit(prepare(copy.deepcopy(module))), torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+        mine(x.to(wanted if wanted is torch.bfloat16 else torch.float32))
+        mine.double()
+        found, expected = mine(x.to(wanted)), module.to(wanted)(x.to(wanted))
+        assert found.dtype is wanted and torch.equal(found, expected)
+        found.sum().backward()
+        assert all(p.dtype is p.grad.dtype is torch.float64 for p in mine.parameters())
+
+
+def test_the_type_of_parameters_may_change(ranks):
+    ranks(2)(changes_types)
+
+
+def takes_what_it_cannot(rank, size):
+    whole, mine = torch.nn.Linear(6, 8), thunder.jit(fsdp(torch.nn.Linear(6, 8)))
+    for module in (whole, mine):  # of shards, PyTorch would speak of other sizes
+        with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(4x7 and 6x8\)"):
+            module(torch.randn(4, 7))
+
+
+def test_errors_speak_of_whole_parameters(ranks):
+    ranks(2)(takes_what_it_cannot)

@@ -21,8 +21,8 @@ from thunder import _torch_compat as compat
 from thunder.errors import CaptureError
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placement_of", "seen_as", "placed_parameters", "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync",
-    "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placement_of", "any_parts", "seen_as", "placed_parameters", "check_all_placed", "synchronizes",
+    "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
 
 
@@ -159,7 +159,17 @@ def place(parameter: torch.Tensor, placement: Placement) -> None:
 
 
 def placement_of(tensor: torch.Tensor) -> Placement | None:
-    return _placements.get(tensor) if _placements else None
+    """How the ranks hold a tensor. Where `module.to(dtype)` gave it another dtype, programs follow, unless they were told to compute in one of their own."""
+    placement = _placements.get(tensor) if _placements else None
+    if placement is not None and tensor.dtype is not placement.held_dtype:
+        placement = replace(placement, held_dtype=tensor.dtype, dtype=tensor.dtype if placement.dtype is placement.held_dtype else placement.dtype)
+        place(tensor, placement)
+    return placement
+
+
+def any_parts() -> bool:
+    """Whether there are parameters of which this rank holds a part."""
+    return any(q.shards is not None or q.slice is not None for q in _placements.values())
 
 
 def seen_as(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:

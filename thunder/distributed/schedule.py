@@ -54,6 +54,7 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
     chains: dict[Proxy, tuple[BoundSymbol, ...]] = {}  # what is made of the program's arguments alone, for a collective: the lines that make it
     queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the lines before it
     moved: set[int] = set()
+    written: set[int] = set()  # several collectives may read what one line makes
     readers = _reader_counts(trace)
     head: list[BoundSymbol] = []  # unpacks what a backward is given
     for line in trace.bound_symbols:
@@ -75,7 +76,8 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
 
     def start() -> None:
         group = queue.popleft()
-        lines.extend(group)
+        lines.extend(line for line in group if id(line) not in written)
+        written.update(map(id, group))
         flying[group[-1]] = _size(group[-1])
         started.update(dict.fromkeys(group[-1].outputs, group[-1]))
 
