@@ -95,6 +95,11 @@ class Placement:
         return self.shards is not None or bool(self.replicas)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every rank holds what programs see."""
+        return self.shards is None and self.slice is None and self.dtype is self.held_dtype
+
+    @property
     def seen_shape(self) -> tuple[int, ...]:
         """The shape that programs see."""
         return self.shape if self.slice is None else self.slice.shape

@@ -24,7 +24,7 @@ from thunder.ops.torch_types import from_tensor_dtype
 from thunder.transforms.autodiff import sides
 
 __all__ = [
-    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of", "prepared_gradient", "reduced_part",
+    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of", "prepared_gradient", "reduced_part", "leave_for_later",
 ]  # fmt: skip
 
 

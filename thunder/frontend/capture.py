@@ -332,8 +332,8 @@ class Capture(Host):
         """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
         if base not in self.real:
             return
-        if base in self.placements:
-            self.refuse(f"{base.name} is written to, and the ranks hold a part of it each, or have to hold the same", "write to it outside of the compiled function")
+        if base in self.placements and not self.placements[base].is_whole:
+            self.refuse(f"{base.name} is written to, and the ranks hold a part of it each", "write to it outside of the compiled function: call optimizer.step() there")
         with torch._C.DisableTorchFunction():
             differentiable, leaf = self.real[base][0].requires_grad and torch.is_grad_enabled(), self.real[base][0].is_leaf
         if differentiable and not detached:
