@@ -18,10 +18,9 @@ SMALLEST = tl.constexpr(0x2B8CBCCC)  # the bits of 1e-12
 
 
 @triton.jit
-def _bits(x, mask):
-    """Of absolute values, at least the smallest."""
-    a = tl.maximum(tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True), SMALLEST)
-    return tl.where(mask, a, SMALLEST)
+def _bits(x):
+    """Of absolute values."""
+    return tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -31,10 +30,10 @@ def _scale(bits, largest: tl.constexpr):
 
 @triton.jit
 def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr):
-    """x / scale as float8, no larger than the largest. digits: to round to before, for Triton's interpreter, which loses the carry; 0 on devices."""
-    y = x / scale
-    y = tl.where(y != y, y, tl.minimum(tl.maximum(y, -largest), largest))
+    """x / scale as float8. Devices round to the nearest number, and no larger than the largest; Triton's interpreter, which does neither, is told how many digits there are."""
+    y = x.to(tl.float32) * (1.0 / scale)
     if digits:
+        y = tl.where(y != y, y, tl.minimum(tl.maximum(y, -largest), largest))
         bits = y.to(tl.int32, bitcast=True)
         bits = (bits + ((1 << (22 - digits)) - 1 + ((bits >> (23 - digits)) & 1))) & -(1 << (23 - digits))
         y = tl.where(y != y, y, bits.to(tl.float32, bitcast=True))
@@ -42,23 +41,23 @@ def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.const
 
 
 @triton.jit
-def _largest_of(x, partial, m, k, stride_m, stride_k, parts, tile: tl.constexpr):
+def _largest_of(x, partial, m, k, stride_m, stride_k, parts: tl.constexpr, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr):
     """The largest absolute value in every `parts`-th tile."""
     part = tl.program_id(0)
-    across = tl.cdiv(k, tile)
-    found = tl.full((tile, tile), SMALLEST, tl.int32)
-    for at in range(part, tl.cdiv(m, tile) * across, parts):
-        row = (at // across).to(tl.int64) * tile + tl.arange(0, tile)[:, None]
-        column = (at % across).to(tl.int64) * tile + tl.arange(0, tile)[None, :]
-        inside = (row < m) & (column < k)
-        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=inside, other=0.0), inside))
+    across = tl.cdiv(k, width)
+    found = tl.full((height, width), SMALLEST, tl.int32)
+    for step in range(steps):
+        at = part + step * parts
+        row = (at // across).to(tl.int64) * height + tl.arange(0, height)[:, None]
+        column = (at % across).to(tl.int64) * width + tl.arange(0, width)[None, :]
+        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=(row < m) & (column < k), other=0.0)))
     tl.store(partial + part, tl.max(tl.max(found, 1), 0))
 
 
 @triton.jit
 def _write(
-    x, partial, q, columns, scale, m, k, stride_m, stride_k, parts, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
-    padded: tl.constexpr, tile: tl.constexpr,
+    x, partial, q, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
+    parts: tl.constexpr, padded: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """One tile, rounded, and its transpose."""
     part = tl.arange(0, padded)
@@ -66,11 +65,11 @@ def _write(
     at = tl.program_id(0)
     if at == 0:
         tl.store(scale, s)
-    across = tl.cdiv(k, tile)
-    row = (at // across).to(tl.int64) * tile + tl.arange(0, tile)
-    column = (at % across).to(tl.int64) * tile + tl.arange(0, tile)
+    across = tl.cdiv(k, width)
+    row = (at // across).to(tl.int64) * height + tl.arange(0, height)
+    column = (at % across).to(tl.int64) * width + tl.arange(0, width)
     inside = (row[:, None] < m) & (column[None, :] < k)
-    a = _rounded(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0).to(tl.float32), s, largest, to, digits)
+    a = _rounded(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0), s, largest, to, digits)
     tl.store(q + row[:, None] * k + column[None, :], a, mask=inside)
     if transposed:
         tl.store(columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m))
@@ -90,45 +89,47 @@ def whole(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Ten
     partial, scale = torch.empty(parts, dtype=torch.int32, device=x.device), torch.empty((), dtype=torch.float32, device=x.device)
     q, columns = torch.empty((m, k), dtype=to, device=x.device), torch.empty((k, m) if transposed else (0,), dtype=to, device=x.device)
     with torch.cuda.device_of(x):
-        _largest_of[(parts,)](x, partial, m, k, x.stride(0), x.stride(1), parts, tile=TILE, num_warps=8)
+        _largest_of[(parts,)](x, partial, m, k, x.stride(0), x.stride(1), parts, triton.cdiv(tiles, parts), TILE, TILE, num_warps=8)
         _write[(tiles,)](
-            x, partial, q, columns, scale, m, k, x.stride(0), x.stride(1), parts, **_of_type(to), transposed=transposed,
-            padded=triton.next_power_of_2(parts), tile=TILE, num_warps=8,
+            x, partial, q, columns, scale, m, k, x.stride(0), x.stride(1), **_of_type(to), transposed=transposed, parts=parts, padded=triton.next_power_of_2(parts),
+            height=TILE, width=TILE, num_warps=8,
         )  # fmt: skip
     return (q, scale, columns) if transposed else (q, scale)
 
 
 @triton.jit
-def _write_rows(x, q, scale, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, block: tl.constexpr):
+def _write_rows(x, q, scale, k: tl.constexpr, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, block: tl.constexpr):
     """One row with its scale: its largest number in one pass, in a second one, which finds the row in the cache, the result."""
     row = tl.program_id(0).to(tl.int64)
     found = tl.full((block,), SMALLEST, tl.int32)
     for start in range(0, k, block):
         column = start + tl.arange(0, block)
-        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0), column < k))
+        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0)))
     s = _scale(tl.max(found, 0), largest)
     tl.store(scale + row, s)
     for start in range(0, k, block):
         column = start + tl.arange(0, block)
-        a = tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0).to(tl.float32)
+        a = tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0)
         tl.store(q + row * k + column, _rounded(a, s, largest, to, digits), mask=column < k)
 
 
 @triton.jit
-def _write_columns(x, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, width: tl.constexpr, tile: tl.constexpr):
+def _write_columns(
+    x, columns, scale, m: tl.constexpr, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, width: tl.constexpr, tile: tl.constexpr
+):
     """Some columns, each with its scale, as rows of the transpose."""
     column = tl.program_id(0).to(tl.int64) * width + tl.arange(0, width)
     found = tl.full((tile, width), SMALLEST, tl.int32)
     for start in range(0, m, tile):
         row = start + tl.arange(0, tile)
         inside = (row[:, None] < m) & (column[None, :] < k)
-        found = tl.maximum(found, _bits(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0), inside))
+        found = tl.maximum(found, _bits(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0)))
     s = _scale(tl.max(found, 0), largest)
     tl.store(scale + column, s, mask=column < k)
     for start in range(0, m, tile):
         row = start + tl.arange(0, tile)
         inside = (row[:, None] < m) & (column[None, :] < k)
-        a = tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0).to(tl.float32)
+        a = tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0)
         a = _rounded(a, s[None, :], largest, to, digits)
         tl.store(columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m))
 

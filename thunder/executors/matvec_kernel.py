@@ -14,7 +14,7 @@ ALIGNMENT = 16  # bytes, of addresses that kernels are compiled for
 
 
 @triton.jit
-def _one_row(x, weight, bias, out, N, K, biased: tl.constexpr, even: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
+def _one_row(x, weight, bias, out, N, K: tl.constexpr, biased: tl.constexpr, even: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     total = tl.zeros((BN, BK), tl.float32)
     for start in tl.range(0, K, BK, num_stages=stages):
@@ -32,7 +32,7 @@ def _one_row(x, weight, bias, out, N, K, biased: tl.constexpr, even: tl.constexp
 
 
 @triton.jit
-def _some_rows(x, weight, bias, out, M, N, K, biased: tl.constexpr, even: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
+def _some_rows(x, weight, bias, out, M, N, K: tl.constexpr, biased: tl.constexpr, even: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
     total = tl.zeros((BN, BM), tl.float32)
