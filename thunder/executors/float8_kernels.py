@@ -10,10 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
+from thunder.executors.repeated_launch import RepeatedLaunch
+
 __all__ = ["by_rows", "whole"]
 
 TILE = 128  # numbers in a row of a tile, and rows of it: 128 bytes of float8 are written at once, in either direction
-PARTS = 512  # partial maxima of a matrix
+WIDTH = 32  # columns that a program scales
+PARTS = 512  # partial maxima of a matrix, at most
 SMALLEST = tl.constexpr(0x2B8CBCCC)  # the bits of 1e-12
 
 
@@ -41,7 +44,7 @@ def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.const
 
 
 @triton.jit
-def _largest_of(x, partial, m, k, stride_m, stride_k, parts: tl.constexpr, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr):
+def _largest_of(x, partial, m, k, stride_m, stride_k, parts, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr):
     """The largest absolute value in every `parts`-th tile."""
     part = tl.program_id(0)
     across = tl.cdiv(k, width)
@@ -56,14 +59,14 @@ def _largest_of(x, partial, m, k, stride_m, stride_k, parts: tl.constexpr, steps
 
 @triton.jit
 def _write(
-    x, partial, q, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
-    parts: tl.constexpr, padded: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    x, partial, q, columns, scale, m, k, stride_m, stride_k, parts, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
+    padded: tl.constexpr, height: tl.constexpr, width: tl.constexpr, backwards: tl.constexpr,
 ):  # fmt: skip
     """One tile, rounded, and its transpose."""
     part = tl.arange(0, padded)
     s = _scale(tl.max(tl.load(partial + part, mask=part < parts, other=0), 0), largest)
-    at = tl.program_id(0)
-    if at == 0:
+    at = tl.num_programs(0) - 1 - tl.program_id(0) if backwards else tl.program_id(0)
+    if tl.program_id(0) == 0:
         tl.store(scale, s)
     across = tl.cdiv(k, width)
     row = (at // across).to(tl.int64) * height + tl.arange(0, height)
@@ -75,10 +78,13 @@ def _write(
         tl.store(columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m))
 
 
-def _of_type(to: torch.dtype) -> dict:
+_find_largest, _write_both = RepeatedLaunch(_largest_of), RepeatedLaunch(_write)
+
+
+def _of_type(to: torch.dtype) -> tuple:
     """What kernels are told of a float8 type."""
     name, digits = {torch.float8_e4m3fn: (tl.float8e4nv, 3), torch.float8_e5m2: (tl.float8e5, 2)}[to]
-    return {"largest": torch.finfo(to).max, "to": name, "digits": digits if triton.knobs.runtime.interpret else 0}
+    return torch.finfo(to).max, name, digits if triton.knobs.runtime.interpret else 0
 
 
 def whole(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
@@ -86,14 +92,12 @@ def whole(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Ten
     m, k = x.shape
     tiles = triton.cdiv(m, TILE) * triton.cdiv(k, TILE)
     parts = min(PARTS, tiles)
-    partial, scale = torch.empty(parts, dtype=torch.int32, device=x.device), torch.empty((), dtype=torch.float32, device=x.device)
-    q, columns = torch.empty((m, k), dtype=to, device=x.device), torch.empty((k, m) if transposed else (0,), dtype=to, device=x.device)
-    with torch.cuda.device_of(x):
-        _largest_of[(parts,)](x, partial, m, k, x.stride(0), x.stride(1), parts, triton.cdiv(tiles, parts), TILE, TILE, num_warps=8)
-        _write[(tiles,)](
-            x, partial, q, columns, scale, m, k, x.stride(0), x.stride(1), **_of_type(to), transposed=transposed, parts=parts, padded=triton.next_power_of_2(parts),
-            height=TILE, width=TILE, num_warps=8,
-        )  # fmt: skip
+    strides = x.stride()
+    key = m, k, strides, x.dtype, to, transposed
+    partial, scale, q = x.new_empty(parts, dtype=torch.int32), x.new_empty((), dtype=torch.float32), x.new_empty((m, k), dtype=to)
+    columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
+    _find_largest(key, (x, partial), lambda: (parts, (m, k, *strides, parts, triton.cdiv(tiles, parts), TILE, TILE), 8))
+    _write_both(key, (x, partial, q, columns, scale), lambda: (tiles, (m, k, *strides, parts, *_of_type(to), transposed, PARTS, TILE, TILE, False), 8))
     return (q, scale, columns) if transposed else (q, scale)
 
 
@@ -134,18 +138,18 @@ def _write_columns(
         tl.store(columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m))
 
 
+_write_each_row, _write_each_column = RepeatedLaunch(_write_rows), RepeatedLaunch(_write_columns)
+
+
 def by_rows(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
     """A matrix (m, k) of any strides with a scale for each row: float8 (m, k), scales (m, 1), and with `transposed` the same of its transpose: (k, m), (k, 1)."""
     m, k = x.shape
-    q, scale = torch.empty((m, k), dtype=to, device=x.device), torch.empty((m, 1), dtype=torch.float32, device=x.device)
-    columns, columns_scale = (
-        torch.empty((k, m) if transposed else (0,), dtype=to, device=x.device),
-        torch.empty((k, 1) if transposed else (0,), dtype=torch.float32, device=x.device),
-    )
-    with torch.cuda.device_of(x):
-        _write_rows[(m,)](x, q, scale, k, x.stride(0), x.stride(1), **_of_type(to), block=min(4096, triton.next_power_of_2(k)), num_warps=8)
-        if transposed:
-            _write_columns[(triton.cdiv(k, 32),)](
-                x, columns, columns_scale, m, k, x.stride(0), x.stride(1), **_of_type(to), width=32, tile=TILE, num_warps=8
-            )  # fmt: skip
-    return (q, scale, columns, columns_scale) if transposed else (q, scale)
+    strides = x.stride()
+    key = m, k, strides, x.dtype, to
+    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((m, 1), dtype=torch.float32)
+    _write_each_row(key, (x, q, scale), lambda: (m, (k, *strides, *_of_type(to), min(4096, triton.next_power_of_2(k))), 8))
+    if not transposed:
+        return q, scale
+    columns, columns_scale = x.new_empty((k, m), dtype=to), x.new_empty((k, 1), dtype=torch.float32)
+    _write_each_column(key, (x, columns, columns_scale), lambda: (triton.cdiv(k, WIDTH), (m, k, *strides, *_of_type(to), WIDTH, TILE), 8))
+    return q, scale, columns, columns_scale
