@@ -192,16 +192,17 @@ def test_kernels(make, to):
 
 def steps(transforms, count, dtype):
     """Losses of training a small GPT to count in threes, in a sequence with a fifth of wrong numbers."""
+    batch, width, rate = (32, 64, 1e-3) if DEVICE == "cuda" else (8, 32, 1e-2)
     torch.manual_seed(0)
-    model = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2 if DEVICE == "cuda" else 1, n_head=2, n_embd=32)).to(DEVICE, dtype)
+    model = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2 if DEVICE == "cuda" else 1, n_head=2, n_embd=width)).to(DEVICE, dtype)
     compiled = thunder.jit(model, transforms=transforms)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(count):
-        tokens = (torch.randint(0, 32, (8, 1), generator=generator) + 3 * torch.arange(17)) % 32
-        others = torch.randint(0, 32, (8, 17), generator=generator)
-        tokens = torch.where(torch.rand(8, 17, generator=generator) < 0.2, others, tokens).to(DEVICE)
+        tokens = (torch.randint(0, 32, (batch, 1), generator=generator) + 3 * torch.arange(17)) % 32
+        others = torch.randint(0, 32, (batch, 17), generator=generator)
+        tokens = torch.where(torch.rand(batch, 17, generator=generator) < 0.2, others, tokens).to(DEVICE)
         loss = compiled(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())[1]
         optimizer.zero_grad()
         loss.backward()
@@ -212,10 +213,14 @@ def steps(transforms, count, dtype):
 
 @pytest.mark.parametrize("scaling", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.skipif(DEVICE == "cpu", reason="it takes minutes on a CPU"))])
 def test_training_learns_as_without(scaling):
-    """200 steps beside bfloat16, 24 beside float32 on a CPU, where a product takes 40 ms: in each quarter of them the mean loss stays within 2 %."""
+    """200 steps beside bfloat16, in which the loss halves; 24 beside float32 on a CPU, where a product takes 40 ms. In each quarter of them the mean loss stays within 2 %.
+
+    The batch is as large as it has to be for that to say something: with 8 sequences, the mean loss of two bfloat16 runs from weights that differ by a hundredth was 13 % apart,
+    with 32 a thousandth.
+    """
     count, dtype = (200, torch.bfloat16) if DEVICE == "cuda" else (24, torch.float32)
     without, float8 = steps([], count, dtype), steps([Float8Transform(scaling=scaling)], count, dtype)
-    assert without[-1] < 0.97 * without[0]
+    assert without[-1] < (0.6 if DEVICE == "cuda" else 0.97) * without[0]
     for quarter in range(4):
         part = slice(count // 4 * quarter, count // 4 * (quarter + 1))
         assert abs(sum(float8[part]) - sum(without[part])) < 0.02 * sum(without[part])

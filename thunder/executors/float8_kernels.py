@@ -44,12 +44,12 @@ def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.const
 
 
 @triton.jit
-def _largest_of(x, partial, m, k, stride_m, stride_k, parts, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr):
+def _largest_of(x, partial, m, k, stride_m, stride_k, parts, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr, stages: tl.constexpr):
     """The largest absolute value in every `parts`-th tile."""
     part = tl.program_id(0)
     across = tl.cdiv(k, width)
     found = tl.full((height, width), SMALLEST, tl.int32)
-    for step in range(steps):
+    for step in tl.range(0, steps, num_stages=stages):
         at = part + step * parts
         row = (at // across).to(tl.int64) * height + tl.arange(0, height)[:, None]
         column = (at % across).to(tl.int64) * width + tl.arange(0, width)[None, :]
@@ -96,7 +96,7 @@ def whole(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Ten
     key = m, k, strides, x.dtype, to, transposed
     partial, scale, q = x.new_empty(parts, dtype=torch.int32), x.new_empty((), dtype=torch.float32), x.new_empty((m, k), dtype=to)
     columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
-    _find_largest(key, (x, partial), lambda: (parts, (m, k, *strides, parts, triton.cdiv(tiles, parts), TILE, TILE), 8))
+    _find_largest(key, (x, partial), lambda: (parts, (m, k, *strides, parts, triton.cdiv(tiles, parts), TILE, TILE, 1), 8))
     _write_both(key, (x, partial, q, columns, scale), lambda: (tiles, (m, k, *strides, parts, *_of_type(to), transposed, PARTS, TILE, TILE, False), 8))
     return (q, scale, columns) if transposed else (q, scale)
 
