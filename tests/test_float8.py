@@ -179,9 +179,11 @@ def test_kernels(make, to):
     torch.manual_seed(0)
     x = make().to(DEVICE)
     exact, digits = x.float(), 4 if to is E4M3 else 3
-    q, scale, columns = float8_kernels.whole(x, to, True)
+    amax = float8_kernels.largest_of(x)
+    q, scale, columns = float8_kernels.whole(x, amax, to, True)
+    assert torch.equal(amax, exact.abs().amax())
     torch.testing.assert_close(scale, exact.abs().amax().clamp_min(1e-12) / torch.finfo(to).max)
-    assert torch.equal(columns.float(), q.float().t()) and len(float8_kernels.whole(x, to, False)) == 2
+    assert torch.equal(columns.float(), q.float().t()) and len(float8_kernels.whole(x, amax, to, False)) == 2
     rows, rows_scale, turned, turned_scale = float8_kernels.by_rows(x, to, True)
     torch.testing.assert_close(rows_scale, exact.abs().amax(1, True).clamp_min(1e-12) / torch.finfo(to).max)
     torch.testing.assert_close(turned_scale, exact.abs().amax(0)[:, None].clamp_min(1e-12) / torch.finfo(to).max)

@@ -16,7 +16,7 @@ __all__ = ["by_rows", "whole"]
 
 TILE = 128  # numbers in a row of a tile, and rows of it: 128 bytes of float8 are written at once, in either direction
 WIDTH = 32  # columns that a program scales
-PARTS = 512  # partial maxima of a matrix, at most
+PROGRAMS = 512  # that look for the largest number, at most
 SMALLEST = tl.constexpr(0x2B8CBCCC)  # the bits of 1e-12
 
 
@@ -28,7 +28,7 @@ def _bits(x):
 
 @triton.jit
 def _scale(bits, largest: tl.constexpr):
-    return bits.to(tl.float32, bitcast=True) / largest
+    return tl.maximum(bits, SMALLEST).to(tl.float32, bitcast=True) / largest
 
 
 @triton.jit
@@ -44,27 +44,25 @@ def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.const
 
 
 @triton.jit
-def _largest_of(x, partial, m, k, stride_m, stride_k, parts, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr, stages: tl.constexpr):
-    """The largest absolute value in every `parts`-th tile."""
-    part = tl.program_id(0)
+def _largest_of(x, amax, m, k, stride_m, stride_k, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr, stages: tl.constexpr):
+    """The largest absolute value, of each program's tiles in turn, where a 0 stands before."""
     across = tl.cdiv(k, width)
-    found = tl.full((height, width), SMALLEST, tl.int32)
+    found = tl.zeros((height, width), tl.int32)
     for step in tl.range(0, steps, num_stages=stages):
-        at = part + step * parts
+        at = tl.program_id(0) + step * tl.num_programs(0)
         row = (at // across).to(tl.int64) * height + tl.arange(0, height)[:, None]
         column = (at % across).to(tl.int64) * width + tl.arange(0, width)[None, :]
         found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=(row < m) & (column < k), other=0.0)))
-    tl.store(partial + part, tl.max(tl.max(found, 1), 0))
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32), bitcast=True), tl.max(tl.max(found, 1), 0), sem="relaxed")
 
 
 @triton.jit
 def _write(
-    x, partial, q, columns, scale, m, k, stride_m, stride_k, parts, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
-    padded: tl.constexpr, height: tl.constexpr, width: tl.constexpr, backwards: tl.constexpr,
+    x, amax, q, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, backwards: tl.constexpr,
 ):  # fmt: skip
     """One tile, rounded, and its transpose."""
-    part = tl.arange(0, padded)
-    s = _scale(tl.max(tl.load(partial + part, mask=part < parts, other=0), 0), largest)
+    s = _scale(tl.load(amax).to(tl.int32, bitcast=True), largest)
     at = tl.num_programs(0) - 1 - tl.program_id(0) if backwards else tl.program_id(0)
     if tl.program_id(0) == 0:
         tl.store(scale, s)
@@ -87,17 +85,30 @@ def _of_type(to: torch.dtype) -> tuple:
     return torch.finfo(to).max, name, digits if triton.knobs.runtime.interpret else 0
 
 
-def whole(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
-    """A matrix (m, k) of any strides with one scale: float8 (m, k), scale (), and with `transposed` float8 (k, m)."""
+def largest_of(x: torch.Tensor) -> torch.Tensor:
+    """The largest absolute value of a matrix of any strides: float32 ()."""
     m, k = x.shape
-    tiles = triton.cdiv(m, TILE) * triton.cdiv(k, TILE)
-    parts = min(PARTS, tiles)
-    strides = x.stride()
-    key = m, k, strides, x.dtype, to, transposed
-    partial, scale, q = x.new_empty(parts, dtype=torch.int32), x.new_empty((), dtype=torch.float32), x.new_empty((m, k), dtype=to)
+    amax = x.new_zeros((), dtype=torch.float32)
+
+    def settings() -> tuple[int, tuple, int]:
+        tiles = triton.cdiv(m, TILE) * triton.cdiv(k, TILE)
+        programs = min(PROGRAMS, tiles)
+        return programs, (m, k, *x.stride(), triton.cdiv(tiles, programs), TILE, TILE, 1), 8
+
+    _find_largest((m, k, x.stride(), x.dtype), (x, amax), settings)
+    return amax
+
+
+def whole(x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
+    """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with `transposed` float8 (k, m)."""
+    m, k = x.shape
+    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((), dtype=torch.float32)
     columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
-    _find_largest(key, (x, partial), lambda: (parts, (m, k, *strides, parts, triton.cdiv(tiles, parts), TILE, TILE, 1), 8))
-    _write_both(key, (x, partial, q, columns, scale), lambda: (tiles, (m, k, *strides, parts, *_of_type(to), transposed, PARTS, TILE, TILE, False), 8))
+
+    def settings() -> tuple[int, tuple, int]:
+        return triton.cdiv(m, TILE) * triton.cdiv(k, TILE), (m, k, *x.stride(), *_of_type(to), transposed, TILE, TILE, False), 8
+
+    _write_both((m, k, x.stride(), x.dtype, to, transposed), (x, amax, q, columns, scale), settings)
     return (q, scale, columns) if transposed else (q, scale)
 
 
