@@ -92,9 +92,12 @@ def graphed(calls) -> float:
 
 def float8(rows: int = 2048, layers=((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))) -> None:
     """The three products of a layer (n, k) in bfloat16, in float8 with sums added up in fewer and in more digits, and its three roundings."""
-    from thunder.executors.float8_kernels import whole
+    from thunder.executors.float8_kernels import largest_of, whole
 
     e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+    def rounded(matrix, to):
+        return whole(matrix, largest_of(matrix), to, True)
 
     def product(a, b, fast):
         return graphed([lambda: torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=torch.bfloat16, use_fast_accum=fast)] * 8)
@@ -103,13 +106,13 @@ def float8(rows: int = 2048, layers=((12288, 4096), (4096, 4096), (11008, 4096),
         x, w, g = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((rows, k), (n, k), (rows, n)))
         for name, call in (("result", lambda: F.linear(x, w)), ("input's gradient", lambda: g @ w), ("weight's gradient", lambda: g.t() @ x)):  # noqa: B023 - run at once
             print(f"float8, {n} x {k}, {name} in bfloat16: {graphed([call] * 8):.1f}", flush=True)
-        qx, qw, qg = whole(x, e4m3, True), whole(w, e4m3, True), whole(g, e5m2, True)
+        qx, qw, qg = rounded(x, e4m3), rounded(w, e4m3), rounded(g, e5m2)
         turned = {"x": (qx[2], qx[1]), "w": (qw[2], qw[1]), "g": (qg[2], qg[1])}
         for name, a, b in (("result", qx, qw), ("input's gradient", qg, turned["w"]), ("weight's gradient", turned["g"], turned["x"])):
             print(f"  {name}: fewer digits {product(a, b, True):.1f}, more {product(a, b, False):.1f}", flush=True)
         for name, matrix, to in (("x", x, e4m3), ("weight", w, e4m3), ("gradient", g, e5m2)):
             least = 6 * matrix.numel() / 4.27e6
-            print(f"  rounding {name}: {graphed([lambda: whole(matrix, to, True)] * 8):.1f}, two passes at 4.27 TB/s {least:.1f}", flush=True)  # noqa: B023
+            print(f"  rounding {name}: {graphed([lambda: rounded(matrix, to)] * 8):.1f}, two passes at 4.27 TB/s {least:.1f}", flush=True)  # noqa: B023
 
 
 def few(counts=(1, 2, 4, 8, 16)) -> None:
