@@ -90,6 +90,14 @@ def test_what_two_layers_read_is_rounded_once():
     assert all(len(line.outputs) == 2 for line in lines(changed, "float8_quantize"))  # nobody reads a transpose
 
 
+def test_the_kernel_that_computes_a_matrix_finds_its_largest_number():
+    compiled = thunder.jit(Gated().to(DEVICE), transforms=[Float8Transform()], executors=["triton_fuser"])
+    compiled(torch.randn(16, 32, device=DEVICE, requires_grad=True)).sum().backward()
+    for trace, wanted in ((thunder.last_traces(compiled)[-1], 1), (thunder.last_backward_traces(compiled)[-1], 2)):
+        (region,) = [line for line in trace.bound_symbols if line.sym.name.startswith("TritonFusion") and "mul" in [sub.sym.name for sub in line.subsymbols]]
+        assert [sub.sym.name for sub in region.subsymbols].count("float8_largest") == wanted
+
+
 def test_filter_gets_the_module_and_its_path():
     module, seen = nn.Sequential(Gated(), nn.Linear(32, 16)), []
     transform = Float8Transform(filter=lambda m, name: seen.append((m, name)) or name != "1")
