@@ -12,7 +12,7 @@ import triton.language as tl
 
 from thunder.executors.repeated_launch import RepeatedLaunch
 
-__all__ = ["by_rows", "whole"]
+__all__ = ["by_rows", "largest_of", "whole"]
 
 TILE = 128  # numbers in a row of a tile, and rows of it: 128 bytes of float8 are written at once, in either direction
 WIDTH = 32  # columns that a program scales
@@ -62,7 +62,7 @@ def _write(
     height: tl.constexpr, width: tl.constexpr, backwards: tl.constexpr,
 ):  # fmt: skip
     """One tile, rounded, and its transpose."""
-    s = _scale(tl.load(amax).to(tl.int32, bitcast=True), largest)
+    s = _scale(_bits(tl.load(amax)), largest)
     at = tl.num_programs(0) - 1 - tl.program_id(0) if backwards else tl.program_id(0)
     if tl.program_id(0) == 0:
         tl.store(scale, s)
