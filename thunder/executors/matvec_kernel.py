@@ -13,17 +13,17 @@ __all__ = ["few_rows"]
 
 @triton.jit
 def _one_row(x, weight, bias, out, N, K: tl.constexpr, biased: tl.constexpr, even: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """The loop is unrolled, so that a program's loads are all under way at once. The weight goes past the first cache, in which the row stays."""
+    """The loop is unrolled, so that a program's loads are all under way at once. The weight leaves the caches first, in which the row stays."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     total = tl.zeros((BN, BK), tl.float32)
     for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)
         at = weight + n[:, None] * K + k[None, :]
         if even:
-            w, row = tl.load(at, cache_modifier=".cg", eviction_policy="evict_first"), tl.load(x + k)
+            w, row = tl.load(at, eviction_policy="evict_first"), tl.load(x + k)
         else:
             inside = (n[:, None] < N) & (k[None, :] < K)
-            w, row = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg", eviction_policy="evict_first"), tl.load(x + k, mask=k < K, other=0.0)
+            w, row = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"), tl.load(x + k, mask=k < K, other=0.0)
         total += w.to(tl.float32) * row.to(tl.float32)[None, :]
     result = tl.sum(total, 1)
     if biased:
