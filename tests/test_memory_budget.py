@@ -82,6 +82,20 @@ def test_the_curve_trades_bytes_for_time():
     assert plans[0].time == 0 and plan(joint, 0.0001).nbytes < plans[-1].nbytes
 
 
+@pytest.mark.parametrize("rows, kept", [(4, True), (512, False)])
+def test_what_products_read_on_both_sides_is_not_written_twice(rows, kept):
+    """It is saved while the gradients take more memory than all that is saved; otherwise what it is made of is saved alone, and it costs a write in the backward."""
+    net = model()
+    joint = joint_of(lambda x: net(x).sum(), T(rows, 16))
+    found = plan(joint, 1.0, lambda line: line.sym.name in ("gelu", "tanh", "mul", "sub", "neg", "sin"))
+    between = [line.output for line in joint.bound_symbols if line.sym.name == "gelu"]
+    read = {i for line in joint.bound_symbols if line.sym.name == "linear" for i in line.inputs}
+    assert len(between) == 4 and read.issuperset(between)
+    saved, gradients = set(found.saved), sum(nbytes(g) for g in joint.output["output"] if isinstance(g, TensorProxy))
+    assert [v in saved for v in between] == [kept] * 4 and [v in found.recomputed for v in between] == [not kept] * 4
+    assert not kept or found.nbytes <= gradients
+
+
 def test_what_can_not_be_computed_again_stays_saved():
     def f(x):
         noise = torch.rand_like(x)

@@ -45,11 +45,18 @@ def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or move data cost nothing when they are computed
     again: they join a region that reads their inputs. Products and reductions are no part of that.
+
+    What no fusion reads, neither in the forward nor in the backward, is in memory anyway, and would be written a second time. It is saved where all that is saved takes no more
+    than the gradients, which are there when that is gone: so the most memory that a step takes stays what it is.
     """
     flow = _Flow(joint, free)
     whole = flow.evaluate(frozenset())
-    start = flow.cut(math.inf)
     target = budget * whole.nbytes
+    if free is not None:
+        start = flow.cut(math.inf, flow.in_memory(free))
+        if start.nbytes <= min(target, flow.gradients):
+            return start
+    start = flow.cut(math.inf)
     if start.nbytes <= target:
         return start
     least = flow.cut(0.0)
@@ -121,28 +128,40 @@ class _Flow:
         self.free = free
         self.maker = {o: line for line in self.forward for o in line.outputs}
         self.root = roots(self.forward)
-        read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
+        gradients = [g for g in joint.output["output"] if isinstance(g, Proxy)]
+        self.gradients = sum(nbytes(g) for g in dict.fromkeys(gradients) if isinstance(g, TensorProxy))
+        self.backward = backward
+        read = [i for b in backward for i in b.inputs] + gradients
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         self.time = {line: estimated_time(line) for line in self.forward}
 
     def of(self, value: Proxy) -> Proxy:
         return self.root.get(value, value)
 
-    def price(self, line: BoundSymbol, price: float) -> float:
+    def in_memory(self, fused: Callable[[BoundSymbol], bool]) -> set[Proxy]:
+        """The values that lines which are not fused read in the forward, and others in the backward."""
+        shown = roots((*self.forward, *self.backward), maybe=True)
+        read = [
+            {shown.get(i, i) for line in side if not _is_view(line, maybe=True) and not fused(line) for i in line.inputs} for side in (self.forward, self.backward)
+        ]  # fmt: skip
+        return read[0] & read[1]
+
+    def price(self, line: BoundSymbol, price: float, kept: Container[Proxy]) -> float:
         if _is_fixed(line):
             return math.inf
-        if self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line):
+        is_free = self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line)
+        if is_free and not any(o in kept for o in line.outputs):
             return 1e-3  # bytes: not done for nothing
         return price * self.time[line] if price < math.inf else math.inf
 
-    def cut(self, price: float) -> Plan:
-        """The plan that costs least where one unit of time is worth `price` bytes."""
+    def cut(self, price: float, kept: Container[Proxy] = ()) -> Plan:
+        """The plan that costs least where one unit of time is worth `price` bytes. kept: values that take time to compute again, also where a fusion does it."""
         number = {value: i for i, value in enumerate(self.maker)}  # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is line j
         edges: list[tuple] = []
         for j, line in enumerate(self.forward):
             if _is_view(line) or not any(self.reaches[o] for o in line.outputs):
                 continue
-            edges.append(("source", -1 - j, self.price(line, price)))
+            edges.append(("source", -1 - j, self.price(line, price, kept)))
             edges += [(2 * number[value] + 1, -1 - j, math.inf) for value in {self.of(i) for i in line.inputs if self.of(i) in number}]
             for value in line.outputs:
                 i = number[value]
