@@ -13,7 +13,6 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
-from sys import getrefcount
 
 import torch
 from torch.utils._device import DeviceContext
@@ -23,9 +22,9 @@ __all__ = [
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
-    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch",
+    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch", "apply_to_tensors",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
-    "attention_backends", "attention_among", "compile_with_inductor", "take_over", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
+    "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # operators registered with torch.library, and PyTorch's own
@@ -36,7 +35,6 @@ current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: to
 set_device = getattr(torch._C, "_cuda_setDevice", torch.cuda.set_device)
 storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, stride, dtype) on the current device, at half the price of torch.empty_strided
-_reinterpret_tensor = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None)  # (tensor, size, stride, offset): another one on its memory, and no view. 2.11, 2.13
 _static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
 # (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
 launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
@@ -262,6 +260,16 @@ def keeps_graph() -> bool:
         return True
 
 
+def apply_to_tensors(function: type[torch.autograd.Function]) -> Callable:
+    """`function.apply` for a first argument that is no tensor and others that all are: it looks for remains of torch.func in C, which takes a fifth of the time. 2.11, 2.13"""
+    apply, unwrapped, transforming = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead, torch._C._are_functorch_transforms_active
+
+    def run(first, *tensors):
+        return function.apply(first, *tensors) if transforming() else apply(first, *map(unwrapped, tensors))
+
+    return run
+
+
 def grad_enabled_in(modes: tuple) -> bool:
     return modes[0]
 
@@ -326,40 +334,6 @@ def quiet_fake_tensors():
         yield
     finally:
         log.disabled = before
-
-
-def _holders(tensors: list[torch.Tensor], places: Sequence[int]) -> list[tuple]:
-    """(who has a tensor, its memory and what it is a view of; bytes of its memory) of each: how many in Python and C++, whether PyTorch allocated it, whether autograd knows it."""
-    found = []
-    for i in places:
-        t = tensors[i]
-        memory, base = t.untyped_storage(), t._base
-        of_base = None if base is None else (getrefcount(base), base._use_count())
-        holders = getrefcount(t), t._use_count(), getrefcount(memory), storage_uses(memory._cdata), memory.resizable(), t.requires_grad, of_base
-        found.append((holders, memory.nbytes()))
-    return found
-
-
-_OWN: tuple = ()  # the holders of a tensor that only a list has, and of such a view of one that nobody has
-if hasattr(torch.Tensor, "_use_count") and _reinterpret_tensor is not None:
-    with torch.no_grad():
-        _OWN = tuple([_holders([made()], [0])[0][0] for made in (lambda: torch.empty(1), lambda: torch.empty(1).view(1))])
-
-
-def take_over(tensors: list[torch.Tensor], places: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Which of some places in a list have a tensor that nobody else has, nor its memory: it may be written over. 2.13; none where PyTorch does not count.
-
-    sizes: how many bytes the tensors take: one that shows a part of its memory does not count. A view of what nobody has becomes a tensor.
-    """
-    if not places or not _OWN:
-        return ()
-    found = []
-    for i, size, (holders, nbytes) in zip(places, sizes, _holders(tensors, places)):
-        if nbytes == size and holders in _OWN:
-            found.append(i)
-            if holders[-1] is not None:
-                tensors[i] = _reinterpret_tensor(tensors[i], tensors[i].shape, tensors[i].stride(), 0)
-    return tuple(found)
 
 
 def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = ()) -> tuple[Callable, list[tuple]]:

@@ -136,14 +136,8 @@ class Printer:
             return [("# " if commented else "") + text for text in b.sym.python_printer(b, self)]
         return self._lines(b, 1, commented)
 
-    def consuming(self, b, deletion) -> list[str]:
-        """The text of a bound symbol and of the `del` after it, which the symbol's function sees done."""
-        name = next(n for i in itertools.count() if (n := f"given_{i}" if i else "given") not in self.variables)
-        call = f"{self.callee(b.sym)}.{b.sym.info['consumes']}({name})"
-        return [f"{name} = {self.value([*b.args])}", *self.line(deletion), *self._lines(b, 1, False, call)]
-
-    def _lines(self, b, depth: int, commented: bool, call: str | None = None) -> list[str]:
-        text = self._assignment(b, commented, call)
+    def _lines(self, b, depth: int, commented: bool) -> list[str]:
+        text = self._assignment(b, commented)
         lines = [f"# {b.header}"] if b.header and not commented else []
         lines.append(f"# {text}" if commented else text)
         if self.print_depth == -1 or depth < self.print_depth:
@@ -151,13 +145,12 @@ class Printer:
                 lines += ["  " + s for s in self._lines(sub, depth + 1, True)]
         return lines
 
-    def _assignment(self, b, commented: bool, call: str | None = None) -> str:
+    def _assignment(self, b, commented: bool) -> str:
         sym = b.sym
         prims = sym.module == "prims"
         self._comment = commented
-        if call is None:
-            arguments = ", ".join([self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()])
-            call = f"{self.callee(sym)}({arguments})"
+        arguments = ", ".join([self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()])
+        call = f"{self.callee(sym)}({arguments})"
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
         if _has_dict(b.output):  # which no left-hand side takes apart
@@ -207,7 +200,9 @@ def _import_key(line: str) -> tuple:
 def function_source(trace, printer: Printer, include_decorators: bool = True) -> str:
     """The whole text of a trace: header line, imports, decorators, signature, argument comments, lines, return."""
     printer.variables = {p.name for p in trace.args} | {o.name for b in trace.bound_symbols for o in b.outputs}
-    body = ["  " + text for text, _ in _body(trace, printer)]
+    body = []
+    for b in trace.bound_symbols:
+        body += ["  " + s for s in printer.line(b)]
     result = f"  return {printer.value(trace.output)}"
     head = [f"# {trace.provenance}"] if trace.provenance else []
     imports = sorted(printer.imports, key=_import_key)
@@ -220,27 +215,11 @@ def function_source(trace, printer: Printer, include_decorators: bool = True) ->
     return "\n".join([*head, *imports, "", *decorators, signature, *arguments, *body, result])
 
 
-def _body(trace, printer: Printer) -> list[tuple[str, Any]]:
-    """The lines of text between signature and return, each with its bound symbol.
-
-    A line that can use what it reads for the last time, and the `del` after it: `given = [t0, t1]`, `del t0`, `[t2] = joined0.consume(given)`. So it has what nobody else has.
-    """
-    text: list[tuple[str, Any]] = []
-    lines = itertools.zip_longest(trace.bound_symbols, trace.bound_symbols[1:])
-    for b, after in lines:
-        if "consumes" in b.sym.info and after is not None and after.sym.name == "python_del":
-            text += [(s, b) for s in printer.consuming(b, after)]
-            next(lines)
-        else:
-            text += [(s, b) for s in printer.line(b)]
-    return text
-
-
 def line_owners(trace) -> dict[int, Any]:
     """Line number of the compiled text of a trace -> the bound symbol it belongs to."""
     printer = Printer(print_depth=1)
+    body = [(text, b) for b in trace.bound_symbols for text in printer.line(b)]
     source = function_source(trace, Printer(print_depth=1), include_decorators=False).split("\n")
-    body = _body(trace, printer)
     first = len(source) - len(body) - 1
     return {first + i + 1: b for i, (_, b) in enumerate(body)}
 

@@ -9,7 +9,6 @@ each amount of memory.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from thunder.transforms.autodiff import sides
 from thunder.transforms.min_cut import sink_side
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "nbytes", "roots"]
+__all__ = ["Plan", "plan", "curve", "nbytes", "roots", "multiply_adds"]
 
 FLOPS_PER_BYTE = 100  # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
 STEPS = 24  # halvings of the interval of prices
@@ -41,14 +40,13 @@ class Plan:
     time: float
 
 
-def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None, written_once: Callable[[BoundSymbol], bool] | None = None) -> Plan:
+def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None) -> Plan:
     """The plan that saves at most `budget` times the bytes that are saved without one, in the least time; the smallest there is where none is that small.
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or move data cost nothing when they are computed
-    again: they join a region that reads their inputs. Products and reductions are no part of that. written_once: those of them that do cost their time where the
-    forward writes what they make anyway, for a product to read, and the backward would write it again.
+    again: they join a region that reads their inputs. Products and reductions are no part of that.
     """
-    flow = _Flow(joint, free, written_once)
+    flow = _Flow(joint, free)
     whole = flow.evaluate(frozenset())
     start = flow.cut(math.inf)
     target = budget * whole.nbytes
@@ -101,41 +99,39 @@ def _is_fixed(line: BoundSymbol) -> bool:
 
 
 def estimated_time(line: BoundSymbol) -> float:
-    """Bytes read and written, and for matrix products and convolutions the operations: of A (m, k) and B (k, n), sqrt(mk kn mn) = mnk multiply-adds.
-
-    What makes several products says how many multiply-adds that are (`info["multiply_adds"]`).
-    """
+    """Bytes read and written, and for products the operations."""
     tensors = [p for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)]
-    moved = sum(map(nbytes, tensors))
+    return sum(map(nbytes, tensors)) + 2 * multiply_adds(line) / FLOPS_PER_BYTE
+
+
+def multiply_adds(line: BoundSymbol) -> float:
+    """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) = mnk. 0 of other operations.
+
+    What is no single product says how many it has: `info["multiply_adds"](line)`.
+    """
     if (count := line.sym.info.get("multiply_adds")) is not None:
-        return moved + 2 * count(*line.args) / FLOPS_PER_BYTE
-    if OpTags.MATMUL_OP not in line.sym.tags or len(line.inputs) < 2 or not line.outputs:
-        return moved
-    sizes = [nbytes(p) / p.dtype.bytes for p in (line.inputs[0], line.inputs[1], line.outputs[0]) if isinstance(p, TensorProxy)]
-    return moved + 2 * math.sqrt(math.prod(sizes)) / FLOPS_PER_BYTE
+        return count(line)
+    tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
+    if line.sym.name in ("addmm", "addmv", "addbmm", "baddbmm"):
+        tensors = tensors[1:]
+    if OpTags.MATMUL_OP not in line.sym.tags or len(tensors) < 2 or not line.outputs:
+        return 0
+    a, b, product = *tensors[:2], line.outputs[0]
+    batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
+    return math.sqrt(a.numel_value * b.numel_value * product.numel_value / max(1, batch))
 
 
 class _Flow:
     """The forward's data flow, with views counted as the values they show."""
 
-    def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None, written_once: Callable[[BoundSymbol], bool] | None = None):
-        self.forward, _, self.backward = sides(recompute(joint))
-        self.free, self.written_once = free, written_once
+    def __init__(self, joint: Trace, free: Callable[[BoundSymbol], bool] | None):
+        self.forward, _, backward = sides(recompute(joint))
+        self.free = free
         self.maker = {o: line for line in self.forward for o in line.outputs}
         self.root = roots(self.forward)
-        read = [i for b in self.backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
+        read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         self.time = {line: estimated_time(line) for line in self.forward}
-
-    @functools.cached_property
-    def written(self) -> set[Proxy]:
-        """What the forward writes, and the backward would, because lines of both read it that no fusion executor takes."""
-        shown = roots([*self.forward, *self.backward], maybe=True)
-        return set.intersection(*({shown.get(i, i) for line in lines if not self.joins(line) for i in line.inputs} for lines in (self.forward, self.backward)))
-
-    def joins(self, line: BoundSymbol) -> bool:
-        """Whether a line is part of a region, or only shows what others read."""
-        return OpTags.SHAPE_OP in line.sym.tags or self.free is not None and self.free(line)
 
     def of(self, value: Proxy) -> Proxy:
         return self.root.get(value, value)
@@ -144,8 +140,7 @@ class _Flow:
         if _is_fixed(line):
             return math.inf
         if self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line):
-            if self.written_once is None or not self.written_once(line) or self.written.isdisjoint(line.outputs):
-                return 1e-3  # bytes: not done for nothing
+            return 1e-3  # bytes: not done for nothing
         return price * self.time[line] if price < math.inf else math.inf
 
     def cut(self, price: float) -> Plan:
