@@ -212,6 +212,26 @@ def test_results_take_the_place_of_what_nobody_has_any_more():
     assert y.data_ptr() == h.data_ptr()
 
 
+def test_what_views_show_dies_with_the_last_of_them():
+    """A value is written over though products read views of it, and not before the last view of it was read, nor beside one."""
+
+    def program(x, w):
+        h = x @ w
+        a = (h.view(-1, 8) @ w[:8, :8]).view(64, 64)
+        y = h.sin() * 2.0 + a
+        late = y.t()
+        z = y.cos() * 3.0 + y.view(4096).flip(0).view(64, 64)
+        return (z @ w).tanh() * 2.0, (late @ w).exp() * 0.5
+
+    x, w = torch.randn(64, 64, dtype=torch.float64), torch.randn(64, 64, dtype=torch.float64) / 8
+    compiled = thunder.jit(program, executors=["inductor"])
+    for _ in range(2):
+        for a, b in zip(compiled(x, w), program(x, w), strict=True):
+            torch.testing.assert_close(a, b)
+    headers = [line.header for line in thunder.last_traces(compiled)[-1].bound_symbols if line.header]
+    assert any("written over h" in h for h in headers) and not any("written over y" in h for h in headers), headers
+
+
 def test_a_result_over_a_view_is_no_view():
     """PyTorch's linear gives one. A result that is a view could not be written to under grad."""
 

@@ -117,10 +117,13 @@ class InductorRegion:
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
         """The same region, for calls in which the inputs at these places own their memory and nobody reads them afterwards. On a GPU, freed memory is used again at no cost."""
+        # by which line first: what is read late, where results are made, has the better chance
+        read = {p: n for n, line in reversed([*enumerate(self.region.lines)]) for p in line.inputs}
+        late = sorted(dying, key=lambda i: -read.get(self.region.inputs[i], 0))
         over: dict[int, int] = {}
         for o, out in enumerate(self.region.outputs):
             if isinstance(out, TensorProxy) and out.device.type == "cpu":
-                found = next((i for i in dying if i not in over.values() and _size(self.region.inputs[i]) == _size(out)), None)
+                found = next((i for i in late if i not in over.values() and _size(self.region.inputs[i]) == _size(out)), None)
                 over |= {o: found} if found is not None else {}
         return self._overwriting.setdefault(tuple(over.items()), InductorRegion(self.region, over))
 

@@ -2,18 +2,21 @@
 
 Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the comment `t2 is written over t1`, and no memory for t2.
 
-Written over is only what surely has its memory to itself: what a product or a fused kernel of the same program has made, that products and fused kernels alone have read, and that
-is neither returned nor saved. Whether a kernel reads it only where it writes, and before, is for its executor to say (`FusionExecutor.writing_over`). It is the last pass, so that
-what users' transforms read counts.
+Written over is only what surely has its memory to itself: what a product or a fused kernel of the same program has made, that products and fused kernels alone have read, itself or
+views of it, and that is neither returned nor saved. Whether a kernel reads it only where it writes, and before, is for its executor to say (`FusionExecutor.writing_over`). It is the
+last pass, so that what users' transforms read counts.
 """
 
 from __future__ import annotations
+
+import collections
 
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.extend import FusionExecutor
 from thunder.transforms.del_last_used import python_del
+from thunder.transforms.memory_budget import roots
 
 __all__ = ["reuse_memory"]
 
@@ -22,11 +25,16 @@ PRODUCTS = frozenset(f"torch.ltorch.{name}" for name in ("linear", "matmul", "mm
 
 def reuse_memory(trace: Trace) -> Trace:
     """Lets fusions write over inputs that die with them."""
+    shown = roots(trace.bound_symbols, maybe=True)
+
+    def root(value: Proxy) -> Proxy:
+        return shown.get(value, value)
+
     last: dict[Proxy, int] = {}
     for i, line in enumerate(trace.bound_symbols):
         if line.sym is not python_del:
-            last |= dict.fromkeys(line.inputs, i)
-    last |= dict.fromkeys(trace.output_proxies, len(trace.bound_symbols))
+            last |= dict.fromkeys(map(root, line.inputs), i)
+    last |= dict.fromkeys(map(root, trace.output_proxies), len(trace.bound_symbols))
     owned: set[Proxy] = set()
     lines: list[BoundSymbol] = []
     for i, line in enumerate(trace.bound_symbols):
@@ -34,14 +42,15 @@ def reuse_memory(trace: Trace) -> Trace:
         fuser = executor if isinstance(executor, FusionExecutor) and executor.owns_results and line.sym.is_fusion else None
         product = line.sym.id in PRODUCTS
         if fuser is not None:
-            dying = [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i]
+            read = collections.Counter(map(root, line.inputs))  # beside a view of it, a value is read where it would be written over
+            dying = [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i and read[p] == 1]
             lines.append(_writing_over(line, fuser, dying) if dying else line)
         else:
             lines.append(line)
         if fuser is not None or product:
             owned |= {o for o in line.outputs if isinstance(o, TensorProxy)}
-        elif line.sym is not python_del:  # it may give a view, or keep what it reads
-            owned.difference_update(line.inputs)
+        elif line.sym is not python_del and not (line.outputs and all(o in shown for o in line.outputs)):  # it may keep what it reads, or give it under another name
+            owned.difference_update(map(root, line.inputs))
     return trace.replace(bound_symbols=lines)
 
 
