@@ -2,9 +2,9 @@
 
 Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the comment `t2 is written over t1`, and no memory for t2.
 
-Written over is only what surely has its memory to itself: what a product or a fused kernel of the same program has made, that products and fused kernels alone have read, itself or
-views of it, and that is neither returned nor saved. Whether a kernel reads it only where it writes, and before, is for its executor to say (`FusionExecutor.writing_over`). It is the
-last pass, so that what users' transforms read counts.
+Written over is only what surely has its memory to itself: what a product or a fused kernel of the same program has made, that products and fused kernels alone have read, or
+views of it, and that is neither returned nor saved. Whether a kernel reads it only where it writes, and before, is for its executor to say (`FusionExecutor.writing_over`). It is
+the last pass, so that what users' transforms read counts.
 """
 
 from __future__ import annotations
