@@ -19,7 +19,7 @@ from thunder.transforms.memory_budget import nbytes, roots
 
 __all__ = ["keep"]
 
-SHARE = 0.9  # of the peak that may be filled: temporaries of kernels are not counted
+SHARE = 0.9  # of the peak that the forward may fill, whose last lines need more beside what is counted than others
 
 
 def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], bool]) -> frozenset[Proxy]:
@@ -32,7 +32,7 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
     makers: dict[TensorProxy, int] = {o: i for i, line in enumerate(lines) for o in line.outputs if o not in shown and isinstance(o, TensorProxy)}
     last: dict[Proxy, int] = {}  # the line until which a value is in memory
     written: set[Proxy] = set()  # what a line of the forward reads that stands apart
-    again: dict[Proxy, int] = {}  # what such a line of the backward reads: the last of them
+    again: dict[Proxy, tuple[int, int]] = {}  # what such lines of the backward read: the first and the last of them
     for i, line in enumerate(lines):
         for value in line.inputs:
             root = shown.get(value, value)
@@ -41,13 +41,15 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
             if apart[i] and i < half:
                 written.add(root)
             elif apart[i]:
-                again[root] = i
+                again[root] = again.get(root, (i, i))[0], i
     last |= dict.fromkeys((shown.get(p, p) for p in joint.output_proxies), len(lines))
     live = [0] * (len(lines) + 1)
     for value, i in makers.items():
         if apart[i] or value in written or value in again or i < half <= last.get(value, i):
             _hold(live, value, i, last.get(value, i))
-    limit = SHARE * max(live)
+        if value in again and value in chosen:
+            _hold(live, value, *again[value])
+    peak = max(live)
     groups: dict[tuple, list[TensorProxy]] = {}
     for value, i in makers.items():
         context = lines[i].context
@@ -55,11 +57,12 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
             groups.setdefault((lines[i].sym, value.dtype, *map(number_value, value.shape)), []).append(value)
     kept: set[Proxy] = set()
     for group in sorted(groups.values(), key=lambda group: nbytes(group[0])):
-        spans = [(last[value] + 1, again[value]) for value in group]
+        spans = [(last[value] + 1, again[value][0] - 1) for value in group]
         filled = list(live)
         for value, span in zip(group, spans, strict=True):
             _hold(filled, value, *span)
-        if all(max(filled[begin : end + 1]) <= limit for begin, end in spans):
+        begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
+        if max(filled[begin:half], default=0) <= SHARE * peak and max(filled[half : end + 1], default=0) <= peak:
             live = filled
             kept.update(group)
     return chosen - kept
