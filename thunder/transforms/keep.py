@@ -24,7 +24,8 @@ SHARE = 0.9  # of the peak that the forward may fill, whose last lines need more
 
 def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], bool]) -> frozenset[Proxy]:
     """`chosen`, the values of the forward that the backward computes again, without those that stay in memory. fuses: lines that a fusion executor takes."""
-    chosen = frozenset(chosen)
+    if not (chosen := frozenset(chosen)):
+        return chosen
     forward, starts, backward = sides(joint)
     lines, half = [*forward, *starts, *backward], len(forward)
     shown = roots(lines, maybe=True)
