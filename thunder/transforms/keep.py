@@ -22,8 +22,11 @@ __all__ = ["keep"]
 SHARE = 0.9  # of the peak that the forward may fill, whose last lines need more beside what is counted than others
 
 
-def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], bool]) -> frozenset[Proxy]:
-    """`chosen`, the values of the forward that the backward computes again, without those that stay in memory. fuses: lines that a fusion executor takes."""
+def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], bool], at_any_peak: Callable[[BoundSymbol], bool] = lambda line: False) -> frozenset[Proxy]:
+    """`chosen`, the values of the forward that the backward computes again, without those that stay in memory.
+
+    fuses: lines that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is then.
+    """
     if not (chosen := frozenset(chosen)):
         return chosen
     forward, starts, backward = sides(joint)
@@ -55,15 +58,15 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
     for value, i in makers.items():
         context = lines[i].context
         if value in chosen and value in written and value in again and not apart[i] and (context is None or not context.checkpoint):
-            groups.setdefault((lines[i].sym, value.dtype, *map(number_value, value.shape)), []).append(value)
+            groups.setdefault((at_any_peak(lines[i]), lines[i].sym, value.dtype, *map(number_value, value.shape)), []).append(value)
     kept: set[Proxy] = set()
-    for group in sorted(groups.values(), key=lambda group: nbytes(group[0])):
+    for (always, *_), group in sorted(groups.items(), key=lambda item: nbytes(item[1][0])):
         spans = [(last[value] + 1, again[value][0] - 1) for value in group]
         filled = list(live)
         for value, span in zip(group, spans, strict=True):
             _hold(filled, value, *span)
         begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
-        if max(filled[begin:half], default=0) <= SHARE * peak and max(filled[half : end + 1], default=0) <= peak:
+        if always or max(filled[begin:half], default=0) <= SHARE * peak and max(filled[half : end + 1], default=0) <= peak:
             live = filled
             kept.update(group)
     return chosen - kept
