@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import thunder
 from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
-from thunder.tests.measuring import median, median_interval
+from thunder.tests.measuring import median, median_interval, turns
 
 GIB = 2**30
 LEARNING_RATE = 1e-5
@@ -208,9 +208,8 @@ def measure(chosen: argparse.Namespace) -> list[dict[str, Any]]:
             print(f"# {system}: first step {first:.1f} s", file=sys.stderr, flush=True)
     names = list(trainers)
     samples: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(chosen.rounds):
-        at = turn % len(names)
-        for name in names[at:] + names[:at]:
+    for order in turns(names, chosen.rounds):
+        for name in order:
             samples[name].append(seconds_of(trainers[name], chosen.steps))
             trainers[name].optimizer.zero_grad(set_to_none=True)
     torchs = [name for name in names if not name.startswith("thunder")]

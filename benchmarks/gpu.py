@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import thunder
-from thunder.tests.measuring import compile_with, in_processes, median, median_interval
+from thunder.tests.measuring import compile_with, in_processes, median, median_interval, turns
 
 GIB = 2**30
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "THUNDER_CACHE_DIR")
@@ -184,12 +184,10 @@ def measure(name: str, systems: list[str], rounds: int) -> list[dict[str, Any]]:
         row["kernels"], row["host"] = kernel_time(step), host_time(step)
         steps[system] = step
     times: dict[str, list[float]] = {system: [] for system in steps}
-    names = list(steps)
-    turns = {system: max(1, min(100, int(ROUND_SECONDS * 1e3 / elapsed(steps[system], 2)))) for system in names}
-    for turn in range(rounds):
-        at = turn % len(names)
-        for system in names[at:] + names[:at]:
-            times[system].append(elapsed(steps[system], turns[system]))
+    repeats = {system: max(1, min(100, int(ROUND_SECONDS * 1e3 / elapsed(step, 2)))) for system, step in steps.items()}
+    for order in turns(list(steps), rounds):
+        for system in order:
+            times[system].append(elapsed(steps[system], repeats[system]))
     for system, samples in times.items():
         rows[system]["ms"] = median(samples)
         if "torch.compile" in times and system != "torch.compile":

@@ -1,12 +1,13 @@
 """What the benchmark programs conclude from their measurements."""
 
+import collections
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from thunder.tests.measuring import compile_with, interleaved, median_interval, parse_systems, repetitions
+from thunder.tests.measuring import compile_with, interleaved, median_interval, parse_systems, repetitions, turns
 
 BENCHMARKS = str(Path(__file__).resolve().parents[1] / "benchmarks")
 
@@ -23,11 +24,21 @@ def programs(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_systems_take_turns_and_the_order_rotates():
+def test_systems_take_turns():
     order = []
-    samples = interleaved({name: lambda name=name: order.append(name) for name in "abc"}, rounds=3, repeat=2)
-    assert "".join(order) == "aabbcc" + "bbccaa" + "ccaabb"
-    assert {name: len(values) for name, values in samples.items()} == {"a": 3, "b": 3, "c": 3}
+    samples = interleaved({name: lambda name=name: order.append(name) for name in "abc"}, rounds=4, repeat=2)
+    assert "".join(order) == "aabbcc" + "bbccaa" + "ccaabb" + "ccbbaa"
+    assert {name: len(values) for name, values in samples.items()} == {"a": 4, "b": 4, "c": 4}
+
+
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd", "abcde"])
+def test_each_system_follows_each_other_equally_often(names):
+    orders = ["".join(order) for order in turns(list(names), 2 * len(names))]
+    assert all(sorted(order) == sorted(names) for order in orders)
+    follows = collections.Counter(pair for order in orders for pair in zip(order, order[1:], strict=False))
+    assert len(follows) == len(names) * (len(names) - 1)
+    assert set(follows.values()) == {2}
+    assert set(collections.Counter(order[0] for order in orders).values()) == {2}
 
 
 def test_median_interval_covers_the_median_as_often_as_it_says():

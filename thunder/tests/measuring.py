@@ -13,13 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
 import torch
 
-__all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "parse_systems", "in_processes"]
+__all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "parse_systems", "in_processes", "turns"]
 
 SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor")
 
@@ -59,16 +59,24 @@ def repetitions(call: Callable[[], object], seconds: float, limit: int = 1000) -
     return max(1, min(limit, math.ceil(seconds / max(time.perf_counter() - start, 1e-9))))
 
 
+def turns(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
+    """The order of each round. Over twice as many rounds as there are names each one follows each other equally often: who runs after a busy one finds a warmer chip, slower by
+    per cents. Squares of E. J. Williams (Australian Journal of Scientific Research A 2, 1949), forwards and backwards in turn."""
+    n = len(names)
+    zigzag = [(i + 1) // 2 if i % 2 else (n - i // 2) % n for i in range(n)]
+    for turn in range(rounds):
+        order = [names[(place + turn) % n] for place in zigzag]
+        yield order[::-1] if turn // n % 2 else order
+
+
 def interleaved(calls: dict[str, Callable[[], object]], rounds: int, repeat: int = 1, clock: Callable[[], float] = time.perf_counter) -> dict[str, list[float]]:
-    """Seconds per call, one sample for each system and round. In a round the systems take turns, and the order rotates from round to round.
+    """Seconds per call, one sample for each system and round. In a round the systems take `turns`.
 
     A sample is the mean of `repeat` calls in a row. Warm up before. clock: seconds since whenever; time.process_time counts what the process computes and no waiting.
     """
-    names = list(calls)
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for order in turns(list(calls), rounds):
+        for name in order:
             call = calls[name]
             start = clock()
             for _ in range(repeat):
