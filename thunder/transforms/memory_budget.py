@@ -46,15 +46,15 @@ def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or move data cost nothing when they are computed
     again: they join a region that reads their inputs. Products and reductions are no part of that.
 
-    What no fusion reads, neither in the forward nor in the backward, is in memory anyway, and would be written a second time. It is saved where all that is saved takes no more
-    than the gradients, which are there when that is gone: so the most memory that a step takes stays what it is.
+    What no fusion reads, neither in the forward nor in the backward, is in memory anyway, and would be written a second time. It is saved where all gradients together take
+    the most memory all the same: they fill what saved values leave.
     """
     flow = _Flow(joint, free)
     whole = flow.evaluate(frozenset())
     target = budget * whole.nbytes
     if free is not None:
         start = flow.cut(math.inf, flow.in_memory(free))
-        if start.nbytes <= min(target, flow.gradients):
+        if start.nbytes <= target and flow.peak(start) <= flow.all_gradients:
             return start
     start = flow.cut(math.inf)
     if start.nbytes <= target:
@@ -129,8 +129,9 @@ class _Flow:
         self.maker = {o: line for line in self.forward for o in line.outputs}
         self.root = roots(self.forward)
         gradients = [g for g in joint.output["output"] if isinstance(g, Proxy)]
-        self.gradients = sum(nbytes(g) for g in dict.fromkeys(gradients) if isinstance(g, TensorProxy))
         self.backward = backward
+        self.gradients = {o for b in backward for o in b.outputs if isinstance(o, TensorProxy)}.intersection(gradients)
+        self.all_gradients = sum(map(nbytes, self.gradients))
         read = [i for b in backward for i in b.inputs] + gradients
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         self.time = {line: estimated_time(line) for line in self.forward}
@@ -145,6 +146,22 @@ class _Flow:
             {shown.get(i, i) for line in side if not _is_view(line, maybe=True) and not fused(line) for i in line.inputs} for side in (self.forward, self.backward)
         ]  # fmt: skip
         return read[0] & read[1]
+
+    def peak(self, found: Plan) -> int:
+        """The most bytes that saved values and gradients take at a time, in the order of the backward's lines."""
+        needs: dict[Proxy, set[Proxy]] = {}  # what a value of the forward is, or is computed again of, among what is saved
+        for line in self.forward:
+            again = {s for i in line.inputs for s in needs.get(i, ())}
+            needs |= {o: again if o in found.recomputed else {self.of(o)} for o in line.outputs}
+        last = {s: n for n, line in enumerate(self.backward) for i in line.inputs for s in needs.get(i, ())}
+        gone = [0] * len(self.backward)
+        for value, n in last.items():
+            gone[n] += nbytes(value) if value in self.maker and isinstance(value, TensorProxy) else 0
+        alive = most = found.nbytes
+        for line, bytes_gone in zip(self.backward, gone, strict=True):
+            alive += sum(nbytes(o) for o in line.outputs if o in self.gradients) - bytes_gone
+            most = max(most, alive)
+        return most
 
     def price(self, line: BoundSymbol, price: float, kept: Container[Proxy]) -> float:
         if _is_fixed(line):
