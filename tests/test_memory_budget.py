@@ -82,36 +82,6 @@ def test_the_curve_trades_bytes_for_time():
     assert plans[0].time == 0 and plan(joint, 0.0001).nbytes < plans[-1].nbytes
 
 
-@pytest.mark.parametrize("rows, kept", [(4, True), (512, False)])
-def test_what_products_read_on_both_sides_is_not_written_twice(rows, kept):
-    """It is saved where gradients take its memory when it is gone; otherwise what it is made of is saved alone, and it costs a write in the backward."""
-    net = model()
-    joint = joint_of(lambda x: net(x).sum(), T(rows, 16))
-    found = plan(joint, 1.0, lambda line: line.sym.name in ("gelu", "tanh", "mul", "sub", "neg", "sin"))
-    between = [line.output for line in joint.bound_symbols if line.sym.name == "gelu"]
-    read = {i for line in joint.bound_symbols if line.sym.name == "linear" for i in line.inputs}
-    assert len(between) == 4 and read.issuperset(between)
-    saved = set(found.saved)
-    assert [v in saved for v in between] == [kept] * 4 and [v in found.recomputed for v in between] == [not kept] * 4
-
-
-@pytest.mark.parametrize("rows", [2, 7, 9, 40])
-def test_the_peak_of_a_backward_is_that_of_what_is_alive(rows):
-    """Each layer's gradient is made when what was saved for it is read last."""
-
-    def f(x, *weights):
-        for w in weights:
-            x = torch.tanh(x @ w)
-        return x.sum()
-
-    n = 8
-    flow = _Flow(joint_of(f, torch.randn(rows, n), *(T(n, n, seed=i) for i in range(3))), lambda line: False)
-    saved = flow.evaluate(frozenset())
-    step, weight = 4 * rows * n, 4 * n * n
-    assert saved.nbytes == 3 * step
-    assert flow.peak(saved) == max(3 * step, 2 * step + weight, step + 2 * weight, 3 * weight)
-
-
 def test_what_can_not_be_computed_again_stays_saved():
     def f(x):
         noise = torch.rand_like(x)

@@ -28,17 +28,24 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
 
     Raises TypeError for what is no module, RuntimeError without a process group and for a module that is distributed already.
     """
-    module, group = _module(model, "ddp"), group_of(process_group)
-    if bucket_size_in_mb < 0:
-        raise OptionError(f"bucket_size_in_mb={bucket_size_in_mb!r} is not an option; valid: 0 or more")
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+    module, group = module_of(model, "ddp"), group_of(process_group)
+    introduce()
+    check_bucket_size(bucket_size_in_mb)
+    replaced, buffers = _replaced(model)
+    parameters = {**dict(module.named_parameters()), **replaced}
+    for name, tensor in (*parameters.items(), *module.named_buffers()):
         if tensor.is_meta:
             raise RuntimeError(f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the module where they are to be")
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
         tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
-    for name, parameter in module.named_parameters():
-        place(parameter, _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20)))
+    for name, parameter in parameters.items():
+        place(parameter, replicated(name, parameter, group, bucket_size_in_mb))
     return model
+
+
+def replicated(name: str, parameter: torch.Tensor, group, bucket_size_in_mb: float) -> Placement:
+    """The placement that `ddp` gives a parameter."""
+    return _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20))
 
 
 def fsdp(
@@ -55,8 +62,9 @@ def fsdp(
 ):
     """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's state.
 
-    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters are shards from then on: rows of the
-    first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every rank. Make the optimizer afterwards.
+    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters, and those that transforms gave
+    it, are shards from then on: rows of the first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every
+    rank. Make the optimizer afterwards.
 
     device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank whose parameters and buffers are
     sharded; None where ranks have the same. sharding_strategy: FSDPType.ZERO2 keeps gathered parameters for the backward, ZERO3 gathers them again.
@@ -69,13 +77,20 @@ def fsdp(
     Raises TypeError for what is no module, RuntimeError without a process group, for a module that is distributed already, and for a parameter on the meta device that no
     `reset_parameters` fills.
     """
-    module = _module(model, "fsdp")
-    strategy, buckets = _member(FSDPType, sharding_strategy, "sharding_strategy"), _member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
+    module = module_of(model, "fsdp")
+    strategy, buckets = check_member(FSDPType, sharding_strategy, "sharding_strategy"), check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
     groups = _groups(process_group)
-    shards, replicas = groups[-1], groups[:-1]
-    wanted = _device(device, shards)
-    options = {"reduce_dtype": reduce_dtype, "again": strategy is FSDPType.ZERO3}
+    introduce()
+    wanted = _device(device, groups[-1])
     sources = _sources(broadcast_from, process_group, groups)
+
+    def shard(name: str, parameter: torch.nn.Parameter) -> None:
+        placement = sharded(name, parameter, groups, strategy, buckets, dtype, reduce_dtype)
+        whole = _moved(parameter.detach(), wanted if sources else None, sources)
+        parameter.data = placement.shard_of(whole).to(wanted or whole.device)
+        parameter.grad = None
+        place(parameter, placement)
+
     filled: dict[int, torch.nn.Parameter] = {}  # by the id of the parameter on the meta device that it takes the place of
     for path, owner in _owners(module):
         _fill(owner, path, wanted or torch.device("cpu"), filled)
@@ -83,16 +98,25 @@ def fsdp(
             if buffer is not None:
                 owner._buffers[name] = _moved(buffer, wanted, sources)
         for name, parameter in owner._parameters.items():
-            if parameter is None or _is_sharded(parameter):
-                continue
-            full_name = f"{path}.{name}" if path else name
-            held_by = {"shards": shards, "replicas": replicas} if parameter.ndim else {"replicas": groups}
-            placement = _placement(full_name, parameter, dtype=dtype, bucket=_bucket(full_name, buckets), **held_by, **options)
-            whole = _moved(parameter.detach(), wanted if sources else None, sources)
-            parameter.data = placement.shard_of(whole).to(wanted or whole.device)
-            parameter.grad = None
-            place(parameter, placement)
+            if parameter is not None and not _is_sharded(parameter):
+                shard(f"{path}.{name}" if path else name, parameter)
+    replaced, replaced_buffers = _replaced(model)
+    for name, parameter in replaced.items():
+        if parameter.is_meta:
+            raise RuntimeError(f"thunder.distributed.fsdp: {name}, which a transform gave the module, is on the meta device: make the module on the CPU")
+        if not _is_sharded(parameter):
+            shard(name, parameter)
+    for name, buffer in replaced_buffers.items():
+        replaced_buffers[name] = _moved(buffer, wanted, sources)
     return model
+
+
+def sharded(
+    name: str, parameter: torch.Tensor, groups: tuple, strategy: FSDPType, buckets: FSDPBucketingStrategy, dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> Placement:
+    """The placement that `fsdp` gives a parameter. groups: those it is replicated over, and last the one it is sharded over."""
+    held_by = {"shards": groups[-1], "replicas": groups[:-1]} if parameter.ndim else {"replicas": groups}
+    return _placement(name, parameter, dtype=dtype, reduce_dtype=reduce_dtype, again=strategy is FSDPType.ZERO3, bucket=_bucket(name, buckets), **held_by)
 
 
 def copy_default_process_group():
@@ -103,25 +127,31 @@ def copy_default_process_group():
 # ---------------------------------------------------------------------------------------------------------------- arguments
 
 
-def _module(model, what: str) -> torch.nn.Module:
+def module_of(model, what: str) -> torch.nn.Module:
     """The module behind what was given: that of a compiled one."""
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
-    if getattr(model, "_overrides_parameters", None):
-        raise RuntimeError(f"thunder.distributed.{what}: transforms replaced parameters of the compiled module: prepare the module first, thunder.jit({what}(module), ...)")
     placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
-    if dist.is_available() and dist.is_initialized():
-        introduce()
     return module
 
 
-def _member(kind: type, given, option: str):
+def _replaced(model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+    """The parameters and buffers that transforms put in the place of a compiled module's, or beside them, by their paths."""
+    return getattr(model, "_overrides_parameters", {}), getattr(model, "_overrides_buffers", {})
+
+
+def check_member(kind: type, given, option: str):
     if not isinstance(given, kind):
         raise OptionError(f"{option}={given!r} is not an option; valid: {', '.join(map(str, kind))}")
     return given
+
+
+def check_bucket_size(given: float) -> None:
+    if given < 0:
+        raise OptionError(f"bucket_size_in_mb={given!r} is not an option; valid: 0 or more")
 
 
 def _groups(given) -> tuple:

@@ -297,15 +297,21 @@ class Capture(Host):
             guarded = tuple(n if n < 2 else None for n in shape)
             shape = tuple(n if n < 2 else self.number(n, source.child("size", i)) for i, n in enumerate(shape))
         names, dtype = self.recorder.context.names, from_tensor_dtype(value.dtype)
+        placement = placement_of(value)
+        if placement is not None:  # whole in the program, a part of it in this process
+            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
         if source in self.replaced_sources:  # read in the shape and dtype that the program was written for; a transform changes what reads it
             table, name = self.replaced_sources[source]
             value = table[name]
             guarded = tuple(value.shape)
-        placement = placement_of(value)
-        if placement is not None:  # whole in the program, a part of it in this process
-            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
+            if (found := placement_of(value)) is None and placement is not None:
+                self.refuse(
+                    f"a transform put another tensor in the place of {name}, of which the ranks hold a part each",
+                    "ddp or fsdp come after the transforms: thunder.jit(module, transforms=[...]) first, or the last of the list",
+                )
+            placement = found
         proxy = TensorProxy(
-            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
+            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=self.options.device or from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
@@ -326,8 +332,8 @@ class Capture(Host):
         """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
         if base not in self.real:
             return
-        if base in self.placements:
-            self.refuse(f"{base.name} is written to, and the ranks hold a part of it each, or have to hold the same", "write to it outside of the compiled function")
+        if base in self.placements and not self.placements[base].is_whole:
+            self.refuse(f"{base.name} is written to, and the ranks hold a part of it each", "write to it outside of the compiled function: call optimizer.step() there")
         with torch._C.DisableTorchFunction():
             differentiable, leaf = self.real[base][0].requires_grad and torch.is_grad_enabled(), self.real[base][0].is_leaf
         if differentiable and not detached:
@@ -345,7 +351,7 @@ class Capture(Host):
         real, source = self.real[base]
         memory = self.recorder.memory
         with torch._C.DisableTorchFunction():
-            if other is base or real.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel() or other in memory.view_of:
+            if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
                 return
             mine, others = (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
             disjoint = mine is None and others is None and are_disjoint(real, tensor)
@@ -950,3 +956,9 @@ def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, s
         for table in overrides:
             found |= {id(own[name]): (table, name) for name in table if name in own}
     return found
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """What tensors that share memory have in common; those on the meta device have none, and a storage each all the same."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or storage._cdata

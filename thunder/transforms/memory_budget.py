@@ -21,7 +21,7 @@ from thunder.transforms.autodiff import sides
 from thunder.transforms.min_cut import sink_side
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "nbytes", "roots"]
+__all__ = ["Plan", "plan", "curve", "nbytes", "roots", "multiply_adds"]
 
 FLOPS_PER_BYTE = 100  # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
 STEPS = 24  # halvings of the interval of prices
@@ -45,18 +45,11 @@ def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None
 
     budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or move data cost nothing when they are computed
     again: they join a region that reads their inputs. Products and reductions are no part of that.
-
-    What no fusion reads, neither in the forward nor in the backward, is in memory anyway, and would be written a second time. It is saved where all gradients together take
-    the most memory all the same: they fill what saved values leave.
     """
     flow = _Flow(joint, free)
     whole = flow.evaluate(frozenset())
-    target = budget * whole.nbytes
-    if free is not None:
-        start = flow.cut(math.inf, flow.in_memory(free))
-        if start.nbytes <= target and flow.peak(start) <= flow.all_gradients:
-            return start
     start = flow.cut(math.inf)
+    target = budget * whole.nbytes
     if start.nbytes <= target:
         return start
     least = flow.cut(0.0)
@@ -106,18 +99,26 @@ def _is_fixed(line: BoundSymbol) -> bool:
 
 
 def estimated_time(line: BoundSymbol) -> float:
-    """Bytes read and written, and for matrix products and convolutions the operations: of A (m, k) and B (k, n), sqrt(mk kn mn) = mnk multiply-adds.
-
-    What makes several products says how many multiply-adds that are (`info["multiply_adds"]`).
-    """
+    """Bytes read and written, and for products the operations."""
     tensors = [p for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)]
-    moved = sum(map(nbytes, tensors))
+    return sum(map(nbytes, tensors)) + 2 * multiply_adds(line) / FLOPS_PER_BYTE
+
+
+def multiply_adds(line: BoundSymbol) -> float:
+    """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) = mnk. 0 of other operations.
+
+    What is no single product says how many it has: `info["multiply_adds"](line)`.
+    """
     if (count := line.sym.info.get("multiply_adds")) is not None:
-        return moved + 2 * count(*line.args) / FLOPS_PER_BYTE
-    if OpTags.MATMUL_OP not in line.sym.tags or len(line.inputs) < 2 or not line.outputs:
-        return moved
-    sizes = [nbytes(p) / p.dtype.bytes for p in (line.inputs[0], line.inputs[1], line.outputs[0]) if isinstance(p, TensorProxy)]
-    return moved + 2 * math.sqrt(math.prod(sizes)) / FLOPS_PER_BYTE
+        return count(line)
+    tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
+    if line.sym.name in ("addmm", "addmv", "addbmm", "baddbmm"):
+        tensors = tensors[1:]
+    if OpTags.MATMUL_OP not in line.sym.tags or len(tensors) < 2 or not line.outputs:
+        return 0
+    a, b, product = *tensors[:2], line.outputs[0]
+    batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
+    return math.sqrt(a.numel_value * b.numel_value * product.numel_value / max(1, batch))
 
 
 class _Flow:
@@ -128,57 +129,28 @@ class _Flow:
         self.free = free
         self.maker = {o: line for line in self.forward for o in line.outputs}
         self.root = roots(self.forward)
-        gradients = [g for g in joint.output["output"] if isinstance(g, Proxy)]
-        self.backward = backward
-        self.gradients = {o for b in backward for o in b.outputs if isinstance(o, TensorProxy)}.intersection(gradients)
-        self.all_gradients = sum(map(nbytes, self.gradients))
-        read = [i for b in backward for i in b.inputs] + gradients
+        read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         self.time = {line: estimated_time(line) for line in self.forward}
 
     def of(self, value: Proxy) -> Proxy:
         return self.root.get(value, value)
 
-    def in_memory(self, fused: Callable[[BoundSymbol], bool]) -> set[Proxy]:
-        """The values that lines which are not fused read in the forward, and others in the backward."""
-        shown = roots((*self.forward, *self.backward), maybe=True)
-        read = [
-            {shown.get(i, i) for line in side if not _is_view(line, maybe=True) and not fused(line) for i in line.inputs} for side in (self.forward, self.backward)
-        ]  # fmt: skip
-        return read[0] & read[1]
-
-    def peak(self, found: Plan) -> int:
-        """The most bytes that saved values and gradients take at a time, in the order of the backward's lines."""
-        needs: dict[Proxy, set[Proxy]] = {}  # what a value of the forward is, or is computed again of, among what is saved
-        for line in self.forward:
-            again = {s for i in line.inputs for s in needs.get(i, ())}
-            needs |= {o: again if o in found.recomputed else {self.of(o)} for o in line.outputs}
-        last = {s: n for n, line in enumerate(self.backward) for i in line.inputs for s in needs.get(i, ())}
-        gone = [0] * len(self.backward)
-        for value, n in last.items():
-            gone[n] += nbytes(value) if value in self.maker and isinstance(value, TensorProxy) else 0
-        alive = most = found.nbytes
-        for line, bytes_gone in zip(self.backward, gone, strict=True):
-            alive += sum(nbytes(o) for o in line.outputs if o in self.gradients) - bytes_gone
-            most = max(most, alive)
-        return most
-
-    def price(self, line: BoundSymbol, price: float, kept: Container[Proxy]) -> float:
+    def price(self, line: BoundSymbol, price: float) -> float:
         if _is_fixed(line):
             return math.inf
-        is_free = self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line)
-        if is_free and not any(o in kept for o in line.outputs):
+        if self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line):
             return 1e-3  # bytes: not done for nothing
         return price * self.time[line] if price < math.inf else math.inf
 
-    def cut(self, price: float, kept: Container[Proxy] = ()) -> Plan:
-        """The plan that costs least where one unit of time is worth `price` bytes. kept: values that take time to compute again, also where a fusion does it."""
+    def cut(self, price: float) -> Plan:
+        """The plan that costs least where one unit of time is worth `price` bytes."""
         number = {value: i for i, value in enumerate(self.maker)}  # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is line j
         edges: list[tuple] = []
         for j, line in enumerate(self.forward):
             if _is_view(line) or not any(self.reaches[o] for o in line.outputs):
                 continue
-            edges.append(("source", -1 - j, self.price(line, price, kept)))
+            edges.append(("source", -1 - j, self.price(line, price)))
             edges += [(2 * number[value] + 1, -1 - j, math.inf) for value in {self.of(i) for i in line.inputs if self.of(i) in number}]
             for value in line.outputs:
                 i = number[value]
