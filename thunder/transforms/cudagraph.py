@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from thunder._torch_compat import kernel_flags, storage_uses
+from thunder._torch_compat import current_stream, kernel_flags, storage_uses
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -226,7 +226,8 @@ class Memory:
         self.device, self.lock = device, threading.RLock()
         self.recordings: list[Recording] = []
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-        self.used_on: Any = None
+        self.index = device.index if device.index is not None else torch.cuda.current_device()
+        self.used_on: torch.cuda.Stream | None = None
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
         """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
@@ -251,7 +252,7 @@ class Memory:
 
     def _recover(self) -> None:
         """A recording that failed leaves the generator thinking that it is recorded."""
-        generator = torch.cuda.default_generators[self.device.index if self.device.index is not None else torch.cuda.current_device()]
+        generator = torch.cuda.default_generators[self.index]
         with contextlib.suppress(RuntimeError):
             generator.graphsafe_set_state(generator.clone_state())
 
@@ -261,8 +262,8 @@ class Memory:
 
     def on_this_stream(self) -> None:
         """Orders what comes behind the last replay, which may have been on another stream."""
-        stream = torch.cuda.current_stream(self.device)
-        if stream != self.used_on:
+        if self.used_on is None or current_stream(self.index) != self.used_on.cuda_stream:
+            stream = torch.cuda.current_stream(self.index)
             if self.used_on is not None:
                 stream.wait_stream(self.used_on)
             self.used_on = stream
