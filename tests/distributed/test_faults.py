@@ -9,7 +9,7 @@ import torch
 
 import thunder
 from tests.distributed.launcher import Ranks
-from thunder.distributed import checkpoint, fsdp
+from thunder.distributed import checkpoint, column_parallel, ddp, fsdp
 from thunder.errors import CollectiveError
 
 
@@ -131,3 +131,19 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(ranks, tmp
         those(is_killed_in_a_save, tmp_path / "state")
     assert "rank 1 has ended" in those.answers[0], those.answers[0]
     ranks(2)(whole, tmp_path / "state")
+
+
+def prepares_another_module(rank, size):
+    texts = []
+    for prepare in (ddp, fsdp, lambda m: column_parallel(m, ["0"])):
+        with pytest.raises(CollectiveError) as caught:
+            prepare(torch.nn.Sequential(torch.nn.Linear(4, 4 + 2 * rank)))
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_other_modules_are_an_error_before_anything_is_sent(ranks):
+    for rank, texts in enumerate(ranks(2)(prepares_another_module)):
+        mine = ("0.weight of float32[4, 4]", "0.weight of float32[6, 4]")
+        for text in texts:
+            assert f"prepare different modules: parameter 1 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on rank {1 - rank}." in text, text

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from thunder.distributed.agreement import check_same_module
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
 from thunder.errors import OptionError
 from thunder.ops.collectives import group_of
@@ -36,6 +37,7 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
     for name, tensor in (*parameters.items(), *module.named_buffers()):
         if tensor.is_meta:
             raise RuntimeError(f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the module where they are to be")
+    check_same_module([group], [*parameters.items(), *module.named_buffers()])
     for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
         tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
     for name, parameter in parameters.items():
@@ -76,6 +78,7 @@ def fsdp(
     strategy, buckets = _member(FSDPType, sharding_strategy, "sharding_strategy"), _member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
     groups = _groups(process_group)
     shards, replicas = groups[-1], groups[:-1]
+    check_same_module(groups, [*module.named_parameters(), *module.named_buffers()])
     wanted = _device(device, shards)
     options = {"reduce_dtype": reduce_dtype, "again": strategy is FSDPType.ZERO3}
     sources = _sources(broadcast_from, process_group, groups)
