@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+import types
 
 import pytest
 import torch
 
 import thunder
 from tests.distributed.launcher import Ranks
-from thunder.distributed import checkpoint, column_parallel, ddp, fsdp
+from thunder.distributed import agreement, checkpoint, column_parallel, ddp, fsdp
 from thunder.errors import CollectiveError
 
 
@@ -84,6 +85,22 @@ def test_other_code_is_an_error_before_anything_runs(ranks):
     mine = ("all_gather of f32[3, 4]", "all_reduce of f32[2, 4] ('sum')")
     for rank, text in enumerate(ranks(2)(runs_other_code)):
         assert f"collective 2 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on rank {1 - rank}." in text, text
+
+
+def goes_ahead(rank, size):
+    """Rank 0 looks up late that rank 1 agrees, which waits for the next agreement by then."""
+    before = agreement.time
+    agreement.time = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: time.sleep(seconds if rank else 0.5))
+    time.sleep(0.2 * rank)
+    try:
+        for name in ("first", "second"):
+            agreement.check_same_module([torch.distributed.group.WORLD], [(name, torch.empty(0))])
+    finally:
+        agreement.time = before
+
+
+def test_a_rank_that_goes_ahead_is_no_error(ranks):
+    ranks(2)(goes_ahead)
 
 
 def has_batches_of_its_own(rank, size):

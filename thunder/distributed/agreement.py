@@ -84,7 +84,8 @@ def _agree(group, lines: list[str], kind: str) -> None:
         for r in missing:
             key = _WAITS.format(name, r)
             theirs = store.get(key).decode() if store.check([key]) else ""
-            if late or theirs not in ("", digest) and not theirs.startswith("not ") or theirs == f"not {digest}":
+            other = theirs not in ("", digest) and not theirs.startswith("not ") and not store.check([_HAS.format(name, me, theirs)])  # what this rank had, it will find
+            if late or other or theirs == f"not {digest}":
                 store.set(_WAITS.format(name, me), f"not {theirs}")  # that it has to give up as well
                 raise CollectiveError(_difference(store, name, me, lines, kind, r, late))
         time.sleep(pause)
