@@ -11,6 +11,7 @@ bfloat16 (float32 on CPUs) with random tokens, another batch for each rank. A li
     peak      GiB on one rank: what the system holds between steps, and what a step needs beyond it at most; the worst rank's
     hidden    the share of the time of communication kernels during which another kernel runs on the same GPU, from a profile of rank 0
     loss      of the last step: all systems train the same model on the same data
+    plan      for ours, what `thunder.distributed.plan` says without running it, step and peak, and how far that is from what was measured
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from gpu_workloads import Llama
 from torch.profiler import ProfilerActivity, profile
 
 import thunder
-from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
+from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp, plan
 from thunder.tests.measuring import median, median_interval, turns
 
 GIB = 2**30
@@ -76,15 +77,21 @@ SYSTEMS: dict[str, Callable] = {
 }
 
 
+STRATEGIES = {"thunder ddp": None, "thunder zero2": FSDPType.ZERO2, "thunder zero3": FSDPType.ZERO3}
+
+
+def llama(chosen: argparse.Namespace, dtype: torch.dtype):
+    heads = max(1, chosen.width // 128)
+    return Llama(chosen.layers, chosen.time, width=chosen.width, heads=heads, kv_heads=heads, inner=chosen.width * 43 // 16, vocabulary=chosen.vocabulary).to(dtype)
+
+
 class Trainer:
     """One system with a model of its own: `step` trains on the rank's batch."""
 
     def __init__(self, system: str, chosen: argparse.Namespace, device: torch.device):
         torch.manual_seed(0)
-        heads = max(1, chosen.width // 128)
         with device:
-            model = Llama(chosen.layers, chosen.time, width=chosen.width, heads=heads, kv_heads=heads, inner=chosen.width * 43 // 16, vocabulary=chosen.vocabulary)
-        model = model.to(torch.bfloat16 if device.type == "cuda" else torch.float32)
+            model = llama(chosen, torch.bfloat16 if device.type == "cuda" else torch.float32)
         torch.manual_seed(100 + dist.get_rank())
         self.tokens = torch.randint(chosen.vocabulary, (chosen.batch, chosen.time), device=device)
         self.call = SYSTEMS[system](model)
@@ -139,7 +146,7 @@ def hidden_share(trainer: Trainer) -> float | None:
         synchronize(trainer.device)
     spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for event in recorded.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memset", "Activity", "cuda", "cu")):
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memset", "Activity", "cuda")):
             spans["nccl" in event.name.lower()].append((event.time_range.start, event.time_range.end))
     communication, computation = joined(spans[True]), joined(spans[False])
     total = sum(stop - start for start, stop in communication)
@@ -229,13 +236,29 @@ def measure(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------------------------- the program
 
 
+def add_plan(row: dict[str, Any], chosen: argparse.Namespace) -> None:
+    """What the plan of one of our systems on GPUs says."""
+    if row["system"] not in STRATEGIES or chosen.device != "cuda":
+        return
+    with torch.device("meta"):
+        model, tokens = llama(chosen, torch.bfloat16), torch.empty(chosen.batch, chosen.time, dtype=torch.int64)
+    strategy = STRATEGIES[row["system"]]
+    buckets = FSDPBucketingStrategy.NONE if strategy is None else FSDPBucketingStrategy.BLOCK
+    found = plan(model, (tokens, tokens), world_size=row["ranks"], sharding_strategy=strategy, bucketing_strategy=buckets)
+    row["plan"] = {"seconds": found.seconds, "peak": found.peak / GIB}
+
+
 def line(row: dict[str, Any], alone: dict[str, float]) -> str:
     ratio = "{:.3f} [{:.3f}, {:.3f}]".format(*row["ratio"]) if "ratio" in row else ""
     hidden = "" if row["hidden"] is None else f"hidden {row['hidden']:4.0%}"
     scaling = f"x {row['tokens'] / alone[row['system']]:.2f} of one rank" if row["system"] in alone and row["ranks"] > 1 else ""
+    planned = ""
+    if "plan" in row:
+        seconds, peak = row["plan"]["seconds"], row["plan"]["peak"]
+        planned = f"plan {seconds * 1e3:.2f} ms ({seconds / row['seconds'] - 1:+.0%}) {peak:.2f} GiB ({peak / row['peak'] - 1:+.1%})"
     return (
         f"{row['ranks']} ranks  {row['system']:21} {row['tokens']:10.0f} tokens/s  {ratio:22} step {row['seconds'] * 1e3:8.2f} ms  first {row['first']:6.2f} s  "
-        f"held {row['held']:6.2f}  peak {row['peak']:6.2f} GiB  {hidden:11}  loss {row['loss']:.4f}  {scaling}"
+        f"held {row['held']:6.2f}  peak {row['peak']:6.2f} GiB  {hidden:11}  loss {row['loss']:.4f}  {planned}  {scaling}"
     )
 
 
@@ -272,6 +295,7 @@ def main() -> int:
         for row in rows:
             if ranks == 1:
                 alone[row["system"]] = row["tokens"]
+            add_plan(row, chosen)
             print(line(row, alone), flush=True)
         if chosen.json:
             with open(chosen.json, "a", encoding="utf-8") as out:

@@ -490,6 +490,7 @@ def jit(
         numerics=numerics,
         rng=resolve_rng(rng, numerics),
         debug=debug,
+        default_executors=executors is None,
         compile_options=compile_options,
     )
     options.executors = tuple(e.configured(options) for e in chosen)

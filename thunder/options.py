@@ -183,6 +183,8 @@ class JitOptions:
     """Everything `thunder.jit` was told, resolved. `compile_options` are free-form: who reads one says why through `get`.
 
     integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a cache). So it is where `cache` was not said.
+    default_executors: whether no executors were named.
+    device: where programs see the tensors of a call and of modules, of a program that is looked at and never run; None: where they are.
     """
 
     executors: tuple = ()
@@ -194,6 +196,8 @@ class JitOptions:
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
     rng: RNG_OPTIONS = RNG_OPTIONS.TORCH
     debug: DebugOptions = field(default_factory=DebugOptions)
+    default_executors: bool = True
+    device: Any = None
     compile_options: dict[str, Any] = field(default_factory=dict)
     used_compile_options: dict[str, str] = field(default_factory=dict)
 

@@ -4,7 +4,7 @@
 
 In the order of the flow: `data_parallel` (`ddp` and `fsdp` prepare a module), `placement` (where the ranks hold a parameter), `synchronize` (programs gather parameters and reduce
 gradients), `bucketing` (several at once), `schedule` (early starts, late waits), `accumulation` (`no_sync`); `tensor_parallel` and `layers`
-split layers. The collectives are operations: `thunder.ops.collectives`.
+split layers; `planning` and `costs` say what a step takes before it runs. The collectives are operations: `thunder.ops.collectives`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ _FROM = {
     "thunder.distributed.data_parallel": ("ddp", "fsdp", "copy_default_process_group"),
     "thunder.distributed.transforms": ("DDPTransform", "FSDPTransform"),
     "thunder.distributed.tensor_parallel": ("column_parallel", "row_parallel"),
+    "thunder.distributed.planning": ("plan",),
+    "thunder.distributed.costs": ("Machine", "H200"),
     "thunder.distributed.accumulation": ("no_sync", "clip_grad_norm_"),
     "thunder.distributed.placement": (
         "FSDPType", "FSDPBucketingStrategy", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync",

@@ -29,10 +29,10 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
 
     Raises TypeError for what is no module, RuntimeError without a process group and for a module that is distributed already.
     """
-    module, group = _module(model, "ddp"), group_of(process_group)
+    module, group = module_of(model, "ddp"), group_of(process_group)
+    introduce()
+    check_bucket_size(bucket_size_in_mb)
     replaced, buffers = _replaced(model)
-    if bucket_size_in_mb < 0:
-        raise OptionError(f"bucket_size_in_mb={bucket_size_in_mb!r} is not an option; valid: 0 or more")
     parameters = {**dict(module.named_parameters()), **replaced}
     for name, tensor in (*parameters.items(), *module.named_buffers()):
         if tensor.is_meta:
@@ -41,8 +41,13 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
     for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
         tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
     for name, parameter in parameters.items():
-        place(parameter, _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20)))
+        place(parameter, replicated(name, parameter, group, bucket_size_in_mb))
     return model
+
+
+def replicated(name: str, parameter: torch.Tensor, group, bucket_size_in_mb: float) -> Placement:
+    """The placement that `ddp` gives a parameter."""
+    return _placement(name, parameter, replicas=(group,), bucket_bytes=int(bucket_size_in_mb * 2**20))
 
 
 def fsdp(
@@ -74,18 +79,16 @@ def fsdp(
     Raises TypeError for what is no module, RuntimeError without a process group, for a module that is distributed already, and for a parameter on the meta device that no
     `reset_parameters` fills.
     """
-    module = _module(model, "fsdp")
-    strategy, buckets = _member(FSDPType, sharding_strategy, "sharding_strategy"), _member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
+    module = module_of(model, "fsdp")
+    strategy, buckets = check_member(FSDPType, sharding_strategy, "sharding_strategy"), check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
     groups = _groups(process_group)
-    shards, replicas = groups[-1], groups[:-1]
+    introduce()
     check_same_module(groups, [*module.named_parameters(), *module.named_buffers()])
-    wanted = _device(device, shards)
-    options = {"reduce_dtype": reduce_dtype, "again": strategy is FSDPType.ZERO3}
+    wanted = _device(device, groups[-1])
     sources = _sources(broadcast_from, process_group, groups)
 
     def shard(name: str, parameter: torch.nn.Parameter) -> None:
-        held_by = {"shards": shards, "replicas": replicas} if parameter.ndim else {"replicas": groups}
-        placement = _placement(name, parameter, dtype=dtype, bucket=_bucket(name, buckets), **held_by, **options)
+        placement = sharded(name, parameter, groups, strategy, buckets, dtype, reduce_dtype)
         whole = _moved(parameter.detach(), wanted if sources else None, sources)
         parameter.data = placement.shard_of(whole).to(wanted or whole.device)
         parameter.grad = None
@@ -111,6 +114,14 @@ def fsdp(
     return model
 
 
+def sharded(
+    name: str, parameter: torch.Tensor, groups: tuple, strategy: FSDPType, buckets: FSDPBucketingStrategy, dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> Placement:
+    """The placement that `fsdp` gives a parameter. groups: those it is replicated over, and last the one it is sharded over."""
+    held_by = {"shards": groups[-1], "replicas": groups[:-1]} if parameter.ndim else {"replicas": groups}
+    return _placement(name, parameter, dtype=dtype, reduce_dtype=reduce_dtype, again=strategy is FSDPType.ZERO3, bucket=_bucket(name, buckets), **held_by)
+
+
 def copy_default_process_group():
     """A new group of all ranks, of the default group's backend. Every rank calls it. Raises RuntimeError where there is no default group."""
     return dist.new_group(range(group_of(None).size()), backend=dist.get_backend())
@@ -119,7 +130,7 @@ def copy_default_process_group():
 # ---------------------------------------------------------------------------------------------------------------- arguments
 
 
-def _module(model, what: str) -> torch.nn.Module:
+def module_of(model, what: str) -> torch.nn.Module:
     """The module behind what was given: that of a compiled one."""
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
@@ -127,8 +138,6 @@ def _module(model, what: str) -> torch.nn.Module:
     placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
-    if dist.is_available() and dist.is_initialized():
-        introduce()
     return module
 
 
@@ -137,10 +146,15 @@ def _replaced(model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Ten
     return getattr(model, "_overrides_parameters", {}), getattr(model, "_overrides_buffers", {})
 
 
-def _member(kind: type, given, option: str):
+def check_member(kind: type, given, option: str):
     if not isinstance(given, kind):
         raise OptionError(f"{option}={given!r} is not an option; valid: {', '.join(map(str, kind))}")
     return given
+
+
+def check_bucket_size(given: float) -> None:
+    if given < 0:
+        raise OptionError(f"bucket_size_in_mb={given!r} is not an option; valid: 0 or more")
 
 
 def _groups(given) -> tuple:

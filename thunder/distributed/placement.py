@@ -21,7 +21,7 @@ from thunder import _torch_compat as compat
 from thunder.errors import CaptureError
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placement_of", "any_parts", "seen_as", "placed_parameters", "check_all_placed", "synchronizes",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "any_parts", "seen_as", "placed_parameters", "check_all_placed", "synchronizes",
     "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
 
@@ -161,6 +161,17 @@ def place(parameter: torch.Tensor, placement: Placement) -> None:
     parameter.__deepcopy__ = _Copies(parameter)
     _state[0] += 1
     _tell()
+
+
+@contextlib.contextmanager
+def placing_copies() -> Iterator[None]:
+    """What is placed inside the block is gone after it: programs that were compiled before are not compiled anew."""
+    before = _state[0]
+    try:
+        yield
+    finally:
+        _state[0] = before
+        _tell()
 
 
 def placement_of(tensor: torch.Tensor) -> Placement | None:

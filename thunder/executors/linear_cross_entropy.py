@@ -31,7 +31,7 @@ from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_v
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.extend import OperatorExecutor, add_default_executor, register_executor
+from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.backward import times_cotangent
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
@@ -146,7 +146,19 @@ linear_cross_entropy = linear_cross_entropy_ex.register_operator(
 with_gradients = linear_cross_entropy_ex.register_operator(
     "linear_cross_entropy_with_gradients", meta=_with_gradients_meta, fn=_forward, tags=(OpTags.MATMUL_OP, OpTags.REDUCTION_OP)
 )
-with_gradients.info["multiply_adds"] = lambda hidden, weight, *rest: (1 + sum(rest[-1])) * hidden.numel_value * number_value(weight.shape[0])
+
+
+def _logits(line: BoundSymbol) -> int:
+    """Bytes of the logits that are there at a time."""
+    hidden, weight = line.args[:2]
+    classes = number_value(weight.shape[0])
+    return _rows_at_once(number_value(hidden.shape[0]), classes, hidden.dtype.bytes) * classes * hidden.dtype.bytes
+
+
+for _symbol, _wanted in ((linear_cross_entropy, lambda line: ()), (with_gradients, lambda line: line.args[-1])):
+    _symbol.info |= {
+        "multiply_adds": lambda line, wanted=_wanted: (1 + sum(wanted(line))) * line.args[0].numel_value * number_value(line.args[1].shape[0]), "scratch": _logits,
+    }  # fmt: skip
 
 
 def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
@@ -162,8 +174,7 @@ def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
 
 linear_cross_entropy_ex.register_implementation(linear_cross_entropy, linear_cross_entropy, grad_transform=_differentiated)
 register_executor(linear_cross_entropy_ex)
-if torch.cuda.is_available():
-    add_default_executor(linear_cross_entropy_ex)
+add_default_executor_of_gpus(linear_cross_entropy_ex, here=torch.cuda.is_available())
 
 
 # ---------------------------------------------------------------------------------------------------------------- finding them

@@ -29,13 +29,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from thunder import _torch_compat as compat
 from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, int64, uint64
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.extend import OperatorExecutor, add_default_executor, register_executor
+from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
-from thunder.ops.attention import attention_bias, attention_with_dropout, differentiated_by_products, fits_flash_for_cpu, scaled_dot_product_attention
+from thunder.ops.attention import attention_bias, attention_with_dropout, differentiated_by_products, fits_flash_for_cpu, scaled_dot_product_attention, scores
 from thunder.ops.backward import aten, sum_to
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -125,8 +125,9 @@ def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums:
         for label, tags in ((f"sdpa_{name}", ()), (f"sdpa_{name}_with_dropout", (OpTags.RANDOM_OP,)))
     ]
     for symbol in made:
-        symbol.info |= {"not_differentiable": (1, 2, 3), "multiply_adds": lambda query, key, *rest: 2 * query.numel_value * number_value(key.shape[2])}
+        symbol.info |= {"not_differentiable": (1, 2, 3), "multiply_adds": lambda line: 2 * scores(*line.args[:2], line.args[5]), "rate": "attention"}
     last = Symbol(f"sdpa_{name}_backward", backward_meta, id=f"sdpa_{name}_backward", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=backward)
+    last.info |= {"multiply_adds": lambda line: 5 * scores(*line.args[1:3], line.args[10]), "rate": "attention_backward", "kernels": 3}
 
     for symbol in made:
 
@@ -160,15 +161,15 @@ KERNELS = (
 # ---------------------------------------------------------------------------------------------------------------- the choice
 
 
-def _choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> Kernel | None:
-    """The kernel for a call, or None where PyTorch's own call is as good."""
+def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> Kernel | None:
+    """The kernel for a call, or None where PyTorch's own call is as good. usable: says which of the kernels takes tensors that are described."""
     tensors = [query, key, value, *((attn_mask,) if attn_mask is not None else ())]
     if query.device.type != "cuda" or any(len(t.shape) != 4 for t in tensors[:3]) or any(isinstance(n, NumberProxy) for t in tensors for n in t.shape):
         return None
     if not 0.0 <= dropout_p < 1.0 or any(n == 0 for t in tensors for n in t.shape):
         return None
     described = tuple((tuple(t.shape), to_torch_dtype(t.dtype), to_torch_device(t.device), t.requires_grad) for t in tensors)
-    return _usable(described, dropout_p, is_causal, enable_gqa, compat.attention_backends())
+    return usable(described, dropout_p, is_causal, enable_gqa, compat.attention_backends())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,8 +192,53 @@ def _takes(kernel: Kernel, query: torch.Tensor, value: torch.Tensor) -> bool:
     return kernel.name != "flash" or query.shape[-1] % 8 == 0 and query.shape[-1] == value.shape[-1]
 
 
+def _assumed(described: tuple, dropout_p: float, is_causal: bool, enable_gqa: bool, backends: tuple) -> Kernel | None:
+    """What `_usable` says on an H100 or H200, as far as shapes and dtypes tell."""
+    (query, dtype, *_), *_ = described
+    half, size, mask = dtype in (torch.float16, torch.bfloat16), query[-1], len(described) > 3
+    takes = {
+        "cudnn": half and backends[3] and size % 8 == 0 and size <= 128,
+        "flash": half and backends[0] and size % 8 == 0 and size <= 256 and not mask,
+        "efficient": backends[1] and size % 4 == 0 and dtype is not torch.float64 and not enable_gqa,
+    }
+    return next((kernel for kernel in KERNELS if takes[kernel.name]), None)
+
+
 class SDPAExecutor(OperatorExecutor):
-    """Chooses kernels, and takes repetitions away."""
+    """Chooses kernels, and takes repetitions away. usable: says which kernel takes what."""
+
+    def __init__(self, name: str, *, usable: Callable = _usable, **options):
+        super().__init__(name, **options)
+        self.usable = usable
+        for symbol in (scaled_dot_product_attention, attention_with_dropout):
+            self.register_implementation(symbol, checker=self._checker, grad_transform=self._differentiated)
+
+    def planned(self) -> SDPAExecutor:
+        return self if torch.cuda.is_available() else SDPAExecutor(self.name, usable=_assumed, version=self.version)
+
+    def _choose(self, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> Kernel | None:
+        return _choose(self.usable, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+
+    def _checker(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+        if attn_mask is not None and attn_mask.dtype.category != 0 and attn_mask.dtype is not query.dtype:
+            return False
+        return self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) is not None
+
+    def _differentiated(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+        from thunder.core.transforms import get_grad, put_grads
+
+        kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        assert kernel is not None, "the checker was asked before"
+        bias = attn_mask
+        if attn_mask is not None and attn_mask.dtype.category == 0:
+            bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
+        steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(query, key, value, bias, dropout_p, is_causal, scale)
+        out, *saved = next(steps)
+        try:
+            steps.send((get_grad(out), *(None for _ in saved)))
+        except StopIteration as done:
+            put_grads((query, key, value, attn_mask), done.value)
+        return out
 
     def combined(self, trace: Trace) -> Trace:
         attention = (scaled_dot_product_attention, attention_with_dropout)
@@ -203,7 +249,7 @@ class SDPAExecutor(OperatorExecutor):
 
         def rule(line: BoundSymbol, out: Rewriter) -> None:
             nonlocal changed
-            grouped = _grouped(line, producer) if line.sym in attention else None
+            grouped = _grouped(line, producer, self._choose) if line.sym in attention else None
             if grouped is None:
                 return out.write(line)
             changed = True
@@ -213,7 +259,7 @@ class SDPAExecutor(OperatorExecutor):
         return result if changed else trace
 
 
-def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol]) -> tuple | None:
+def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> tuple | None:
     """Keys and values of fewer heads, where those that go into a line are repetitions of them and its kernel takes them as they are."""
     query, key, value, *rest = line.args
     attn_mask, dropout_p, is_causal = (*rest, *(None, 0.0, False)[len(rest) :])
@@ -223,7 +269,7 @@ def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol]) -> tuple | N
     if any(f is None for f in found) or found[0][1] != found[1][1]:  # type: ignore[index]
         return None
     (key, _), (value, _) = found  # type: ignore[misc]
-    if fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, True) or _choose(query, key, value, attn_mask, dropout_p, is_causal, True) is not None:
+    if fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, True) or choose(query, key, value, attn_mask, dropout_p, is_causal, True) is not None:
         return key, value
     return None
 
@@ -262,36 +308,6 @@ def _is_all(key) -> bool:
     return isinstance(key, slice) and key.start is None and key.stop is None and key.step is None
 
 
-# ---------------------------------------------------------------------------------------------------------------- the derivative
-
 sdpa_ex = SDPAExecutor("sdpa", version=torch.__version__)
-
-
-def _checker(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    if attn_mask is not None and attn_mask.dtype.category != 0 and attn_mask.dtype is not query.dtype:
-        return False
-    return _choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) is not None
-
-
-def _differentiated(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    from thunder.core.transforms import get_grad, put_grads
-
-    kernel = _choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    assert kernel is not None, "the checker was asked before"
-    bias = attn_mask
-    if attn_mask is not None and attn_mask.dtype.category == 0:
-        bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
-    steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(query, key, value, bias, dropout_p, is_causal, scale)
-    out, *saved = next(steps)
-    try:
-        steps.send((get_grad(out), *(None for _ in saved)))
-    except StopIteration as done:
-        put_grads((query, key, value, attn_mask), done.value)
-    return out
-
-
-for _symbol in (scaled_dot_product_attention, attention_with_dropout):
-    sdpa_ex.register_implementation(_symbol, checker=_checker, grad_transform=_differentiated)
 register_executor(sdpa_ex)
-if torch.cuda.is_available():
-    add_default_executor(sdpa_ex)
+add_default_executor_of_gpus(sdpa_ex, here=torch.cuda.is_available())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
@@ -19,15 +19,17 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.schedule import ON_CHIP, TooLarge
-from thunder.executors.triton_kernels.values import primitive
-from thunder.extend import add_default_executor, register_executor
+from thunder.executors.triton_kernels.schedule import ON_CHIP, Schedule, schedule
+from thunder.executors.triton_kernels.values import primitive, program_of
+from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.backward import parts
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["triton_fuser"]
+
+PROGRAMS = 264  # two for each multiprocessor of an H100 or H200: in how many parts planned kernels reduce
 
 
 class TritonFuser(FusionExecutor):
@@ -37,12 +39,14 @@ class TritonFuser(FusionExecutor):
     """
 
     capturable = True
+    owns_results = True
     longest_row = ON_CHIP
 
     def __init__(self, name: str, *, autotune: bool = False, **options):
         super().__init__(name, **options)
         self.autotune = autotune
         self._tuning: TritonFuser | None = None
+        self._plans: TritonFuser | None = None
 
     def configured(self, options) -> TritonFuser:
         if not options.get("triton_autotune", "whether the Triton fuser measures which blocks of its kernels are fastest, and keeps what it finds on the disk", False):
@@ -50,6 +54,11 @@ class TritonFuser(FusionExecutor):
         if self._tuning is None:
             self._tuning = type(self)(self.name, autotune=True, version=self.version)
         return self._tuning
+
+    def planned(self) -> TritonFuser:
+        if self._plans is None:
+            self._plans = _Plans(self.name, autotune=self.autotune, version=self.version)
+        return self._plans
 
     def unavailable(self) -> str | None:
         if not _has_triton():
@@ -61,9 +70,12 @@ class TritonFuser(FusionExecutor):
     def runs_on(self, kinds: set[str]) -> bool:
         return any(map(_runs_on, kinds))
 
+    def has_triton(self) -> bool:
+        return _has_triton()
+
     def can_fuse(self, line: BoundSymbol) -> bool:
         devices = {p.device.name for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)}
-        return len(devices) == 1 and _runs_on(next(iter(devices))) and fusible(line) and _has_triton() and _in_primitives(line)
+        return len(devices) == 1 and _runs_on(next(iter(devices))) and fusible(line) and self.has_triton() and _in_primitives(line)
 
     def is_cheap(self, line: BoundSymbol) -> bool:
         """A table of sines is written once, not computed in each layer."""
@@ -76,11 +88,35 @@ class TritonFuser(FusionExecutor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
-        try:
-            run = self.once(region, lambda: FusedRegion(region, to_torch_device(device), self.autotune))
-        except TooLarge:
-            return None
+        run = self.once(region, lambda: self.made_of(region, to_torch_device(device)))
         return self.register_temporary_operation(f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+    def made_of(self, region: Region, device) -> Callable:
+        return FusedRegion(region, device, self.autotune)
+
+    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+        found = function.writing_over(frozenset(dying)) if isinstance(function, FusedRegion) else None
+        return (found, found.over) if found is not None and found.over else None
+
+
+class _Plans(TritonFuser):
+    """Schedules kernels and leaves it at that."""
+
+    def has_triton(self) -> bool:
+        return True
+
+    def made_of(self, region: Region, device) -> Callable:
+        return _Scheduled(schedule(program_of(region), PROGRAMS))
+
+
+class _Scheduled:
+    """What is known of a region that is never run."""
+
+    def __init__(self, schedule: Schedule):
+        self.schedule = schedule
+
+    def __call__(self, *tensors):
+        raise AssertionError("a program that was planned is not run")
 
 
 def _in_primitives(line: BoundSymbol) -> bool:
@@ -119,5 +155,4 @@ def _is_default() -> bool:
 
 triton_fuser = TritonFuser("triton_fuser", version=torch.__version__)
 register_executor(triton_fuser)
-if _is_default():
-    add_default_executor(triton_fuser)
+add_default_executor_of_gpus(triton_fuser, here=_is_default())

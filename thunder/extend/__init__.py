@@ -19,7 +19,7 @@ from thunder.errors import OptionError, warn_user
 __all__ = [
     "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL", "Implementation", "register_executor", "deregister_executor",
     "get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor",
-    "add_always_executor", "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
+    "add_default_executor_of_gpus", "add_always_executor", "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
 ]  # fmt: skip
 
 
@@ -110,6 +110,10 @@ class Executor:
 
     def configured(self, options: Any) -> Executor:
         """This executor as the compile options of a `thunder.jit` ask for it. options: a JitOptions."""
+        return self
+
+    def planned(self) -> Executor:
+        """This executor for programs that are looked at and never run (`thunder.distributed.plan`): it takes what it would take, on devices that need not be here."""
         return self
 
     def combined(self, trace: Trace) -> Trace:
@@ -241,12 +245,13 @@ def single_op_executor(
 _ALL: dict[str, Executor] = {}
 _DEFAULT: list[Executor] = []
 _ALWAYS: list[Executor] = []
+_ON_GPUS: list[Executor] = []  # those that would come before the default ones if there were a GPU here
 
 
 def register_executor(executor: Executor) -> Executor:
     """Makes an executor known by its name; one of the same name is replaced."""
     _ALL[executor.name] = executor
-    for chain in (_DEFAULT, _ALWAYS):
+    for chain in (_DEFAULT, _ALWAYS, _ON_GPUS):
         chain[:] = [executor if e.name == executor.name else e for e in chain]
     return executor
 
@@ -288,10 +293,10 @@ def get_all_executors() -> tuple[Executor, ...]:
     return tuple(_ALL.values())
 
 
-def get_default_executors() -> tuple[Executor, ...]:
-    """The executors used when a call of thunder.jit names none, in the order they are asked."""
+def get_default_executors(on_gpus: bool = False) -> tuple[Executor, ...]:
+    """The executors used when a call of thunder.jit names none, in the order they are asked. on_gpus: as they would be if there were a GPU here."""
     _load()
-    return tuple(_DEFAULT)
+    return add_executor_lists(_ON_GPUS if on_gpus else (), _DEFAULT)
 
 
 def get_always_executors() -> tuple[Executor, ...]:
@@ -312,6 +317,14 @@ def add_default_executor(executor: Executor) -> None:
     """Puts an executor in front of the default ones."""
     remove_default_executor(executor)
     _DEFAULT.insert(0, executor)
+
+
+def add_default_executor_of_gpus(executor: Executor, here: bool) -> None:
+    """Puts an executor in front of the default ones, or, where it cannot run `here`, of those that would be the default ones on a machine with GPUs."""
+    if here:
+        add_default_executor(executor)
+    else:
+        _ON_GPUS.insert(0, executor)
 
 
 def add_always_executor(executor: Executor) -> None:

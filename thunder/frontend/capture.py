@@ -311,7 +311,7 @@ class Capture(Host):
                 )
             placement = found
         proxy = TensorProxy(
-            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=from_tensor_device(value.device), requires_grad=value.requires_grad
+            names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=self.options.device or from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
         self.tensor_guards[source] = (value, guarded)
         self.real[proxy] = (value, source)
@@ -351,7 +351,7 @@ class Capture(Host):
         real, source = self.real[base]
         memory = self.recorder.memory
         with torch._C.DisableTorchFunction():
-            if other is base or real.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel() or other in memory.view_of:
+            if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
                 return
             mine, others = (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
             disjoint = mine is None and others is None and are_disjoint(real, tensor)
@@ -956,3 +956,9 @@ def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, s
         for table in overrides:
             found |= {id(own[name]): (table, name) for name in table if name in own}
     return found
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """What tensors that share memory have in common; those on the meta device have none, and a storage each all the same."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or storage._cdata

@@ -14,6 +14,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
 from thunder.ops.layout import run_line
+from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["LAYOUT_QUESTIONS", "answer", "layout"]
 
@@ -98,7 +99,7 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     real, source = c.real[proxy]
     if proxy in c.placements and (c.placements[proxy].shards or c.placements[proxy].slice) is not None:  # gathered anew by each call
-        c.layouts[proxy] = torch.empty(tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=real.device)
+        c.layouts[proxy] = torch.empty(tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=to_torch_device(proxy.device))
         return
     c.guard(source, "stride", tuple(real.stride()))
     if with_offset:
@@ -107,7 +108,8 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
         c.guard(source, "is_conj", real.is_conj())
         c.guard(source, "is_neg", real.is_neg())
     if proxy not in c.layouts:
-        c.layouts[proxy] = c.fake_mode.from_tensor(real)
+        fake = c.fake_mode.from_tensor(real)
+        c.layouts[proxy] = fake if c.options.device is None else fake.to(to_torch_device(proxy.device))
 
 
 def _slice(c, wanted: TensorProxy, known: dict) -> list:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from thunder import _torch_compat as compat
 from thunder.core.dtypes import float32, float64
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import TensorProxy, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward, opaque
 from thunder.ops.backward import sum_to
@@ -90,6 +90,15 @@ scaled_dot_product_attention = composite(_FUNCTION, name="scaled_dot_product_att
 attention_with_dropout = composite(fn=_FUNCTION, name="scaled_dot_product_attention_with_dropout", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP, OpTags.RANDOM_OP))(
     _attention
 )
+
+
+def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
+    """The multiply-adds of a product as large as that of queries and keys."""
+    return query.numel_value * number_value(key.shape[-2]) // (2 if is_causal else 1)
+
+
+for _symbol in (scaled_dot_product_attention, attention_with_dropout):
+    _symbol.info |= {"multiply_adds": lambda line: 2 * scores(*line.args[:2], (*line.args[5:6], False)[0]), "rate": "attention"}
 
 
 def _run_among(backends, *args, **kwargs):

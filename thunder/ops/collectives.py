@@ -60,13 +60,14 @@ def _let_workers_end() -> None:
 
 def group_of(group):
     """A process group: the default one for None, a one-dimensional DeviceMesh's own. Raises RuntimeError and TypeError where there is none."""
+    if dist.is_available() and isinstance(group, dist.ProcessGroup):
+        _let_workers_end()
+        return group
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("Default process group has not been initialized, please make sure to call init_process_group.")
     _let_workers_end()
     if group is None:
         return dist.group.WORLD
-    if isinstance(group, dist.ProcessGroup):
-        return group
     if isinstance(group, dist.device_mesh.DeviceMesh):
         return group.get_group()
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], dist.device_mesh.DeviceMesh):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from thunder.core.proxies import like
+from thunder.core.proxies import TensorProxy, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
@@ -310,3 +310,19 @@ def _conv_transpose_rule(symbol: Symbol, rank: int):
 for _rank, _plain, _transposed in ((1, conv1d, conv_transpose1d), (2, conv2d, conv_transpose2d), (3, conv3d, conv_transpose3d)):
     _conv_rule(_plain, _rank)
     _conv_transpose_rule(_transposed, _rank)
+
+
+# ---------------------------------------------------------------------------------------------------------------- how much they compute
+
+
+def _multiply_adds(x: TensorProxy, weight: TensorProxy) -> int:
+    """x: the result, under transposition what comes in: each of its elements meets the kernels of a group's channels."""
+    return x.numel_value * weight.numel_value // max(1, number_value(weight.shape[0]))
+
+
+for _symbol in (conv1d, conv2d, conv3d):
+    _symbol.info["multiply_adds"] = lambda line: _multiply_adds(line.output, line.args[1])
+for _symbol in (conv_transpose1d, conv_transpose2d, conv_transpose3d):
+    _symbol.info["multiply_adds"] = lambda line: _multiply_adds(line.args[0], line.args[1])
+convolution.info["multiply_adds"] = lambda line: _multiply_adds(line.args[0] if line.args[6] else line.output, line.args[1])
+convolution_backward.info["multiply_adds"] = lambda line: sum(line.args[10][:2]) * _multiply_adds(line.args[1] if line.args[7] else line.args[0], line.args[2])

@@ -133,7 +133,9 @@ def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
     values: dict = {}
 
     def given(x):
-        return values[x] if isinstance(x, TensorProxy) else as_torch(x)
+        x = values[x] if isinstance(x, TensorProxy) else as_torch(x)
+        absent = isinstance(x, torch.device) and x.type == "cuda" and not torch.cuda.is_available()  # of a program that is planned
+        return torch.device("cpu") if absent else x
 
     with torch._C.DisableTorchFunction(), torch.no_grad():
         for line in (line for line in recorder.bound_symbols if line in needed):

@@ -181,16 +181,22 @@ def _packed_recurrence(a, batch_sizes, state, parameters, biases, layers, dropou
 _PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)  # results that say something of shapes and types
 
 
+def _differentiates_fakes(values) -> bool:
+    """Whether this PyTorch can differentiate fake tensors like these: a build without CUDA ends the process where they are on a GPU, as those of a plan are."""
+    return torch.backends.cuda.is_built() or not any(p.device.type == "cuda" for p in proxies_in(values, []) if isinstance(p, TensorProxy))
+
+
 def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
     recorder = current_recorder()
     grad = recorder is not None and recorder.context.grad_enabled
+    tracks = _differentiates_fakes((args, kwargs))
     known: dict[int, TensorProxy] = {}
     given: list[torch.Tensor] = []  # ids in `known` stay valid while these live
 
     def fake(x):
         if not isinstance(x, TensorProxy):
             return mode.from_tensor(x) if isinstance(x, torch.Tensor) else example(x)
-        given.append(example(x, requires_grad=grad and x.requires_grad))
+        given.append(example(x, requires_grad=grad and tracks and x.requires_grad))
         known[id(given[-1])] = x
         return given[-1]
 
@@ -213,7 +219,8 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
         if id(x) in known:
             return known[id(x)]
         shape = tuple([fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape])
-        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=x.requires_grad)
+        differentiable = x.requires_grad if tracks else grad and any(p.requires_grad for p in known.values())
+        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=differentiable)
         if memory is not None:
             storage = x.untyped_storage()._cdata
             for argument in given:
@@ -305,6 +312,8 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
     def real(x):
         return example(x) if isinstance(x, AnyProxy) else stand_in(x)
 
+    if not _differentiates_fakes((args, kwargs)):
+        return wanted
     inputs: list[torch.Tensor] = []
     for mode, made in ((FakeTensorMode(allow_non_fake_inputs=True), example), (torch.random.fork_rng(devices=[]), real)):
         try:

@@ -21,7 +21,7 @@ from thunder.transforms.autodiff import sides
 from thunder.transforms.min_cut import sink_side
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "nbytes", "roots"]
+__all__ = ["Plan", "plan", "curve", "nbytes", "roots", "multiply_adds"]
 
 FLOPS_PER_BYTE = 100  # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
 STEPS = 24  # halvings of the interval of prices
@@ -99,18 +99,26 @@ def _is_fixed(line: BoundSymbol) -> bool:
 
 
 def estimated_time(line: BoundSymbol) -> float:
-    """Bytes read and written, and for matrix products and convolutions the operations: of A (m, k) and B (k, n), sqrt(mk kn mn) = mnk multiply-adds.
-
-    What makes several products says how many multiply-adds that are (`info["multiply_adds"]`).
-    """
+    """Bytes read and written, and for products the operations."""
     tensors = [p for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)]
-    moved = sum(map(nbytes, tensors))
+    return sum(map(nbytes, tensors)) + 2 * multiply_adds(line) / FLOPS_PER_BYTE
+
+
+def multiply_adds(line: BoundSymbol) -> float:
+    """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) = mnk. 0 of other operations.
+
+    What is no single product says how many it has: `info["multiply_adds"](line)`.
+    """
     if (count := line.sym.info.get("multiply_adds")) is not None:
-        return moved + 2 * count(*line.args) / FLOPS_PER_BYTE
-    if OpTags.MATMUL_OP not in line.sym.tags or len(line.inputs) < 2 or not line.outputs:
-        return moved
-    sizes = [nbytes(p) / p.dtype.bytes for p in (line.inputs[0], line.inputs[1], line.outputs[0]) if isinstance(p, TensorProxy)]
-    return moved + 2 * math.sqrt(math.prod(sizes)) / FLOPS_PER_BYTE
+        return count(line)
+    tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
+    if line.sym.name in ("addmm", "addmv", "addbmm", "baddbmm"):
+        tensors = tensors[1:]
+    if OpTags.MATMUL_OP not in line.sym.tags or len(tensors) < 2 or not line.outputs:
+        return 0
+    a, b, product = *tensors[:2], line.outputs[0]
+    batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
+    return math.sqrt(a.numel_value * b.numel_value * product.numel_value / max(1, batch))
 
 
 class _Flow:

@@ -1,0 +1,327 @@
+"""What programs cost that are not run: memory and time of execution traces on a machine that is described by a few figures.
+
+Memory is a walk along the lines: results are allocated, views and waits show what others hold, `del` frees. Time is a walk as well, with a clock for what the host has issued, one
+for the stream that computes and one for that of collectives, on which a collective starts when what was issued before it is done; `wait` lets the first wait for the second. A
+line that computes takes the longer of its operations at the GPU's rate and its bytes at the rate of its memory (S. Williams et al. 2009, "Roofline"), a collective a time for
+each step of a ring and its bytes at the rate of the links (R. Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+
+from thunder.core.dtypes import FLOAT
+from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.trace import Trace
+from thunder.ops.memory import may_view
+from thunder.transforms.del_last_used import python_del
+from thunder.transforms.memory_budget import multiply_adds, nbytes
+
+__all__ = ["Machine", "H200", "Collective", "Memory", "Clock", "collective_of"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Kinds of GPU and of what connects them. Rates are per second and GPU, and as reached, not as published; times are in seconds.
+
+    half, single, double, float8: floating point operations of matrix products of a dtype. attention, attention_backward: those of attention in half precision.
+    memory: bytes read and written; update: by an optimizer. start: what a product or attention takes beyond its operations. launch: from one kernel to the next.
+    host: of the process, to issue a line. link: bytes that a GPU sends inside of a node, network: between nodes. collective: from a collective's start to its first
+    step. hop, network_hop: of a step between GPUs of a node, and of two nodes. sharing: how much longer what computes takes while a collective runs.
+    """
+
+    name: str
+    half: float
+    single: float
+    double: float
+    float8: float
+    attention: float
+    attention_backward: float
+    memory: float
+    update: float
+    link: float
+    network: float
+    gpus_per_node: int = 8
+    start: float = 13e-6
+    launch: float = 2.5e-6
+    host: float = 20e-6
+    collective: float = 12e-6
+    hop: float = 2e-6
+    network_hop: float = 5e-6
+    sharing: float = 0.3
+
+    def rate(self, line: BoundSymbol) -> float:
+        """Of the operations of a line."""
+        original = _original(line)
+        kind = original.sym.info.get("rate")
+        size = next((p.dtype.bytes for p in line.inputs if isinstance(p, TensorProxy) and p.dtype.category == FLOAT), 4)
+        if kind is not None and size == 2:
+            return getattr(self, kind)
+        return {1: self.float8, 2: self.half, 4: self.single}.get(size, self.double)
+
+    def seconds_of(self, line: BoundSymbol, scratch: int) -> float:
+        """Of a line that computes. scratch: bytes that it writes and reads beside its results."""
+        operations = 2 * sum(multiply_adds(_original(part)) for part in (line.subsymbols if line.sym.is_fusion else (line,)))
+        kernels = len(schedule.kernels) if (schedule := _schedule(line)) is not None else _original(line).sym.info.get("kernels", 1)
+        moving = (_bytes_moved(line) + 2 * scratch) / self.memory + kernels * self.launch
+        return max(operations / self.rate(line) + kernels * self.start, moving) if operations else moving
+
+    def seconds_of_collective(self, kind: str, size: int, ranks: int, stride: int) -> float:
+        """Of a collective, by a ring. size: bytes of the larger of what a rank gives and gets. ranks: of the group, whose ranks are `stride` apart."""
+        if ranks == 1:
+            return self.collective + 2 * size / self.memory
+        together = min(ranks, max(1, self.gpus_per_node // stride))  # of the group, in one node
+        nodes = math.ceil(ranks / together)
+        rate = self.link if nodes == 1 else min(self.link, self.network * together)
+        rounds = 2 if kind == "all_reduce" else 1
+        steps = (ranks - nodes) * self.hop + (nodes if nodes > 1 else 0) * self.network_hop
+        if kind == "all_reduce":  # by a tree between nodes, where that has fewer steps
+            steps = min(steps, (together - 1) * self.hop + math.ceil(math.log2(nodes)) * self.network_hop)
+        share = 1.0 if kind == "broadcast" else (ranks - 1) / ranks
+        return self.collective + rounds * (steps + share * size / rate)
+
+
+# Rates of products, attention and memory: measured on one H200 (`benchmarks/gpu_products.py`): 774 TFLOP/s and 13 us explain products of 46 GFLOP to 1.1 PFLOP, 22 ms for 1.1 TFLOP
+# in float32 without TF32. Links: NVLink's 450 GB/s in each direction and 400 Gb/s of network for each GPU, as published, of which collectives reach some 80 %. Steps: assumed.
+H200 = Machine(
+    "H200", half=706e12, single=50e12, double=50e12, float8=1400e12, attention=545e12, attention_backward=430e12, memory=3.3e12, update=2.75e12, link=360e9, network=40e9
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- lines
+
+
+def _original(line: BoundSymbol) -> BoundSymbol:
+    """A line as it was before an executor took it."""
+    return line.subsymbols[0] if line.sym.executor is not None and not line.sym.is_fusion and len(line.subsymbols) == 1 else line
+
+
+def _schedule(line: BoundSymbol):
+    """The kernels of a region of the Triton fuser."""
+    return getattr(line.sym.fn, "schedule", None) if line.sym.is_fusion else None
+
+
+def _tensors(values: Iterable) -> list[TensorProxy]:
+    return [p for p in dict.fromkeys(values) if isinstance(p, TensorProxy)]
+
+
+_SELECTING = {"embedding", "gather", "index_select", "take_along_dim", "index"}  # read as much of their operand as they give
+
+
+def _bytes_moved(line: BoundSymbol) -> int:
+    """Read and written: all inputs and results; of what is looked up in, what is found."""
+    parts = line.subsymbols if line.sym.is_fusion else (_original(line),)
+    read: dict[TensorProxy, int] = {}
+    for part in parts:
+        selects = OpTags.SHAPE_OP in part.sym.tags or part.sym.name in _SELECTING
+        found = sum(map(nbytes, _tensors(part.outputs)))
+        for p in _tensors(part.inputs):
+            read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))
+    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in _tensors(line.inputs)) + sum(map(nbytes, _tensors(line.outputs)))
+
+
+def _scratch(line: BoundSymbol) -> int:
+    """Bytes that a line allocates beside its results."""
+    if (schedule := _schedule(line)) is not None:
+        return sum(v.numel * v.dtype.bytes for v in schedule.temporaries)
+    count = _original(line).sym.info.get("scratch")
+    return count(_original(line)) if count is not None else 0
+
+
+def _group(line: BoundSymbol):
+    return next((a for a in line.args if isinstance(a, dist.ProcessGroup)), None)
+
+
+def collective_of(line: BoundSymbol) -> tuple[str, int] | None:
+    """(its kind, bytes of the larger of what a rank gives and gets) of a collective; None for another line."""
+    if _group(line) is None:
+        return None
+    return _original(line).sym.name.removesuffix("_together"), max(sum(map(nbytes, _tensors(line.inputs))), sum(map(nbytes, _tensors(line.outputs))))
+
+
+def _is_text(line: BoundSymbol) -> bool:
+    """Lines that are statements of the program's text, and no operations."""
+    return line.sym.python_printer is not None
+
+
+# ---------------------------------------------------------------------------------------------------------------- memory
+
+
+@dataclass
+class _Storage:
+    nbytes: int
+    names: int = 0  # that stand for it
+    gathered: bool = False
+
+
+class Memory:
+    """Bytes on a kind of device while traces run, beside what is there before them. held: names of values that are there all the time, arguments and parameters.
+
+    now, peak: bytes; gathered, most_gathered: of parameters that other ranks hold, until they are freed.
+    """
+
+    def __init__(self, device: str, held: Iterable[str] = ()):
+        self.device = device
+        self.of: dict[str, _Storage] = {name: _Storage(0, 1) for name in held}
+        self.now = self.peak = self.gathered = self.most_gathered = 0
+
+    def run(self, trace: Trace) -> None:
+        """Walks along the lines of an execution trace; what is not deleted stays."""
+        started: dict[str, tuple[BoundSymbol, list[_Storage]]] = {}  # futures -> the collective, and what it keeps until somebody waits
+        for line in trace.bound_symbols:
+            if line.sym is python_del:
+                for p in line.args:
+                    self.drop(p.name)
+            elif _is_text(line):
+                self._hold(line)
+            else:
+                self._run(line, started)
+
+    def _hold(self, line: BoundSymbol) -> None:
+        """What a program is given and was not made by one before: cotangents, which autograd keeps while it calls the backward."""
+        given = [p for p in _tensors(line.outputs) if p.name not in self.of]
+        for p in given:
+            self._allocate(p)
+        self.keep(p.name for p in given)
+
+    def _run(self, line: BoundSymbol, started: dict) -> None:
+        collective = collective_of(line)
+        self._waited(line, started)
+        for o in line.outputs:
+            if o.name in self.of:
+                continue
+            shown = self._shown(line, o)
+            if shown is not None:
+                self.of[o.name] = shown
+                shown.names += 1
+            else:
+                self._allocate(o, gathered=collective is not None and collective[0] == "all_gather")
+        self.peak = max(self.peak, self.now + _scratch(line))
+        futures = [o.name for o in line.outputs if isinstance(o, FutureTensorProxy)]
+        if futures and collective is not None and collective[0] != "all_reduce":  # which works on a copy
+            kept = [self.of[p.name] for p in _tensors(line.inputs) if p.name in self.of]
+            for storage in kept:
+                storage.names += 1
+            started.update(dict.fromkeys(futures, (line, kept)))
+
+    def _waited(self, line: BoundSymbol, started: dict) -> None:
+        for i in line.inputs:
+            if isinstance(i, FutureTensorProxy) and i.name in started:
+                of, kept = started[i.name]
+                for o in of.outputs:
+                    started.pop(o.name, None)
+                for storage in kept:
+                    self._less(storage)
+
+    def _shown(self, line: BoundSymbol, output: Proxy) -> _Storage | None:
+        """What a result shows that was there before."""
+        original = _original(line)
+        tensors = _tensors(line.inputs)
+        source = None
+        if any(isinstance(i, FutureTensorProxy) for i in line.inputs) or may_view(original) and tensors:
+            source = tensors[0]
+        elif OpTags.IN_PLACE in line.sym.tags or original.sym.name == "times_cotangent":
+            source = next((p for p in tensors if p.shape == output.shape and p.dtype is output.dtype), None)
+        elif original.sym.name == "all_reduce_together":
+            at = line.outputs.index(output)
+            source = original.args[0][at] if original.args[2][at] else None
+        return self.of.get(source.name) if source is not None else None
+
+    def _allocate(self, p: Proxy, gathered: bool = False) -> None:
+        self.of[p.name] = storage = _Storage(nbytes(p) if isinstance(p, TensorProxy) and p.device.type == self.device else 0, 1, gathered)
+        self.now += storage.nbytes
+        self.peak = max(self.peak, self.now)
+        if gathered:
+            self.gathered += storage.nbytes
+            self.most_gathered = max(self.most_gathered, self.gathered)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """The caller of the program has these now, besides what later ones are given."""
+        for name in names:
+            if name in self.of:
+                self.of[name].names += 1
+
+    def bytes_of(self, names: Iterable[str]) -> int:
+        """Of what values show, each storage once."""
+        return sum({id(s): s.nbytes for s in (self.of.get(name) for name in names) if s is not None}.values())
+
+    def drop(self, name: str) -> None:
+        storage = self.of.pop(name, None)
+        if storage is not None:
+            self._less(storage)
+
+    def _less(self, storage: _Storage) -> None:
+        storage.names -= 1
+        if not storage.names:
+            self.now -= storage.nbytes
+            self.gathered -= storage.nbytes if storage.gathered else 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- time
+
+
+@dataclass
+class Collective:
+    """The collectives of one kind in a step: how many, bytes of the larger of what a rank gives and gets, seconds."""
+
+    kind: str
+    count: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Clock:
+    """Seconds since the start of the step, of what the host has issued and of when the two streams are done.
+
+    busy: seconds of lines that compute. waiting: seconds in which the stream that computes waited for collectives.
+    """
+
+    machine: Machine
+    host: float = 0.0
+    computed: float = 0.0
+    communicated: float = 0.0
+    busy: float = 0.0
+    waiting: float = 0.0
+    collectives: dict[str, Collective] = field(default_factory=dict)
+
+    def run(self, lines: Sequence[BoundSymbol]) -> None:
+        """Plays the lines of an execution trace."""
+        done: dict[str, float] = {}  # futures -> when
+        for line in lines:
+            if _is_text(line):
+                continue
+            self.host += self.machine.host
+            if (collective := collective_of(line)) is not None:
+                finished = self._communicate(*collective, _group(line))
+                futures = [o.name for o in line.outputs if isinstance(o, FutureTensorProxy)]
+                done.update(dict.fromkeys(futures, finished))
+                if not futures:
+                    self._wait(finished)
+            elif any(isinstance(i, FutureTensorProxy) for i in line.inputs):
+                self._wait(max((done[i.name] for i in line.inputs if i.name in done), default=0.0))
+            elif not may_view(_original(line)):
+                self.compute(self.machine.seconds_of(line, _scratch(line)))
+
+    def compute(self, seconds: float) -> None:
+        start = max(self.computed, self.host)
+        shared = max(0.0, min(self.communicated - start, seconds))  # while a collective runs
+        seconds += shared * self.machine.sharing
+        self.computed, self.busy = start + seconds, self.busy + seconds
+
+    def _communicate(self, kind: str, size: int, group) -> float:
+        seconds = self.machine.seconds_of_collective(kind, size, group.size(), getattr(group, "stride", 1))
+        self.communicated = max(self.communicated, self.computed, self.host) + seconds
+        found = self.collectives.setdefault(kind, Collective(kind))
+        found.count, found.nbytes, found.seconds = found.count + 1, found.nbytes + size, found.seconds + seconds
+        return self.communicated
+
+    def _wait(self, until: float) -> None:
+        start = max(self.computed, self.host)
+        self.waiting += max(0.0, until - start)
+        self.computed = max(self.computed, until)

@@ -1,0 +1,268 @@
+"""`thunder.distributed.plan`: what a training step takes on many GPUs, in bytes and in seconds, without running it and without the GPUs.
+
+The program is the one that would run. A copy of the module on the meta device is given the placements of `ddp` or `fsdp` over a group that stands for one of any size, and
+goes through the same capture, the same passes and the executors of the GPU; what comes out is walked along, line by line (`thunder.distributed.costs`).
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thunder.compiled import jit_with
+from thunder.core.devices import Device
+from thunder.core.proxies import TensorProxy, proxies_in
+from thunder.core.utils import without_collection
+from thunder.distributed.costs import H200, Clock, Collective, Machine, Memory
+from thunder.distributed.data_parallel import check_bucket_size, check_member, module_of, replicated, sharded
+from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placing_copies
+from thunder.errors import OptionError
+from thunder.extend import add_executor_lists, get_always_executors, get_default_executors
+from thunder.frontend import Captured, capture
+from thunder.options import NUMERICS_OPTIONS, JitOptions
+from thunder.pipeline import asked_for, lower, lower_with_derivatives
+from thunder.transforms.cudagraph import CUDAGraphTransform
+
+__all__ = ["plan", "Plan", "Plans", "OPTIMIZERS"]
+
+GIB, MIB = 2**30, 2**20
+
+# optimizers, by how many numbers as large as a parameter they keep
+OPTIMIZERS = {"sgd": 0, "sgd momentum": 1, "adam": 2, "adamw": 2}
+
+
+class _StandIn(dist.ProcessGroup):
+    """A group of which this process is rank 0, and that never communicates. stride: how far apart its ranks are among all."""
+
+    def __init__(self, ranks: int, stride: int = 1):
+        super().__init__(0, ranks)
+        self.stride = stride
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training step as one rank sees it. Bytes and seconds; printed as a table.
+
+    parameters, gradients, optimizer: what the rank holds between steps. others: buffers and inputs. saved: what the forward saves for the backward, without parameters.
+    gathered: parameters of other ranks, when most are there. peak: all that is allocated at a time, at most. unknown: how many pieces of PyTorch's autograd graph are saved, whose
+    bytes are not in here. Not counted is what libraries keep for themselves (NCCL's buffers, workspaces of cuBLAS), nor what the allocator loses between tensors.
+
+    collectives: of each kind. seconds: of the step. busy: in which it computes. waiting: in which it waits for collectives and computes nothing.
+    """
+
+    strategy: str
+    world_size: int
+    machine: Machine
+    parameters: int
+    gradients: int
+    optimizer: int
+    others: int
+    saved: int
+    gathered: int
+    peak: int
+    unknown: int
+    collectives: tuple[Collective, ...]
+    seconds: float
+    busy: float
+    waiting: float
+
+    @property
+    def communicated(self) -> int:
+        """Bytes of all collectives."""
+        return sum(c.nbytes for c in self.collectives)
+
+    def __str__(self) -> str:
+        rows = [(what, f"{getattr(self, what) / MIB:12,.1f} MiB") for what in ("parameters", "gradients", "optimizer", "others", "saved", "gathered", "peak")]
+        lines = [f"{self.strategy} on {self.world_size} x {self.machine.name}, bytes of one rank; times are projected", *(f"  {a:15}{b}" for a, b in rows)]
+        lines += [f"  {c.kind:15}{c.nbytes / MIB:12,.1f} MiB in {c.count} calls, {c.seconds * 1e3:.2f} ms" for c in self.collectives]
+        lines.append(f"  {'step':15}{self.seconds * 1e3:12,.2f} ms, of which {self.busy * 1e3:.2f} computing and {self.waiting * 1e3:.2f} waiting for collectives")
+        if self.unknown:
+            lines.append(f"  and {self.unknown} pieces of PyTorch's autograd graph that are saved, of unknown size")
+        return "\n".join(lines)
+
+
+class Plans(tuple):
+    """Plans of one program for several numbers of GPUs, printed as one table."""
+
+    def __str__(self) -> str:
+        first: Plan = self[0]
+        head = ("GPUs", "parameters", "gradients", "optimizer", "saved", "gathered", "peak GiB", "communicated GiB", "step ms", "computing", "waiting")
+        rows = [
+            (
+                f"{p.world_size}", *(f"{n / GIB:.2f}" for n in (p.parameters, p.gradients, p.optimizer, p.saved, p.gathered, p.peak, p.communicated)),
+                *(f"{s * 1e3:.1f}" for s in (p.seconds, p.busy, p.waiting)),
+            )
+            for p in self
+        ]  # fmt: skip
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+        table = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
+        return "\n".join([f"{first.strategy} on {first.machine.name}, one rank; times are projected", *table])
+
+
+def plan(
+    model,
+    inputs: Any,
+    *,
+    world_size: int | Sequence[int],
+    sharding_strategy: FSDPType | None = FSDPType.ZERO2,
+    bucketing_strategy: FSDPBucketingStrategy = FSDPBucketingStrategy.NONE,
+    bucket_size_in_mb: float = 25.0,
+    dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    shards: int | None = None,
+    optimizer: str | int = "adamw",
+    machine: Machine = H200,
+    device: str = "cuda",
+) -> Plan | Plans:
+    """What a training step of `thunder.jit(fsdp(model))`, or of `ddp`, takes on each of `world_size` GPUs. Nothing runs, no process group is needed, and the model is left alone.
+
+    model: a module, on any device or on the meta device, or what `thunder.jit` made of one, whose options are used then. inputs: what one rank calls it with: a tuple of positional
+    arguments, a dict of keywords, or one argument; tensors of any device, of which only shapes and dtypes matter. Under torch.no_grad() the plan is one of the forward.
+    world_size: a number of GPUs, or several, which give one plan each.
+    sharding_strategy: that of `fsdp`; None: `ddp`, with its bucket_size_in_mb. bucketing_strategy, dtype, reduce_dtype: those of `fsdp`. shards: over how many ranks parameters
+    are sharded, where that are not all: a DeviceMesh of (world_size // shards, shards), with the ranks of a node next to each other.
+    optimizer: one of "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a parameter. machine: what times are projected for. device: "cuda", or "cpu" for the
+    program that runs on CPUs.
+
+    Raises TypeError for what is no module; RuntimeError for a module that is distributed already; OptionError for a world size that `shards` does not divide, and for other
+    values that are no options; CaptureError, and what the model raises itself, as a call does.
+    """
+    sizes = (world_size,) if isinstance(world_size, int) else tuple(world_size)
+    if not sizes:
+        raise OptionError("world_size names no number of GPUs")
+    module = module_of(model, "plan")
+    state = _state_of(optimizer)
+    if sharding_strategy is not None:
+        check_member(FSDPType, sharding_strategy, "sharding_strategy")
+    elif given := [name for name, value in (("dtype", dtype), ("reduce_dtype", reduce_dtype), ("shards", shards)) if value is not None]:
+        raise OptionError(f"sharding_strategy=None plans ddp, which has no option {given[0]}: leave it out, or give a strategy of fsdp")
+    check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
+    check_bucket_size(bucket_size_in_mb)
+    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
+    options = _options(model, device)
+    found = []
+    for size in sizes:
+        groups = _groups(size, shards)
+        if sharding_strategy is None:
+            strategy, prepare = "ddp", lambda name, p, groups=groups: replicated(name, p, groups[-1], bucket_size_in_mb)
+        else:
+            strategy = f"fsdp {sharding_strategy.name}" + (f" over {shards}" if shards is not None else "")
+            prepare = lambda name, p, groups=groups: sharded(name, p, groups, sharding_strategy, bucketing_strategy, dtype, reduce_dtype)  # noqa: E731
+        with without_collection():
+            with placing_copies():
+                compiled = _compiled(module, options, prepare)
+                captured, chosen = _captured(compiled, args, kwargs, options)
+            found.append(_planned(strategy, size, machine, captured, chosen, _Held(compiled, args, kwargs, state)))
+    return found[0] if isinstance(world_size, int) else Plans(found)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the program
+
+
+def _options(model, device: str) -> JitOptions:
+    """Those of a compiled module, or the default ones, for programs on a device that need not be here."""
+    if device not in ("cuda", "cpu"):
+        raise OptionError(f"device={device!r} is not an option; valid: 'cuda', 'cpu'")
+    compiled = getattr(model, "_lc_cd", None)
+    options = JitOptions() if compiled is None else compiled.options
+    executors = options.executors
+    if options.default_executors:
+        here, there = (add_executor_lists(get_default_executors(on_gpus), get_always_executors()) for on_gpus in (False, device == "cuda"))
+        eager = options.numerics is NUMERICS_OPTIONS.EAGER
+        executors = (*(e for e in executors if e not in here), *(e for e in there if e.exact or not eager))
+    if any(isinstance(t, CUDAGraphTransform) for t in options.transforms):
+        raise OptionError("thunder.distributed.plan: what CUDA graphs keep in memory is known when they are recorded: plan the module without CUDAGraphTransform")
+    return dataclasses.replace(options, executors=tuple(e.planned() for e in executors), device=Device(device), used_compile_options={})
+
+
+def _groups(size: int, shards: int | None) -> tuple:
+    """Stand-ins for the groups that parameters are replicated over, and last the one that they are sharded over."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise OptionError(f"world_size={size!r} is not an option; valid: numbers of GPUs, 1 or more")
+    if shards is None or shards == size:
+        return (_StandIn(size),)
+    if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1 or size % shards:
+        raise OptionError(f"shards={shards!r} is not an option for {size} GPUs; valid: a number that divides {size}")
+    return _StandIn(size // shards, shards), _StandIn(shards)
+
+
+def _compiled(module: torch.nn.Module, options: JitOptions, prepare: Callable[[str, torch.Tensor], Placement]) -> torch.nn.Module:
+    """A copy of a module on the meta device, compiled, with what a rank holds in the place of its parameters."""
+    known: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        empty = torch.empty_like(tensor, device="meta", requires_grad=False)
+        known[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
+    compiled = jit_with(copy.deepcopy(module, known), options)
+    for name, parameter in compiled.named_parameters():
+        placement = prepare(name, parameter)
+        parameter.data = placement.shard_of(parameter.detach())
+        place(parameter, placement)
+    return compiled
+
+
+def _captured(compiled, args: tuple, kwargs: dict, options: JitOptions) -> tuple[Captured, JitOptions]:
+    overrides = compiled._lc_cd.overrides
+    captured = capture(compiled._lc_original, args, kwargs, options, {}, overrides)
+    captured.transform(options, overrides, compiled)
+    return captured, asked_for(captured.computation, options)
+
+
+class _Held:
+    """Bytes that a rank has before a step and after it."""
+
+    def __init__(self, module: torch.nn.Module, args: tuple, kwargs: dict, state: Callable[[torch.Tensor], int]):
+        parameters = list(module.parameters())
+        trained = [p for p in parameters if p.requires_grad]
+        given = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self.parameters = sum(p.nbytes for p in parameters)
+        self.trained = sum(p.nbytes for p in trained)
+        self.optimizer = sum(map(state, trained))
+        self.others = sum(t.nbytes for t in (*module.buffers(), *given))
+
+
+def _state_of(optimizer: str | int) -> Callable[[torch.Tensor], int]:
+    """(parameter) -> bytes of the optimizer's state for it, without counters of steps."""
+    if isinstance(optimizer, int) and not isinstance(optimizer, bool) and optimizer >= 0:
+        return lambda p: optimizer * p.numel()
+    if optimizer not in OPTIMIZERS:
+        raise OptionError(f"optimizer={optimizer!r} is not an option; valid: {', '.join(map(repr, OPTIMIZERS))}, or bytes for each number of a parameter")
+    return lambda p: OPTIMIZERS[optimizer] * p.nbytes
+
+
+# ---------------------------------------------------------------------------------------------------------------- the step
+
+
+def _planned(strategy: str, size: int, machine: Machine, captured: Captured, options: JitOptions, held: _Held) -> Plan:
+    computation = captured.computation
+    trains = captured.output_requires_grad and not options.disable_torch_autograd
+    memory = Memory(options.device.type, (p.name for p in computation.args if isinstance(p, TensorProxy)))
+    clock = Clock(machine)
+    saved = unknown = gradients = 0
+    if trains:
+        forward, backward, cut = lower_with_derivatives(computation, options, options.executors)
+        memory.run(forward[-1])
+        memory.keep({p.name for p in proxies_in(forward[-1].output[0], [])})
+        saved = memory.bytes_of({p.name for p in cut.saved_tensors})
+        unknown = sum(not isinstance(p, TensorProxy) for p in cut.saved_others)
+        clock.run(forward[-1].bound_symbols)
+        memory.run(backward[-1])
+        clock.run(backward[-1].bound_symbols)
+        gradients = memory.bytes_of({p.name for p in backward[-1].output_proxies})
+        # an optimizer reads parameters, gradients and its state, and writes all but gradients
+        clock.compute((2 * held.trained + gradients + 2 * held.optimizer) / machine.update + machine.launch)
+    else:
+        trace = lower(computation, options, options.executors)[-1]
+        memory.run(trace)
+        clock.run(trace.bound_symbols)
+    optimizer = held.optimizer if trains else 0
+    return Plan(
+        strategy=strategy, world_size=size, machine=machine, parameters=held.parameters, gradients=gradients, optimizer=optimizer, others=held.others, saved=saved,
+        gathered=memory.most_gathered, peak=held.parameters + held.others + optimizer + memory.peak, unknown=unknown,
+        collectives=tuple(sorted(clock.collectives.values(), key=lambda c: c.kind)), seconds=clock.computed, busy=clock.busy, waiting=clock.waiting,
+    )  # fmt: skip
