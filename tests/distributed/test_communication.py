@@ -62,7 +62,7 @@ def buckets(rank, size, strategy, bucketing, forward, backward):
 
 
 def buckets_in_pieces(rank, size):
-    before, bucketing.PIECE = bucketing.PIECE, 6 * 6 * 8 + 6 * 8  # of one layer
+    before, bucketing.PIECE = bucketing.PIECE, (6 * 6 * 8 + 6 * 8) // 8  # of one layer
     try:
         buckets(rank, size, ZERO2, BLOCK, [2] * 8, [2] * 8)
         buckets(rank, size, ZERO3, BLOCK, [2] * 8, [2] * 8 + [1] * 6)
