@@ -21,8 +21,9 @@ from thunder import _torch_compat as compat
 from thunder.errors import CaptureError
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "may_read_parts", "seen_as", "placed_parameters", "check_all_placed", "synchronizes",
-    "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "may_read_parts", "seen_as", "placed_parameters",
+    "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync",
+    "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
 
 
