@@ -86,10 +86,10 @@ class Machine:
         return self.collective + rounds * (steps + share * size / rate)
 
 
-# Measured on H200s of one host, as reached while a model trains. In a long run products of 17 GFLOP to 1.1 PFLOP take 3 us and their operations at 680 TFLOP/s (790 on a GPU that was
-# idle before). Causal attention of 2048 and 4096 tokens; kernels of the Triton fuser, three quarters of what copies reach (4.27 TB/s); fused AdamW. From profiles of steps on four GPUs: rings of
-# NCCL reach 260 GB/s beside products (318 alone), and products take a fifth longer beside them (11 % where nothing else runs, copies 30 %); some 30 us for each collective.
-# Assumed: 80 % of 400 Gb/s of network for each GPU, and the steps of a ring.
+# Measured on H200s of one host, as reached while a model trains. In a long run products of 17 GFLOP to 1.1 PFLOP take 3 us and their operations at 680 TFLOP/s (790 on a
+# GPU that was idle before). Causal attention of 2048 and 4096 tokens; kernels of the Triton fuser, three quarters of what copies reach (4.27 TB/s); fused AdamW. From
+# profiles of steps on four GPUs: rings of NCCL reach 260 GB/s beside products (318 alone), and products take a fifth longer beside them (11 % where nothing else runs,
+# copies 30 %); some 30 us for each collective. Assumed: 80 % of 400 Gb/s of network for each GPU, and the steps of a ring.
 H200 = Machine(
     "H200", half=680e12, single=50e12, double=50e12, float8=1290e12, attention=470e12, attention_backward=375e12, memory=3.3e12, update=2.73e12, link=260e9, network=40e9
 )  # fmt: skip
