@@ -1,12 +1,13 @@
-"""What the choices for attention, for a linear layer with its loss, and for linear layers of few rows are made from: the tables of docs/performance.md, on a GPU.
+"""What the choices for attention, for a linear layer with its loss, in float8 and of few rows are made from: the tables of docs/performance.md, on a GPU.
 
-    python benchmarks/gpu_products.py [attention] [loss] [rows]
+    python benchmarks/gpu_products.py [attention] [loss] [float8] [rows]
 
-One line a measurement. Times are medians, in milliseconds; in microseconds for few rows, where weights that are in no cache are multiplied from a CUDA graph.
+One line a measurement. Times are medians, in milliseconds; in microseconds for float8 and for few rows, which run from CUDA graphs: few rows with weights that are in no cache.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import torch
@@ -77,29 +78,56 @@ def loss(rows: int = 4096, width: int = 4096, classes: int = 128256) -> None:
         report(name, lambda: joined._forward(x, w, target, -100, "mean", torch.float32, (True, True)))
 
 
+def graphed(calls) -> float:
+    """Microseconds of one of the calls."""
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return median(graph.replay, 7) / len(calls) * 1e3
+
+
+def float8(rows: int = 2048, layers=((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))) -> None:
+    """The three products of a layer (n, k) in bfloat16, in float8 with sums added up in fewer and in more digits, and its three roundings."""
+    from thunder.executors.float8_kernels import largest_of, whole
+
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+    def rounded(matrix, to):
+        return whole(matrix, largest_of(matrix), to, True)
+
+    def product(a, b, fast):
+        return graphed([lambda: torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=torch.bfloat16, use_fast_accum=fast)] * 8)
+
+    for n, k in layers:
+        x, w, g = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((rows, k), (n, k), (rows, n)))
+        for name, call in (("result", lambda: F.linear(x, w)), ("input's gradient", lambda: g @ w), ("weight's gradient", lambda: g.t() @ x)):  # noqa: B023 - run at once
+            print(f"float8, {n} x {k}, {name} in bfloat16: {graphed([call] * 8):.1f}", flush=True)
+        qx, qw, qg = rounded(x, e4m3), rounded(w, e4m3), rounded(g, e5m2)
+        turned = {"x": (qx[2], qx[1]), "w": (qw[2], qw[1]), "g": (qg[2], qg[1])}
+        for name, a, b in (("result", qx, qw), ("input's gradient", qg, turned["w"]), ("weight's gradient", turned["g"], turned["x"])):
+            print(f"  {name}: fewer digits {product(a, b, True):.1f}, more {product(a, b, False):.1f}", flush=True)
+        for name, matrix, to in (("x", x, e4m3), ("weight", w, e4m3), ("gradient", g, e5m2)):
+            least = 6 * matrix.numel() / 4.27e6
+            print(f"  rounding {name}: {graphed([lambda: rounded(matrix, to)] * 8):.1f}, two passes at 4.27 TB/s {least:.1f}", flush=True)  # noqa: B023
+
+
 def few(counts=(1, 2, 4, 8, 16)) -> None:
     from thunder.executors.matvec_kernel import few_rows
-
-    def graphed(call, weights) -> float:
-        for w in weights[:2]:
-            call(w)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for w in weights:
-                call(w)
-        return median(graph.replay, 7) / len(weights) * 1e3
 
     for n, k in WEIGHTS:
         weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(max(2, int(3e8 // (n * k * 2))))]
         for rows in counts:
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-            theirs, ours = graphed(lambda w: F.linear(x, w), weights), graphed(lambda w: few_rows(x, w, None), weights)  # noqa: B023
+            theirs, ours = graphed([functools.partial(F.linear, x, w) for w in weights]), graphed([functools.partial(few_rows, x, w, None) for w in weights])
             print(f"rows {rows}, weight {n} x {k}: linear {theirs:.1f}, ours {ours:.1f}", flush=True)
 
 
 if __name__ == "__main__":
     with torch.no_grad():
-        for name, measure in (("attention", attention), ("loss", loss), ("rows", few)):
+        for name, measure in (("attention", attention), ("loss", loss), ("float8", float8), ("rows", few)):
             if name in sys.argv[1:] or not sys.argv[1:]:
                 measure()

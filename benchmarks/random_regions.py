@@ -108,6 +108,14 @@ class RandomRegion:
         finally:
             torch.set_default_dtype(default)
 
+    def sensitivity(self) -> list[float]:
+        """How far each result in float64 moves, as a Deviation says it, where every number that comes in is moved by a rounding of its type."""
+        generator = torch.Generator().manual_seed(self.seed)
+        signs = [torch.randint(0, 2, x.shape, generator=generator) * 2 - 1 for x in self.inputs]
+        moved = [x.double() * (1 + s * torch.finfo(x.dtype).eps / 2) if x.is_floating_point() else x for x, s in zip(self.inputs, signs, strict=True)]
+        exact = self.exact(self.inputs)
+        return [d.got for d in judge(self.exact(moved), exact, exact)]
+
     def with_gradients(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple:
         """Results of these inputs, and the gradients of those that require grad, row-major, for cotangents that are always the same."""
         generator = torch.Generator().manual_seed(self.seed)

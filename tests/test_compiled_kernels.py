@@ -120,7 +120,7 @@ print(open(made.path, "rb").read(4))
 def test_a_launch_passes_addresses(driver, compiled):
     function = jit("addresses")
     out = function(X, Y)
-    assert driver == [("kernel on 0", 1, 1, 1, 1, 0, "OOOOO", (X.data_ptr(), Y.data_ptr(), out.data_ptr(), None, None), 7)]
+    assert driver == [("fused_mul_exp_add on 0", 1, 1, 1, 1, 0, "OOOOO", (X.data_ptr(), Y.data_ptr(), out.data_ptr(), None, None), 7)]
     assert [r.arguments for r in compiled] == [(("*fp32", True),) * 3]
     function(X, Y)
     assert len(driver) == 2 and len(compiled) == 1
@@ -142,7 +142,7 @@ def test_a_thread_is_given_the_context_of_its_device(driver, compiled, monkeypat
     monkeypatch.setattr(launch, "current_device", lambda: 1)
     monkeypatch.setattr(launch, "set_device", lambda device: driver.append(f"device {device}"))
     jit("context")(X, Y)
-    assert driver[0] == "device 1" and driver[1][0] == "kernel on 1"
+    assert driver[0] == "device 1" and driver[1][0] == "fused_mul_exp_add on 1"
 
 
 def test_negatives_are_resolved(driver, compiled):

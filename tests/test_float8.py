@@ -90,6 +90,14 @@ def test_what_two_layers_read_is_rounded_once():
     assert all(len(line.outputs) == 2 for line in lines(changed, "float8_quantize"))  # nobody reads a transpose
 
 
+def test_the_kernel_that_computes_a_matrix_finds_its_largest_number():
+    compiled = thunder.jit(Gated().to(DEVICE), transforms=[Float8Transform()], executors=["triton_fuser"])
+    compiled(torch.randn(16, 32, device=DEVICE, requires_grad=True)).sum().backward()
+    for trace, wanted in ((thunder.last_traces(compiled)[-1], 1), (thunder.last_backward_traces(compiled)[-1], 2)):
+        (region,) = [line for line in trace.bound_symbols if line.sym.name.startswith("TritonFusion") and "mul" in [sub.sym.name for sub in line.subsymbols]]
+        assert [sub.sym.name for sub in region.subsymbols].count("float8_largest") == wanted
+
+
 def test_filter_gets_the_module_and_its_path():
     module, seen = nn.Sequential(Gated(), nn.Linear(32, 16)), []
     transform = Float8Transform(filter=lambda m, name: seen.append((m, name)) or name != "1")
@@ -179,9 +187,11 @@ def test_kernels(make, to):
     torch.manual_seed(0)
     x = make().to(DEVICE)
     exact, digits = x.float(), 4 if to is E4M3 else 3
-    q, scale, columns = float8_kernels.whole(x, to, True)
+    amax = float8_kernels.largest_of(x)
+    q, scale, columns = float8_kernels.whole(x, amax, to, True)
+    assert torch.equal(amax, exact.abs().amax())
     torch.testing.assert_close(scale, exact.abs().amax().clamp_min(1e-12) / torch.finfo(to).max)
-    assert torch.equal(columns.float(), q.float().t()) and len(float8_kernels.whole(x, to, False)) == 2
+    assert torch.equal(columns.float(), q.float().t()) and len(float8_kernels.whole(x, amax, to, False)) == 2
     rows, rows_scale, turned, turned_scale = float8_kernels.by_rows(x, to, True)
     torch.testing.assert_close(rows_scale, exact.abs().amax(1, True).clamp_min(1e-12) / torch.finfo(to).max)
     torch.testing.assert_close(turned_scale, exact.abs().amax(0)[:, None].clamp_min(1e-12) / torch.finfo(to).max)
@@ -192,16 +202,17 @@ def test_kernels(make, to):
 
 def steps(transforms, count, dtype):
     """Losses of training a small GPT to count in threes, in a sequence with a fifth of wrong numbers."""
+    batch, width, rate = (32, 64, 1e-3) if DEVICE == "cuda" else (8, 32, 1e-2)
     torch.manual_seed(0)
-    model = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2 if DEVICE == "cuda" else 1, n_head=2, n_embd=32)).to(DEVICE, dtype)
+    model = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2 if DEVICE == "cuda" else 1, n_head=2, n_embd=width)).to(DEVICE, dtype)
     compiled = thunder.jit(model, transforms=transforms)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(count):
-        tokens = (torch.randint(0, 32, (8, 1), generator=generator) + 3 * torch.arange(17)) % 32
-        others = torch.randint(0, 32, (8, 17), generator=generator)
-        tokens = torch.where(torch.rand(8, 17, generator=generator) < 0.2, others, tokens).to(DEVICE)
+        tokens = (torch.randint(0, 32, (batch, 1), generator=generator) + 3 * torch.arange(17)) % 32
+        others = torch.randint(0, 32, (batch, 17), generator=generator)
+        tokens = torch.where(torch.rand(batch, 17, generator=generator) < 0.2, others, tokens).to(DEVICE)
         loss = compiled(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())[1]
         optimizer.zero_grad()
         loss.backward()
@@ -212,10 +223,14 @@ def steps(transforms, count, dtype):
 
 @pytest.mark.parametrize("scaling", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.skipif(DEVICE == "cpu", reason="it takes minutes on a CPU"))])
 def test_training_learns_as_without(scaling):
-    """200 steps beside bfloat16, 24 beside float32 on a CPU, where a product takes 40 ms: in each quarter of them the mean loss stays within 2 %."""
+    """200 steps beside bfloat16, in which the loss halves; 24 beside float32 on a CPU, where a product takes 40 ms. In each quarter of them the mean loss stays within 2 %.
+
+    The batch is as large as it has to be for that to say something: with 8 sequences, the mean loss of two bfloat16 runs from weights that differ by a hundredth was 13 % apart,
+    with 32 a thousandth.
+    """
     count, dtype = (200, torch.bfloat16) if DEVICE == "cuda" else (24, torch.float32)
     without, float8 = steps([], count, dtype), steps([Float8Transform(scaling=scaling)], count, dtype)
-    assert without[-1] < 0.97 * without[0]
+    assert without[-1] < (0.6 if DEVICE == "cuda" else 0.97) * without[0]
     for quarter in range(4):
         part = slice(count // 4 * quarter, count // 4 * (quarter + 1))
         assert abs(sum(float8[part]) - sum(without[part])) < 0.02 * sum(without[part])

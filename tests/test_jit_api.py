@@ -790,6 +790,39 @@ def test_under_torch_func_the_original_runs_with_one_warning():
     assert torch.equal(compiled(ONES), ONES.sin().sum())
 
 
+def test_what_a_finished_torch_func_transform_left_behind():
+    """Its wrapper stands for the tensor in it, as it does for eager's operations."""
+    left = []
+    torch.func.grad(lambda x: (left.append(x * 2), x.sum())[1])(ONES)
+    w = torch.ones(2, requires_grad=True)
+    compiled = thunder.jit(lambda x, w: (x * w).sin())
+    for _ in range(2):
+        out = compiled(left[0], w)
+        assert [edge[0] is None for edge in out.grad_fn.next_functions] == [True, False]
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), w), torch.autograd.grad((left[0] * w).sin().sum(), w))
+
+
+def test_a_warm_call_makes_as_many_frames_with_many_parameters():
+    """What is done for each parameter is done in C."""
+
+    def frames(layers):
+        compiled, count = thunder.jit(torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(layers)))), 0
+        compiled(ONES)
+
+        def seen(frame, event, arg):
+            nonlocal count
+            count += event == "call" and "torch/nn/functional" not in frame.f_code.co_filename
+
+        sys.setprofile(seen)
+        try:
+            compiled(ONES)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert frames(2) == frames(20)
+
+
 def test_under_fake_tensors_the_original_runs_with_one_warning():
     from torch._subclasses import FakeTensorMode
 

@@ -148,9 +148,13 @@ def test_pytorchs_samples_are_as_exact_as_in_float32(info):
 # ---------------------------------------------------------------------------------------------------------------- random regions
 
 
-def within_bound(deviation, region):
-    """The rule: twice as far from the program in float64 as eager, and two roundings to its coarsest type, since kernels round where the program converts, not where eager does."""
-    return not deviation.wrong and deviation.got <= 2 * deviation.eager + 2 * region.unit
+def within_bound(deviation, region, number):
+    """The rule: twice as far from the program in float64 as eager, and two roundings to its coarsest type, since kernels round where the program converts, not where eager does.
+
+    Where that is not enough, what a rounding of the inputs does to this result: eager may be lucky, as with the variance of a column of equal numbers, which its algorithm finds to be 0.
+    """
+    bound = 2 * deviation.eager + 2 * region.unit
+    return not deviation.wrong and (deviation.got <= bound or deviation.got <= bound + region.sensitivity()[number])
 
 
 @pytest.mark.parametrize("first", range(0, 300, 30))
@@ -161,8 +165,8 @@ def test_random_regions_are_as_exact_as_eager(first):
         inputs = region.placed(DEVICE)
         compiled = thunder.jit(region.function, executors=[Eager("random")])
         sides = compiled(*inputs), region(inputs), region.exact(region.inputs)
-        for deviation in judge(*([x.cpu() for x in side] for side in sides)):
-            assert within_bound(deviation, region), f"{deviation} for seed {seed}:\n{region.text}"
+        for number, deviation in enumerate(judge(*([x.cpu() for x in side] for side in sides))):
+            assert within_bound(deviation, region, number), f"{deviation} for seed {seed}:\n{region.text}"
         fused += bool(fusions(compiled))
     assert fused > 20
 
@@ -336,11 +340,16 @@ def test_what_is_out_of_range_is_not_read():
     assert sources[0].text.count("tl.device_assert(") == 1 and "== 0), 'index out of range')" in sources[0].text, "what is not read may be anything"
 
 
-def test_a_region_that_is_too_large_is_left(monkeypatch):
-    monkeypatch.setattr(schedule, "LIMIT", 3)
-    compiled = thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[TritonFuser("short")])
-    x = tensor(5)
-    assert torch.equal(compiled(x), torch.tanh(x) * x + 1) and not fusions(compiled)
+def test_a_region_that_is_too_large_is_split(monkeypatch):
+    """Until its parts are small enough, or single operations."""
+    program = lambda x: torch.sigmoid(torch.tanh(x) * x + 1).exp() - x  # noqa: E731
+    x, counts = tensor(5), []
+    for limit in (4000, 5, 3, 1):
+        monkeypatch.setattr(schedule, "LIMIT", limit)
+        compiled = thunder.jit(program, executors=[TritonFuser(f"short{limit}")])
+        torch.testing.assert_close(compiled(x), program(x))
+        counts.append(len(fusions(compiled)))
+    assert counts[0] == 1 and counts[1] == 2 and counts[-1] == 0
 
 
 def test_the_kernel_is_one_attribute_away():
@@ -359,7 +368,7 @@ import triton.language as tl
 
 
 @triton.jit
-def rows0(in0, buffer1):
+def fused_mul_amax_sub_exp_sum_true_divide(in0, buffer1):
     c = tl.arange(0, 8)[None, :]
     r = tl.program_id(0) * 4 + tl.arange(0, 4)[:, None]
     v1 = tl.load(in0 + (r * 8 + c))

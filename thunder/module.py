@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder.distributed.placement import seen_as
 from thunder.transforms.base import asked
 
 __all__ = ["ThunderModule"]
@@ -112,6 +113,11 @@ class ThunderModule(torch.nn.Module):
         if not isinstance(value, torch.nn.Parameter):
             raise TypeError(f"cannot assign '{torch.typename(value)}' as parameter '{name}' (torch.nn.Parameter or None expected)")
         self._overrides_parameters[name] = value
+
+    def seen_as(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype in which programs see the parameter or buffer that was put at a dotted path."""
+        parameters, buffers = self._compiled.overrides
+        return seen_as(parameters[name] if name in parameters else buffers[name])
 
     # --- parameters, buffers, submodules: overrides first, then the wrapped module's, under its own names
     def get_buffer(self, target: str) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from thunder.core.check import check
 from thunder.core.proxies import TensorProxy, like
-from thunder.core.symbol import OpTags
+from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
@@ -26,12 +26,14 @@ from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
+from thunder.transforms.keep import keep
 from thunder.transforms.memory_budget import plan
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reinplace import reinplace
+from thunder.transforms.reuse_memory import reuse_memory
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.without_cotangents import without_cotangents
 
@@ -79,6 +81,7 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
             for t in options.transforms
             if asked(t, "transform_trace_post_optimization")
         ),
+        *([("Reuse Memory", reuse_memory)] if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors) else ()),
     ]
 
 
@@ -104,7 +107,13 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
-        chosen = plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 or fusers else ()
+
+        def fuses(line: BoundSymbol) -> bool:
+            return any(e.takes(line) for e in fusers)
+
+        chosen = plan(joint, budget, fuses).recomputed if budget < 1.0 or fusers else frozenset()
+        if budget >= 1.0:
+            chosen = keep(joint, chosen, fuses)
         if "communicates" in joint.tables:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))

@@ -1,5 +1,6 @@
 """ddp and fsdp on processes: training equals that of one process."""
 
+import pytest
 import torch
 
 import thunder
@@ -69,6 +70,40 @@ def accumulates(rank, size, strategy):
 def test_no_sync_synchronises_what_was_accumulated_when_it_ends(ranks):
     for strategy in (None, ZERO2, ZERO3):
         ranks(2)(accumulates, strategy)
+
+
+def accumulates_wrongly(rank, size, strategy):
+    """What is not said to be accumulated is synchronised, and what is gone is gone."""
+    wrap = lambda: thunder.jit(ddp(mlp()) if strategy is None else fsdp(mlp(), sharding_strategy=strategy))
+    mine, other, whole = wrap(), wrap(), mlp()
+    x = batches(size, torch.float64)[0]
+    part = x.chunk(size)[rank]
+    whole(x).square().mean().backward()
+    with mine.no_sync():
+        late = mine(part).square().mean()
+        other(part).square().mean().backward()  # of a module that the block is not about
+        agree(other, whole, 0, gradients=True)
+        with other.no_sync():
+            other(part).square().mean().backward()
+            mine(part).square().mean().backward()
+    whole.zero_grad()
+    whole(x).square().mean().backward()
+    agree(mine, whole, 0, gradients=True)
+    with pytest.raises(RuntimeError, match="the module was called under no_sync, and its backward runs outside"):
+        late.backward()
+    mine.zero_grad()
+    with pytest.raises(KeyboardInterrupt), mine.no_sync():
+        mine(part).square().mean().backward()
+        raise KeyboardInterrupt
+    mine.zero_grad()
+    with mine.no_sync():
+        mine(part).square().mean().backward()
+    agree(mine, whole, 0, gradients=True)
+
+
+def test_no_sync_is_about_one_module_and_whole_backwards(ranks):
+    for strategy in (None, ZERO2, ZERO3):
+        ranks(2)(accumulates_wrongly, strategy)
 
 
 def norm_over_all(rank, size):

@@ -8,8 +8,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import thunder
-from tests.distributed.training import agree, batches, close, compare
-from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp
+from tests.distributed.training import agree, batches, close, compare, optimizer_of
+from tests.test_transforms_api import LowRank, Quantize
+from thunder.distributed import DDPTransform, FSDPBucketingStrategy, FSDPTransform, FSDPType, ddp, fsdp
 from thunder.distributed.placement import placement_of
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
@@ -237,13 +238,6 @@ def refuses(rank, size):
         thunder.jit(grown)(torch.randn(2, 4))
 
     @thunder.jit
-    def step(x):
-        mine(x).sum().backward()
-
-    with pytest.raises(thunder.errors.CaptureError, match="which the ranks hold together"):
-        step(torch.randn(2, 4))
-
-    @thunder.jit
     def written(x):
         with torch.no_grad():
             mine.weight.mul_(2)
@@ -303,3 +297,75 @@ def test_second_derivatives_autocast_and_inference(ranks):
         ranks(2)(is_differentiated_twice, strategy)
         ranks(2)(under_autocast, strategy)
     ranks(2)(without_grad)
+
+
+def tuned(module):
+    """The transforms of another test file make parameters of the default dtype."""
+    for name, parameter in module._overrides_parameters.items():
+        parameter.data = parameter.data.double() if parameter.is_floating_point() else parameter.data
+    return module
+
+
+def with_what_transforms_gave(rank, size, strategy):
+    def prepare(m):
+        return ddp(m) if strategy is None else fsdp(m, sharding_strategy=strategy)
+
+    def made():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)).double()
+
+    whole = tuned(thunder.jit(made(), transforms=[LowRank("2", 1)]))
+    mine = prepare(tuned(thunder.jit(made(), transforms=[LowRank("2", 1)])))
+    assert {n: tuple(p.shape) for n, p in mine.named_parameters()}["2.lora_b"] == ((3, 1) if strategy is None else (2, 1))
+    optimizers = optimizer_of(whole), optimizer_of(mine)
+    for step, x in enumerate(batches(size, torch.float64)):
+        whole(x).square().mean().backward()
+        mine(x.chunk(size)[rank]).square().mean().backward()
+        agree(mine, whole, step, gradients=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        agree(mine, whole, step)
+    listed = [FSDPTransform(sharding_strategy=strategy) if strategy is not None else DDPTransform()]
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    quantized = thunder.jit(made(), transforms=[Quantize()])
+    for transforms, prepared in (([Quantize(), *listed], lambda m: m), ([Quantize()], prepare)):
+        found = prepared(thunder.jit(made(), transforms=transforms))
+        close(found(x).detach(), quantized(x).detach(), "of weights as int8")
+        assert found.get_parameter("0.weight").dtype is torch.int8 and len(found.get_parameter("0.weight")) == (5 if strategy is None else 3)
+    for late in (thunder.jit(prepare(made()), transforms=[Quantize()]), thunder.jit(made(), transforms=[*listed, Quantize()])):
+        with pytest.raises(thunder.errors.CaptureError, match="a transform put another tensor in the place of 0.weight, of which the ranks"):
+            late(x)
+
+
+def test_with_transforms_that_replace_parameters(ranks):
+    for strategy in (None, ZERO2, ZERO3):
+        ranks(2)(with_what_transforms_gave, strategy)
+
+
+def changes_types(rank, size):
+    for prepare, wanted in ((ddp, torch.float64), (fsdp, torch.float64), (lambda m: fsdp(m, dtype=torch.bfloat16), torch.bfloat16)):
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5))
+        mine, x = thunder.jit(prepare(copy.deepcopy(module))), torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+        mine(x.to(wanted if wanted is torch.bfloat16 else torch.float32))
+        mine.double()
+        found, expected = mine(x.to(wanted)), module.to(wanted)(x.to(wanted))
+        assert found.dtype is wanted and torch.equal(found, expected)
+        found.sum().backward()
+        assert all(p.dtype is p.grad.dtype is torch.float64 for p in mine.parameters())
+
+
+def test_the_type_of_parameters_may_change(ranks):
+    ranks(2)(changes_types)
+
+
+def takes_what_it_cannot(rank, size):
+    whole, mine = torch.nn.Linear(6, 8), thunder.jit(fsdp(torch.nn.Linear(6, 8)))
+    for module in (whole, mine):  # of shards, PyTorch would speak of other sizes
+        with pytest.raises(RuntimeError, match=r"mat1 and mat2 shapes cannot be multiplied \(4x7 and 6x8\)"):
+            module(torch.randn(4, 7))
+
+
+def test_errors_speak_of_whole_parameters(ranks):
+    ranks(2)(takes_what_it_cannot)

@@ -1,13 +1,11 @@
 """column_parallel and row_parallel: training equals that of one process, and no communication is redundant."""
 
-import copy
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 import thunder
-from tests.distributed.training import agree, batches, close, optimizer_of
+from tests.distributed.training import agree, batches, close, compare
 from thunder.distributed import FSDPType, clip_grad_norm_, column_parallel, ddp, fsdp, row_parallel
 from thunder.distributed.placement import placement_of
 
@@ -60,6 +58,31 @@ class Language(torch.nn.Module):
         return self.head(h + self.attention(self.norm(h)))
 
 
+class Grouped(torch.nn.Module):
+    """Attention as language models have it: rotated queries and keys, fewer heads of keys and values, a mask, an empty cache."""
+
+    def __init__(self, repeat):
+        super().__init__()
+        self.repeat = repeat
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(8, n, bias=False) for n in (8, 4, 4, 8))
+        self.register_buffer("angles", torch.outer(torch.arange(5.0), torch.tensor([0.5, 0.5])))
+
+    def rotated(self, x):
+        return x * self.angles.cos()[None, None] + torch.cat((-x[..., 1:], x[..., :1]), dim=-1) * self.angles.sin().unsqueeze(0)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        q, k, v = (m(x).view(b, t, -1, 2).transpose(1, 2) for m in (self.q, self.k, self.v))
+        k, v = (torch.cat([torch.tensor([], dtype=x.dtype), y], -2) for y in (self.rotated(k), v))
+        if self.repeat == "expand":
+            k, v = (y[:, :, None, :, :].expand(b, 2, 2, t, 2).reshape(b, 4, t, 2) for y in (k, v))
+        elif self.repeat == "repeat_interleave":
+            k, v = (y.repeat_interleave(2, 1) for y in (k, v))
+        mask = torch.ones(b, 1, t, t, dtype=torch.bool).tril()
+        y = torch.nn.functional.scaled_dot_product_attention(self.rotated(q), k, v, attn_mask=mask, enable_gqa=self.repeat == "in attention")
+        return x + self.o(y.transpose(1, 2).reshape(b, t, 8))
+
+
 def made(kind, **options):
     torch.manual_seed(0)
     return kind(**options).double()
@@ -80,19 +103,8 @@ def counts(trace, *names) -> tuple[int, ...]:
 
 
 def train(module, prepare, data, of_rank=lambda x: x):
-    """The parts of losses, gradients and parameters agree in five steps. Returns the compiled module."""
-    whole, mine = copy.deepcopy(module), thunder.jit(prepare(copy.deepcopy(module)))
-    optimizers = optimizer_of(whole), optimizer_of(mine)
-    for step, x in enumerate(data):
-        expected, found = whole(x), mine(of_rank(x))
-        close(found.detach(), of_rank(expected.detach()), f"result of step {step}")
-        expected.square().mean().backward()
-        found.square().mean().backward()
-        agree(mine, whole, step, gradients=True)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        agree(mine, whole, step)
+    """Trains as one process does. Returns the compiled module."""
+    mine = compare(torch.distributed.get_rank(), torch.distributed.get_world_size(), module, prepare, data, of_rank=of_rank)
     assert thunder.cache_misses(mine) == 1
     return mine
 
@@ -127,6 +139,48 @@ def language(rank, size, by_hand):
     assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (2, 2)
     model = mine._model
     assert model.tokens.weight.shape == (12 // size, 8) and model.places.weight.shape == (5, 8 // size) and model.head.bias.shape == (12 // size,)
+
+
+def grouped(rank, size, repeat):
+    data = batches(size, torch.float64, lambda g: torch.randn(4, 5, 8, dtype=torch.float64, generator=g))
+    mine = train(made(Grouped, repeat=repeat), lambda m: row_parallel(column_parallel(m, ["q", "k", "v"]), ["o"]), data)
+    assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (1, 0)
+
+
+def picks(x):
+    """Each takes all of the second dimension of three, which becomes that of the number beside it."""
+    second = [x[..., 1], x[:, :, None, ::2], x[None, 0], x[1:, ...], x.unsqueeze(-1), torch.cat((x, torch.ones(2, 4, 1, dtype=x.dtype)), 2)]
+    third = [x.unsqueeze(1), x.unsqueeze(dim=0), x.expand(3, *x.shape), x[:, None].expand(-1, 2, -1, -1)]
+    return [*((y, 1) for y in second), *((y, 2) for y in third)]
+
+
+def picks_more(x):
+    """These need more than a part, or another one."""
+    twice = torch.cat((x, x), 1)
+    return [(y, 1) for y in (x[:, [1, 0, 3, 2]], x[:, 0::1], x[:, torch.tensor([3, 0, 1, 2])], twice[:, :4], twice[:, 2:6], x[:, 2:].repeat_interleave(2, 1), x.flip(1))]
+
+
+class Picking(torch.nn.Module):
+    def __init__(self, pick):
+        super().__init__()
+        self.up, self.down, self.pick = torch.nn.Linear(6, 4), torch.nn.Linear(4, 2), pick
+
+    def forward(self, x):
+        h = self.up(x).transpose(1, 2)
+        return torch.cat([self.down(y.transpose(dim, -1)).sin().flatten() * (i + 1) for i, (y, dim) in enumerate(self.pick(h))])
+
+
+def picking(rank, size):
+    data = batches(size, torch.float64, lambda g: torch.randn(2, 3, 6, dtype=torch.float64, generator=g))
+    for pick, joined in ((picks, 0), (picks_more, 1)):
+        mine = train(made(Picking, pick=pick), lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]), data)
+        assert counts(thunder.last_traces(mine)[-1], "all_gather") == (joined,)
+
+
+def test_what_lies_between_layers_is_computed_of_parts(ranks):
+    for repeat in ("expand", "repeat_interleave", "in attention"):
+        ranks(2)(grouped, repeat)
+    ranks(2)(picking)
 
 
 def test_layers_train_as_in_one_process(ranks):

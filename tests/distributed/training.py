@@ -39,21 +39,35 @@ def held(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 
 def compare(
-    rank: int, size: int, module: torch.nn.Module, prepare: Callable, data: list[torch.Tensor], *, loss: Callable = lambda y: y.square().mean(), options: dict | None = None
-):
-    """Trains `prepare(a copy)` on this rank's data, and the module itself on all: losses, gradients and parameters agree after each step. Returns the compiled module."""
+    rank: int, size: int, module: torch.nn.Module, prepare: Callable, data: list[torch.Tensor], *, loss: Callable = lambda y: y.square().mean(), options: dict | None = None,
+    of_rank: Callable | None = None, accumulated: int = 0, optimize: Callable = optimizer_of,
+):  # fmt: skip
+    """Trains `prepare(a copy)` on this rank's data, and the module itself on all: losses, gradients and parameters agree in each step. Returns the compiled module.
+
+    of_rank: this rank's part of the data of all. accumulated: before the last backward of each step come so many under no_sync, each with data of its own.
+    """
+    of_rank = of_rank or (lambda x: x.chunk(size)[rank])
     whole = copy.deepcopy(module)
     mine = prepare(copy.deepcopy(module))
     compiled = mine if isinstance(mine, thunder.ThunderModule) else thunder.jit(mine, **(options or {}))
-    optimizers = optimizer_of(whole), optimizer_of(compiled)
-    for step, x in enumerate(data):
-        expected = loss(whole(x))
+    optimizers = optimize(whole), optimize(compiled)
+
+    def backward(x: torch.Tensor, what: str) -> None:
+        expected, found = loss(whole(x)), loss(compiled(of_rank(x)))
         expected.backward()
-        found = loss(compiled(x.chunk(size)[rank]))
         found.backward()
         together = found.detach().clone()
         torch.distributed.all_reduce(together)
-        close(together / size, expected.detach(), f"loss of step {step}")
+        close(together / size, expected.detach(), what)
+
+    assert len(data) % (accumulated + 1) == 0, "all steps have as many batches"
+    for step, at in enumerate(range(0, len(data), accumulated + 1)):
+        if accumulated:
+            with compiled.no_sync():
+                for x in data[at : at + accumulated]:
+                    backward(x, f"loss of step {step} under no_sync")
+            agree(compiled, whole, step, gradients=True)
+        backward(data[at + accumulated], f"loss of step {step}")
         agree(compiled, whole, step, gradients=True)
         for optimizer in optimizers:
             optimizer.step()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from thunder.distributed.placement import Placement, placed_parameters, placement_of, skip_data_parallel_grad_sync
-from thunder.ops import LTORCH
+from thunder.ops.collectives import all_reduce_together, reduce_scatter_together
 
 __all__ = ["no_sync", "synchronize_gradients", "clip_grad_norm_"]
 
@@ -24,42 +24,52 @@ def no_sync(module: torch.nn.Module) -> Iterator[None]:
     loss(model(batches[-1])).backward()
     optimizer.step()
 
-    Nothing to do for a module that is not distributed.
+    Calls and their backwards stand inside together: a backward that comes later raises RuntimeError. A block that raises leaves its gradients unsynchronised, and gives those of
+    shards up. Nothing to do for a module that is not distributed.
     """
-    if next(placed_parameters(module), None) is None:
+    if not any(q.synchronizes for _, q in placed_parameters(module)):
         yield
         return
-    with skip_data_parallel_grad_sync():
-        yield
+    try:
+        with skip_data_parallel_grad_sync(module):
+            yield
+    except BaseException:
+        for _, placement in placed_parameters(module):
+            placement.accumulated.gradient = None
+        raise
     synchronize_gradients(module)
 
 
 @torch.no_grad()
 def synchronize_gradients(module: torch.nn.Module) -> None:
-    """Averages over the ranks what backwards without synchronisation left in a module, and adds it to `.grad`."""
+    """Averages over the ranks what backwards without synchronisation left in a module, and adds it to `.grad`: one collective for all gradients of a dtype."""
+    alike: dict[tuple, list] = {}
     for parameter, placement in placed_parameters(module):
         left = placement.accumulated
         local = parameter.grad if placement.shards is None else left.gradient
-        if not left.pending or local is None:
-            continue
-        gradient = _averaged(local, placement)
-        if placement.shards is not None and parameter.grad is not None:
-            parameter.grad.add_(gradient)
-        else:
-            parameter.grad = gradient
+        if left.pending and local is not None:
+            local = _prepared(local, placement)
+            alike.setdefault((placement.shards, placement.replicas, local.dtype), []).append((parameter, placement, local))
         left.pending, left.gradient = False, None
+    for (shards, replicas, _), members in alike.items():
+        gradients = [g for *_, g in members]
+        if shards is not None:
+            gradients = [f.wait() for f in reduce_scatter_together.fn(gradients, "avg", shards)]
+        for group in replicas:
+            gradients = [f.wait() for f in all_reduce_together.fn(gradients, "avg", [True] * len(gradients), group)]
+        for (parameter, placement, _), gradient in zip(members, gradients, strict=True):
+            gradient = gradient.to(placement.held_dtype)
+            if placement.shards is not None and parameter.grad is not None:
+                parameter.grad.add_(gradient)
+            else:
+                parameter.grad = gradient
 
 
-def _averaged(gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """What `synchronize_gradient` computes in a program, at once."""
+def _prepared(gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
+    """What is reduced, as `synchronize.prepared_gradient` computes it in a program."""
     g = gradient if placement.reduce_dtype is None else gradient.to(placement.reduce_dtype)
-    if placement.shards is not None:
-        missing = placement.held_shape[0] * placement.shards.size() - placement.shape[0]
-        g = torch.nn.functional.pad(g, (*(0, 0) * (len(placement.shape) - 1), 0, missing)) if missing else g
-        g = LTORCH["reduce_scatter"].fn(g, "avg", placement.shards)
-    for group in placement.replicas:
-        g = LTORCH["all_reduce"].fn(g, "avg", group)
-    return g.to(placement.held_dtype)
+    missing = placement.shards is not None and placement.held_shape[0] * placement.shards.size() - placement.shape[0]
+    return torch.nn.functional.pad(g, (*(0, 0) * (len(placement.shape) - 1), 0, missing)) if missing else g
 
 
 @torch.no_grad()

@@ -3,32 +3,41 @@
 Before: `t_w = synchronize(t_w_shard, placement_w, True)`, ..., `t_b = synchronize(t_b_shard, placement_b, True)`, both placements in one bucket.
 After:  `(t0, t1) = all_gather_together([t_w_shard, t_b_shard], group)`, `t_w = wait(t0)`, `t_b = wait(t1)`, at the place of the first.
 
-Gradients are reduced where the last of a bucket is there. Those of replicas fill buckets up to a size, in the order in which the backward makes them. The
-backend starts the collectives of a bucket as one; nothing is copied for it.
+Gradients are reduced where the last of a bucket is there. Those of replicas fill buckets up to a size, in the order in which the backward makes them. A large bucket of shards is
+communicated in pieces: what a block computes first does not wait for all of it, and of the last gradients little is left to reduce when the backward ends. The
+backend starts the collectives of a piece as one; nothing is copied for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from thunder.core.proxies import Proxy
+from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import Placement
 from thunder.distributed.synchronize import prepared_gradient, prepared_shard, reduced_part, synchronize, synchronize_gradient, whole_of
+from thunder.ops.backward import embedding_backward, times_cotangent
 from thunder.ops.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
 from thunder.transforms.memory_budget import nbytes
 
 __all__ = ["bucket"]
 
+PIECE = 128 * 2**20  # bytes: links are as fast as they get with these, and a piece takes a fraction of a millisecond on NVLink
+
 
 def bucket(trace: Trace) -> Trace:
     """Parameters and gradients of one bucket are communicated together."""
-    gathers: dict[tuple, list[BoundSymbol]] = {}
+    open_pieces: dict[tuple, list[BoundSymbol]] = {}
+    gathers: dict[BoundSymbol, list[BoundSymbol]] = {}  # by any of them, the parameters that are gathered with it
     left: dict[tuple, int] = {}  # gradients to come
     for line in trace.bound_symbols:
         if line.sym is synchronize and (key := _key(line)) is not None:
-            gathers.setdefault(key, []).append(line)
+            piece = open_pieces.setdefault(key, [])
+            if _too_large([one.output for one in piece], line.output):
+                piece = open_pieces[key] = []
+            piece.append(line)
+            gathers[line] = piece
         elif line.sym is synchronize_gradient and (key := _key(line)) is not None:
             left[key] = left.get(key, 0) + 1
     if not gathers and not left:
@@ -45,26 +54,30 @@ def bucket(trace: Trace) -> Trace:
         if key is None:
             lines.append(line)
         elif line.sym is synchronize:
-            lines += _gathered(gathers.pop(key, []))
+            if line is gathers[line][0]:
+                lines += _gathered(gathers[line])
         else:
+            placement: Placement = line.args[1]
+            if placement.shards is not None and _too_large([one.inputs[0] for one in held.get(key, ())], line.inputs[0]):
+                lines += _reduced(held.pop(key), own)
             held.setdefault(key, []).append(line)
             made[line.output] = key
             left[key] -= 1
-            limit = line.args[1].bucket_bytes
+            limit = placement.bucket_bytes
             if not left[key] or limit and sum(nbytes(one.inputs[0]) for one in held[key]) >= limit:
                 lines += _reduced(held.pop(key), own)
     return trace.replace(bound_symbols=lines)
 
 
 def _own(trace: Trace) -> set[Proxy]:
-    """Values that a reduction may overwrite: products, the gradients of weights, that only one line reads. What a fusion executor computes may be one with another value."""
+    """Values that a reduction may overwrite: gradients of large weights that only one line reads. What a fusion executor computes may be one with another value."""
     own: set[Proxy] = set()
     read: set[Proxy] = set()
     for line in trace.bound_symbols:
         twice = read.intersection(line.inputs)
         own -= twice
         read.update(line.inputs)
-        if OpTags.MATMUL_OP in line.sym.tags:
+        if OpTags.MATMUL_OP in line.sym.tags or line.sym in (embedding_backward, times_cotangent):
             own.update(line.outputs)
     return own.difference(trace.output_proxies)
 
@@ -79,10 +92,11 @@ def _key(line: BoundSymbol) -> tuple | None:
     return placement.shards, placement.replicas, placement.bucket, placement.reduce_dtype or placement.dtype
 
 
-def _gathered(lines: list[BoundSymbol]) -> list[BoundSymbol]:
-    if not lines:  # with an earlier one of the bucket
-        return []
+def _too_large(piece: list[TensorProxy], one: TensorProxy) -> bool:
+    return bool(piece) and sum(map(nbytes, piece)) + nbytes(one) > PIECE
 
+
+def _gathered(lines: list[BoundSymbol]) -> list[BoundSymbol]:
     def compute():
         futures = all_gather_together([prepared_shard(line.args[0], line.args[1]) for line in lines], lines[0].args[1].shards)
         return [whole_of(wait(f), line.args[1]) for f, line in zip(futures, lines, strict=True)]

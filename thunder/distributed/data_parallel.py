@@ -31,12 +31,14 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
     module, group = module_of(model, "ddp"), group_of(process_group)
     introduce()
     check_bucket_size(bucket_size_in_mb)
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+    replaced, buffers = _replaced(model)
+    parameters = {**dict(module.named_parameters()), **replaced}
+    for name, tensor in (*parameters.items(), *module.named_buffers()):
         if tensor.is_meta:
             raise RuntimeError(f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the module where they are to be")
-    for tensor in (*module.parameters(), *module.buffers()):
+    for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
         tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
-    for name, parameter in module.named_parameters():
+    for name, parameter in parameters.items():
         place(parameter, replicated(name, parameter, group, bucket_size_in_mb))
     return model
 
@@ -60,8 +62,9 @@ def fsdp(
 ):
     """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's state.
 
-    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters are shards from then on: rows of the
-    first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every rank. Make the optimizer afterwards.
+    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters, and those that transforms gave
+    it, are shards from then on: rows of the first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every
+    rank. Make the optimizer afterwards.
 
     device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank whose parameters and buffers are
     sharded; None where ranks have the same. sharding_strategy: FSDPType.ZERO2 keeps gathered parameters for the backward, ZERO3 gathers them again.
@@ -80,6 +83,14 @@ def fsdp(
     introduce()
     wanted = _device(device, groups[-1])
     sources = _sources(broadcast_from, process_group, groups)
+
+    def shard(name: str, parameter: torch.nn.Parameter) -> None:
+        placement = sharded(name, parameter, groups, strategy, buckets, dtype, reduce_dtype)
+        whole = _moved(parameter.detach(), wanted if sources else None, sources)
+        parameter.data = placement.shard_of(whole).to(wanted or whole.device)
+        parameter.grad = None
+        place(parameter, placement)
+
     filled: dict[int, torch.nn.Parameter] = {}  # by the id of the parameter on the meta device that it takes the place of
     for path, owner in _owners(module):
         _fill(owner, path, wanted or torch.device("cpu"), filled)
@@ -87,14 +98,16 @@ def fsdp(
             if buffer is not None:
                 owner._buffers[name] = _moved(buffer, wanted, sources)
         for name, parameter in owner._parameters.items():
-            if parameter is None or _is_sharded(parameter):
-                continue
-            full_name = f"{path}.{name}" if path else name
-            placement = sharded(full_name, parameter, groups, strategy, buckets, dtype, reduce_dtype)
-            whole = _moved(parameter.detach(), wanted if sources else None, sources)
-            parameter.data = placement.shard_of(whole).to(wanted or whole.device)
-            parameter.grad = None
-            place(parameter, placement)
+            if parameter is not None and not _is_sharded(parameter):
+                shard(f"{path}.{name}" if path else name, parameter)
+    replaced, replaced_buffers = _replaced(model)
+    for name, parameter in replaced.items():
+        if parameter.is_meta:
+            raise RuntimeError(f"thunder.distributed.fsdp: {name}, which a transform gave the module, is on the meta device: make the module on the CPU")
+        if not _is_sharded(parameter):
+            shard(name, parameter)
+    for name, buffer in replaced_buffers.items():
+        replaced_buffers[name] = _moved(buffer, wanted, sources)
     return model
 
 
@@ -119,12 +132,15 @@ def module_of(model, what: str) -> torch.nn.Module:
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
-    if getattr(model, "_overrides_parameters", None):
-        raise RuntimeError(f"thunder.distributed.{what}: transforms replaced parameters of the compiled module: prepare the module first, thunder.jit({what}(module), ...)")
     placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
         raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
     return module
+
+
+def _replaced(model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+    """The parameters and buffers that transforms put in the place of a compiled module's, or beside them, by their paths."""
+    return getattr(model, "_overrides_parameters", {}), getattr(model, "_overrides_buffers", {})
 
 
 def check_member(kind: type, given, option: str):

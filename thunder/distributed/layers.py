@@ -190,6 +190,54 @@ def _transposed(state: _Split, line: BoundSymbol) -> _Part | None:
     return state.computed(line, {line.inputs[0]: part.value}, part.group, order.index(part.dim))
 
 
+def _indexed(state: _Split, line: BoundSymbol) -> _Part | None:
+    """Slices, numbers and new dimensions, which take all of the parts' dimension."""
+    part, key = state.part(line.inputs[0]), line.args[1] if isinstance(line.args[1], tuple) else (line.args[1],)
+    if part is None or not all(k is None or k is Ellipsis or type(k) in (int, slice) for k in key) or len(line.inputs) != 1:
+        return None
+    missing = len(line.inputs[0].shape) - sum(k is not None and k is not Ellipsis for k in key)
+    at = next((i for i, k in enumerate(key) if k is Ellipsis), len(key))
+    dim = place = 0
+    for k in (*key[:at], *[slice(None)] * missing, *key[at + 1 :]):
+        if dim == part.dim and k is not None:
+            return state.computed(line, {line.inputs[0]: part.value}, part.group, place) if k == slice(None) else None
+        dim, place = dim + (k is not None), place + (type(k) is not int)
+    return None
+
+
+def _unsqueezed(state: _Split, line: BoundSymbol) -> _Part | None:
+    part, dim = state.part(line.inputs[0]), (line.args[1] if len(line.args) > 1 else line.kwargs["dim"]) % len(line.output.shape)
+    return None if part is None else state.computed(line, {line.inputs[0]: part.value}, part.group, part.dim + (dim <= part.dim))
+
+
+def _expanded(state: _Split, line: BoundSymbol) -> _Part | None:
+    part, shape = state.part(line.inputs[0]), tuple(line.output.shape)
+    if part is None or len(line.inputs) != 1:
+        return None
+    place = part.dim + len(shape) - len(line.inputs[0].shape)
+    return _Part(LTORCH["expand"](part.value, (*shape[:place], shape[place] // part.group.size(), *shape[place + 1 :])), part.group, place)
+
+
+def _repeated(state: _Split, line: BoundSymbol) -> _Part | None:
+    """Each element several times: repeat_interleave with a number and a dimension."""
+    part = state.part(line.inputs[0])
+    if part is None or len(line.args) != 3 or type(line.args[1]) is not int or type(line.args[2]) is not int or line.kwargs:
+        return None
+    return state.computed(line, {line.inputs[0]: part.value}, part.group, part.dim)
+
+
+def _joined(state: _Split, line: BoundSymbol) -> _Part | None:
+    """cat along another dimension than that of the parts; what has no elements and one dimension plays no part in it."""
+    tensors = [p for p in dict.fromkeys(line.args[0]) if tuple(p.shape) != (0,)]
+    parts = {p: part for p in tensors if (part := state.part(p)) is not None}
+    dim = (line.args[1] if len(line.args) > 1 else line.kwargs.get("dim", 0)) % len(line.output.shape)
+    places = {(part.group, part.dim) for part in parts.values()}
+    if len(places) != 1 or (place := places.pop())[1] == dim:
+        return None
+    table = {p: parts[p].value if p in parts else part_of_rank(p, *place) for p in tensors}
+    return state.computed(line, table, *place)
+
+
 def _apart(*dims_from_the_right: int):
     """A rule of operations that compute with some of the last dimensions, and with the others one by one: all tensors are in parts along one of those others."""
 
@@ -209,10 +257,12 @@ def _apart(*dims_from_the_right: int):
 def _attention(state: _Split, line: BoundSymbol) -> _Part | None:
     """Heads are computed apart. Dropout would draw one mask on all ranks."""
     mask, dropout = (*line.args[3:5], None, 0.0)[:2] if len(line.args) > 4 else (line.args[3] if len(line.args) > 3 else None, 0.0)
-    if isinstance(mask, Proxy) or dropout:
+    one_for_all = not isinstance(mask, TensorProxy) or not mask.requires_grad and (len(mask.shape) < 3 or mask.shape[-3] == 1)
+    parts = [state.part(p) for p in line.args[:3]] if one_for_all and not dropout else [None]
+    heads = len(line.output.shape) - 3
+    if None in parts or heads < 0 or {(part.group, part.dim) for part in parts} != {(parts[0].group, heads)}:
         return None
-    part = _apart(-1, -2)(state, line)
-    return part if part is not None and part.dim == len(line.output.shape) - 3 else None
+    return state.computed(line, {p: part.value for p, part in zip(line.args[:3], parts)}, parts[0].group, heads)
 
 
 def _normalized(state: _Split, line: BoundSymbol) -> _Part | None:
@@ -234,5 +284,5 @@ def _along_dim(state: _Split, line: BoundSymbol) -> _Part | None:
 _RULES = {
     **dict.fromkeys(("reshape", "view", "flatten", "unflatten"), _reshaped), **dict.fromkeys(("transpose", "permute", "t"), _transposed),
     "contiguous": _elementwise, "matmul": _apart(-1, -2), "scaled_dot_product_attention": _attention, "softmax": _along_dim, "log_softmax": _along_dim,
-    "layer_norm": _normalized, "rms_norm": _normalized,
+    "layer_norm": _normalized, "rms_norm": _normalized, "getitem": _indexed, "unsqueeze": _unsqueezed, "expand": _expanded, "repeat_interleave": _repeated, "cat": _joined,
 }  # fmt: skip

@@ -21,7 +21,7 @@ from thunder import _torch_compat as compat
 from thunder.errors import CaptureError
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "placed_parameters", "check_all_placed", "synchronizes",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "any_parts", "seen_as", "placed_parameters", "check_all_placed", "synchronizes",
     "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
 
@@ -49,7 +49,7 @@ class Accumulated:
     gradient: torch.Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Slice:
     """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along `dim` of the whole `shape`, its own.
 
@@ -95,6 +95,11 @@ class Placement:
         return self.shards is not None or bool(self.replicas)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every rank holds what programs see."""
+        return self.shards is None and self.slice is None and self.dtype is self.held_dtype
+
+    @property
     def seen_shape(self) -> tuple[int, ...]:
         """The shape that programs see."""
         return self.shape if self.slice is None else self.slice.shape
@@ -125,7 +130,8 @@ class Placement:
 
 
 _placements: WeakIdKeyDictionary = WeakIdKeyDictionary()
-_state = [0, False]  # how often parameters were placed, whether gradients are left unsynchronised: both are part of the key of compiled programs
+# how often parameters were placed, and which gradients are left unsynchronised: none, all (True), or those of a set of placements; part of the key of compiled programs
+_state: list[Any] = [0, False]
 
 
 def _tell() -> None:
@@ -169,7 +175,23 @@ def placing_copies() -> Iterator[None]:
 
 
 def placement_of(tensor: torch.Tensor) -> Placement | None:
-    return _placements.get(tensor) if _placements else None
+    """How the ranks hold a tensor. Where `module.to(dtype)` gave it another dtype, programs follow, unless they were told to compute in one of their own."""
+    placement = _placements.get(tensor) if _placements else None
+    if placement is not None and tensor.dtype is not placement.held_dtype:
+        placement = replace(placement, held_dtype=tensor.dtype, dtype=tensor.dtype if placement.dtype is placement.held_dtype else placement.dtype)
+        place(tensor, placement)
+    return placement
+
+
+def any_parts() -> bool:
+    """Whether there are parameters of which this rank holds a part."""
+    return any(q.shards is not None or q.slice is not None for q in _placements.values())
+
+
+def seen_as(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    """The shape and dtype in which programs see a tensor."""
+    placement = placement_of(tensor)
+    return (tuple(tensor.shape), tensor.dtype) if placement is None else (placement.seen_shape, placement.dtype)
 
 
 def placed_parameters(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Parameter, Placement]]:
@@ -193,33 +215,35 @@ def check_all_placed(module: torch.nn.Module) -> None:
             )
 
 
-def synchronizes() -> bool:
-    """Whether programs that are compiled now synchronise gradients."""
-    return not _state[1]
+def synchronizes(placement: Placement) -> bool:
+    """Whether programs that are compiled now synchronise the gradient of a parameter."""
+    skipped = _state[1]
+    return not (placement in skipped if isinstance(skipped, frozenset) else skipped)
 
 
-def set_skip_data_parallel_grad_sync(value: bool) -> bool:
+def set_skip_data_parallel_grad_sync(value: bool | frozenset[Placement]) -> bool | frozenset[Placement]:
     """Says whether backwards of programs that are called from now on leave gradients unsynchronised. Returns a token for `reset_skip_data_parallel_grad_sync`."""
     before = _state[1]
-    _state[1] = bool(value)
+    _state[1] = value if isinstance(value, frozenset) else bool(value)
     _tell()
     return before
 
 
-def reset_skip_data_parallel_grad_sync(token: bool) -> None:
+def reset_skip_data_parallel_grad_sync(token: bool | frozenset[Placement]) -> None:
     """Undoes `set_skip_data_parallel_grad_sync`."""
     set_skip_data_parallel_grad_sync(token)
 
 
 def get_skip_data_parallel_grad_sync() -> bool:
     """Whether backwards of programs called now leave gradients unsynchronised."""
-    return _state[1]
+    return bool(_state[1])
 
 
 @contextlib.contextmanager
-def skip_data_parallel_grad_sync() -> Iterator[None]:
-    """Programs called inside the block leave gradients unsynchronised. `no_sync` is this, and synchronises them at its end."""
-    token = set_skip_data_parallel_grad_sync(True)
+def skip_data_parallel_grad_sync(module: torch.nn.Module | None = None) -> Iterator[None]:
+    """Programs called inside the block leave gradients unsynchronised, those of one module where one is given. `no_sync` is this, and synchronises them at its end."""
+    before, own = _state[1], True if module is None else frozenset(q for _, q in placed_parameters(module))
+    token = set_skip_data_parallel_grad_sync(before | own if isinstance(before, frozenset) and isinstance(own, frozenset) else before is True or own)
     try:
         yield
     finally:

@@ -4,8 +4,8 @@ Before: `t0 = all_gather(a, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t1 =
 After:  `t0 = all_gather(a, ...)`, `t1 = all_gather(b, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
 
 Gathers keep their order and start as early as a limit on the bytes in flight lets them; one is under way in any case while the program computes with what the one before gave.
-Reductions start where their gradient is there; what they make is waited for at the end, or when the limit is reached. Every rank runs the same program, so that all start
-the same collectives in the same order.
+Reductions start where their gradient is there; what they make is waited for at the end, or when the next one would pass a limit of theirs: a gather that starts waits for none.
+Every rank runs the same program, so that all start the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BYTES_IN_FLIGHT = 512 * 2**20  # the default limit: a few layers of a large mode
 
 
 def overlap(trace: Trace, limit: int = BYTES_IN_FLIGHT) -> Trace:
-    """Starts collectives early and waits late, with at most `limit` bytes under way where more than one is."""
+    """Starts collectives early and waits late, with at most `limit` bytes of gathers, and as many of reductions, under way where more than one is."""
     return trace.replace(bound_symbols=_late(_early(trace, limit), limit))
 
 
@@ -41,6 +41,10 @@ def _size(line: BoundSymbol) -> int:
     return max(sum(map(nbytes, line.inputs)), sum(map(nbytes, line.outputs)))
 
 
+def _gathers(line: BoundSymbol) -> bool:
+    return sum(map(nbytes, line.outputs)) > sum(map(nbytes, line.inputs))
+
+
 # ---------------------------------------------------------------------------------------------------------------- gathers
 
 
@@ -50,6 +54,7 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
     chains: dict[Proxy, tuple[BoundSymbol, ...]] = {}  # what is made of the program's arguments alone, for a collective: the lines that make it
     queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the lines before it
     moved: set[int] = set()
+    written: set[int] = set()  # several collectives may read what one line makes
     readers = _reader_counts(trace)
     head: list[BoundSymbol] = []  # unpacks what a backward is given
     for line in trace.bound_symbols:
@@ -71,7 +76,8 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
 
     def start() -> None:
         group = queue.popleft()
-        lines.extend(group)
+        lines.extend(line for line in group if id(line) not in written)
+        written.update(map(id, group))
         flying[group[-1]] = _size(group[-1])
         started.update(dict.fromkeys(group[-1].outputs, group[-1]))
 
@@ -116,7 +122,8 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
     out: list[BoundSymbol] = []
     held: dict[BoundSymbol, None] = {}  # not written yet, in order
     maker: dict[Proxy, BoundSymbol] = {}  # of values of lines that are held
-    flying: dict[BoundSymbol, int] = {}
+    gathers: dict[BoundSymbol, int] = {}  # that nobody waits for yet, and their bytes
+    reductions: dict[BoundSymbol, int] = {}
     started: dict[Proxy, BoundSymbol] = {}
 
     def write(line: BoundSymbol) -> None:
@@ -125,7 +132,8 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
             for i in line.inputs:
                 if i in maker:
                     write(maker[i])
-                flying.pop(started.get(i), None)
+                gathers.pop(started.get(i), None)
+                reductions.pop(started.get(i), None)
             out.append(line)
 
     for line in lines:
@@ -140,12 +148,13 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
             if i in maker:
                 write(maker[i])
         if _starts(line):
-            size = _size(line)
+            size, alike = _size(line), gathers if _gathers(line) else reductions
             for waiting in list(held):
-                if sum(flying.values()) + size <= limit:
+                if sum(alike.values()) + size <= limit:
                     break
-                write(waiting)
-            flying[line] = size
+                if any(started.get(i) in alike for i in waiting.inputs):
+                    write(waiting)
+            alike[line] = size
             started.update(dict.fromkeys(line.outputs, line))
         out.append(line)
     for waiting in list(held):

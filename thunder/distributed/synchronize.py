@@ -16,7 +16,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.distributed.layers import split_layers
-from thunder.distributed.placement import Placement
+from thunder.distributed.placement import Placement, synchronizes
 from thunder.distributed.tensor_parallel import join_ranks
 from thunder.ops import LTORCH
 from thunder.ops.collectives import all_gather, all_reduce, reduce_scatter, wait
@@ -24,7 +24,7 @@ from thunder.ops.torch_types import from_tensor_dtype
 from thunder.transforms.autodiff import sides
 
 __all__ = [
-    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of", "prepared_gradient", "reduced_part",
+    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of", "prepared_gradient", "reduced_part", "leave_for_later",
 ]  # fmt: skip
 
 
@@ -82,6 +82,10 @@ synchronize_gradient = Symbol("synchronize_gradient", _typed_held, module="ltorc
 
 def _left_for_later(gradient, placement: Placement) -> None:
     """The gradient of one backward without synchronisation. Where the rank holds a shard, whose `.grad` has no place for it, it is added up beside it."""
+    if synchronizes(placement):
+        raise RuntimeError(
+            f"the gradient of {placement.name} would stay that of this rank: the module was called under no_sync, and its backward runs outside. Run both inside of one block"
+        )
     left = placement.accumulated
     left.pending = True
     if placement.shards is not None:
@@ -102,7 +106,7 @@ def _(held, placement, synchronized):
     return (g if placement.shards is None else None,)
 
 
-def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement], synchronized: bool) -> Trace:
+def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     """The program on what the rank holds: each parameter is made whole right before its first use."""
     args = {a: held_proxy(computation, a, placements[a]) for a in computation.args if a in placements}
     context = next((line.context for line in computation.bound_symbols if line.context is not None), None) or Context(computation.names)
@@ -110,7 +114,7 @@ def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement
     waiting = dict(args)
 
     def whole(values) -> list[BoundSymbol]:
-        return [line for v in dict.fromkeys(values) if v in waiting for line in _whole(v, waiting.pop(v), placements[v], synchronized, computation, context)]
+        return [line for v in dict.fromkeys(values) if v in waiting for line in _whole(v, waiting.pop(v), placements[v], computation, context)]
 
     lines = []
     for line in computation.bound_symbols:
@@ -126,9 +130,9 @@ def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement
     return split_layers(made, {s.group: s.sequence_dim for s in slices if s.sequence_dim is not None}) if slices else made
 
 
-def _whole(seen: TensorProxy, held: TensorProxy, placement: Placement, synchronized: bool, computation: Trace, context: Context) -> list[BoundSymbol]:
+def _whole(seen: TensorProxy, held: TensorProxy, placement: Placement, computation: Trace, context: Context) -> list[BoundSymbol]:
     """The lines that make a parameter of what the rank holds."""
-    part = placement.slice
+    part, synchronized = placement.slice, synchronizes(placement)
     if part is None:
         return [synchronize.bind(held, placement, synchronized, output=seen, context=context)]
     own = seen.replace(name=computation.names.claim(f"{seen.name}_part"), shape=placement.shape)
@@ -141,11 +145,16 @@ def held_proxy(computation: Trace, whole: TensorProxy, placement: Placement) -> 
 
 
 def gathered_again(joint: Trace) -> set[Proxy]:
-    """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone."""
+    """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone. The parameter that it reads first would be gathered right after the
+    forward let go of it, with nothing to compute meanwhile: it is kept."""
+    forward, _, backward = sides(joint)
     found: set[Proxy] = set()
-    for line in sides(joint)[0]:
+    gathered: set[Proxy] = set()
+    for line in forward:
         if line.sym is synchronize and line.args[1].again:
+            gathered.update(line.outputs)
             found.update(line.outputs)
         elif found and line.inputs and all(i in found for i in line.inputs) and line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.DONT_DCE)):
             found.update(line.outputs)
-    return found
+    first = next((i for line in backward for i in line.inputs if i in found), None)
+    return found - {first} if first in gathered else found

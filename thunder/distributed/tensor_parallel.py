@@ -7,6 +7,7 @@ move: each is the derivative of another one, and all ranks have the same loss (M
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -56,14 +57,19 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
             raise TypeError(f"thunder.distributed.{what} splits Linear and Embedding modules; {path} is a {type(target).__name__}")
         for name, dim in split.items():
             parameter = getattr(target, name)
+            if f"{path}.{name}" in getattr(model, "_overrides_parameters", ()):
+                raise RuntimeError(f"thunder.distributed.{what}: a transform replaced {path}.{name}: split the module first, then thunder.jit(module, transforms=[...])")
             if parameter is not None:
                 _split(parameter, f"{path}.{name}", Slice(group, dim, tuple(parameter.shape), sequence_dim), device)
     return model
 
 
 def _split(parameter: torch.nn.Parameter, name: str, part: Slice, device) -> None:
-    if placement_of(parameter) is not None:
-        raise RuntimeError(f"parameter {name} is distributed already: split it first, and call fsdp or ddp afterwards; a shared parameter is split once")
+    split = placement_of(parameter)
+    if split is not None and split.name != name and not split.synchronizes and split.slice == replace(part, shape=split.seen_shape):
+        return  # shared by two layers, which split it alike: an embedding by rows, and a head by columns
+    if split is not None:
+        raise RuntimeError(f"parameter {name} is distributed already: split it first, and call fsdp or ddp afterwards; layers that share a parameter split it alike")
     if parameter.is_meta:
         raise RuntimeError(f"parameter {name} is on the meta device: a part of a layer cannot be filled by its reset_parameters(): make the module on the CPU")
     size = part.shape[part.dim]

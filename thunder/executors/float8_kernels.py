@@ -10,31 +10,33 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["by_rows", "whole"]
+from thunder.executors.repeated_launch import RepeatedLaunch
+
+__all__ = ["by_rows", "largest_of", "whole"]
 
 TILE = 128  # numbers in a row of a tile, and rows of it: 128 bytes of float8 are written at once, in either direction
-PARTS = 512  # partial maxima of a matrix
+WIDTH = 32  # columns that a program scales
+PROGRAMS = 512  # that look for the largest number, at most
 SMALLEST = tl.constexpr(0x2B8CBCCC)  # the bits of 1e-12
 
 
 @triton.jit
-def _bits(x, mask):
-    """Of absolute values, at least the smallest."""
-    a = tl.maximum(tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True), SMALLEST)
-    return tl.where(mask, a, SMALLEST)
+def _bits(x):
+    """Of absolute values."""
+    return tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def _scale(bits, largest: tl.constexpr):
-    return bits.to(tl.float32, bitcast=True) / largest
+    return tl.maximum(bits, SMALLEST).to(tl.float32, bitcast=True) / largest
 
 
 @triton.jit
 def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr):
-    """x / scale as float8, no larger than the largest. digits: to round to before, for Triton's interpreter, which loses the carry; 0 on devices."""
-    y = x / scale
-    y = tl.where(y != y, y, tl.minimum(tl.maximum(y, -largest), largest))
+    """x / scale as float8. Devices round to the nearest number, and no larger than the largest; Triton's interpreter, which does neither, is told how many digits there are."""
+    y = x.to(tl.float32) * (1.0 / scale)
     if digits:
+        y = tl.where(y != y, y, tl.minimum(tl.maximum(y, -largest), largest))
         bits = y.to(tl.int32, bitcast=True)
         bits = (bits + ((1 << (22 - digits)) - 1 + ((bits >> (23 - digits)) & 1))) & -(1 << (23 - digits))
         y = tl.where(y != y, y, bits.to(tl.float32, bitcast=True))
@@ -42,109 +44,123 @@ def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.const
 
 
 @triton.jit
-def _largest_of(x, partial, m, k, stride_m, stride_k, parts, tile: tl.constexpr):
-    """The largest absolute value in every `parts`-th tile."""
-    part = tl.program_id(0)
-    across = tl.cdiv(k, tile)
-    found = tl.full((tile, tile), SMALLEST, tl.int32)
-    for at in range(part, tl.cdiv(m, tile) * across, parts):
-        row = (at // across).to(tl.int64) * tile + tl.arange(0, tile)[:, None]
-        column = (at % across).to(tl.int64) * tile + tl.arange(0, tile)[None, :]
-        inside = (row < m) & (column < k)
-        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=inside, other=0.0), inside))
-    tl.store(partial + part, tl.max(tl.max(found, 1), 0))
+def _largest_of(x, amax, m, k, stride_m, stride_k, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr, stages: tl.constexpr):
+    """The largest absolute value, of each program's tiles in turn, where a 0 stands before."""
+    across = tl.cdiv(k, width)
+    found = tl.zeros((height, width), tl.int32)
+    for step in tl.range(0, steps, num_stages=stages):
+        at = tl.program_id(0) + step * tl.num_programs(0)
+        row = (at // across).to(tl.int64) * height + tl.arange(0, height)[:, None]
+        column = (at % across).to(tl.int64) * width + tl.arange(0, width)[None, :]
+        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=(row < m) & (column < k), other=0.0)))
+    tl.atomic_max(amax.to(tl.pointer_type(tl.int32), bitcast=True), tl.max(tl.max(found, 1), 0), sem="relaxed")
 
 
 @triton.jit
 def _write(
-    x, partial, q, columns, scale, m, k, stride_m, stride_k, parts, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
-    padded: tl.constexpr, tile: tl.constexpr,
+    x, amax, q, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr, backwards: tl.constexpr,
 ):  # fmt: skip
     """One tile, rounded, and its transpose."""
-    part = tl.arange(0, padded)
-    s = _scale(tl.max(tl.load(partial + part, mask=part < parts, other=0), 0), largest)
-    at = tl.program_id(0)
-    if at == 0:
+    s = _scale(_bits(tl.load(amax)), largest)
+    at = tl.num_programs(0) - 1 - tl.program_id(0) if backwards else tl.program_id(0)
+    if tl.program_id(0) == 0:
         tl.store(scale, s)
-    across = tl.cdiv(k, tile)
-    row = (at // across).to(tl.int64) * tile + tl.arange(0, tile)
-    column = (at % across).to(tl.int64) * tile + tl.arange(0, tile)
+    across = tl.cdiv(k, width)
+    row = (at // across).to(tl.int64) * height + tl.arange(0, height)
+    column = (at % across).to(tl.int64) * width + tl.arange(0, width)
     inside = (row[:, None] < m) & (column[None, :] < k)
-    a = _rounded(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0).to(tl.float32), s, largest, to, digits)
+    a = _rounded(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0), s, largest, to, digits)
     tl.store(q + row[:, None] * k + column[None, :], a, mask=inside)
     if transposed:
         tl.store(columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m))
 
 
-def _of_type(to: torch.dtype) -> dict:
+_find_largest, _write_both = RepeatedLaunch(_largest_of), RepeatedLaunch(_write)
+
+
+def _of_type(to: torch.dtype) -> tuple:
     """What kernels are told of a float8 type."""
     name, digits = {torch.float8_e4m3fn: (tl.float8e4nv, 3), torch.float8_e5m2: (tl.float8e5, 2)}[to]
-    return {"largest": torch.finfo(to).max, "to": name, "digits": digits if triton.knobs.runtime.interpret else 0}
+    return torch.finfo(to).max, name, digits if triton.knobs.runtime.interpret else 0
 
 
-def whole(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
-    """A matrix (m, k) of any strides with one scale: float8 (m, k), scale (), and with `transposed` float8 (k, m)."""
+def largest_of(x: torch.Tensor) -> torch.Tensor:
+    """The largest absolute value of a matrix of any strides: float32 ()."""
     m, k = x.shape
-    tiles = triton.cdiv(m, TILE) * triton.cdiv(k, TILE)
-    parts = min(PARTS, tiles)
-    partial, scale = torch.empty(parts, dtype=torch.int32, device=x.device), torch.empty((), dtype=torch.float32, device=x.device)
-    q, columns = torch.empty((m, k), dtype=to, device=x.device), torch.empty((k, m) if transposed else (0,), dtype=to, device=x.device)
-    with torch.cuda.device_of(x):
-        _largest_of[(parts,)](x, partial, m, k, x.stride(0), x.stride(1), parts, tile=TILE, num_warps=8)
-        _write[(tiles,)](
-            x, partial, q, columns, scale, m, k, x.stride(0), x.stride(1), parts, **_of_type(to), transposed=transposed,
-            padded=triton.next_power_of_2(parts), tile=TILE, num_warps=8,
-        )  # fmt: skip
+    amax = x.new_zeros((), dtype=torch.float32)
+
+    def settings() -> tuple[int, tuple, int]:
+        tiles = triton.cdiv(m, TILE) * triton.cdiv(k, TILE)
+        programs = min(PROGRAMS, tiles)
+        return programs, (m, k, *x.stride(), triton.cdiv(tiles, programs), TILE, TILE, 1), 8
+
+    _find_largest((m, k, x.stride(), x.dtype), (x, amax), settings)
+    return amax
+
+
+def whole(x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
+    """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with `transposed` float8 (k, m)."""
+    m, k = x.shape
+    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((), dtype=torch.float32)
+    columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
+
+    def settings() -> tuple[int, tuple, int]:
+        return triton.cdiv(m, TILE) * triton.cdiv(k, TILE), (m, k, *x.stride(), *_of_type(to), transposed, TILE, TILE, False), 8
+
+    _write_both((m, k, x.stride(), x.dtype, to, transposed), (x, amax, q, columns, scale), settings)
     return (q, scale, columns) if transposed else (q, scale)
 
 
 @triton.jit
-def _write_rows(x, q, scale, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, block: tl.constexpr):
+def _write_rows(x, q, scale, k: tl.constexpr, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, block: tl.constexpr):
     """One row with its scale: its largest number in one pass, in a second one, which finds the row in the cache, the result."""
     row = tl.program_id(0).to(tl.int64)
     found = tl.full((block,), SMALLEST, tl.int32)
     for start in range(0, k, block):
         column = start + tl.arange(0, block)
-        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0), column < k))
+        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0)))
     s = _scale(tl.max(found, 0), largest)
     tl.store(scale + row, s)
     for start in range(0, k, block):
         column = start + tl.arange(0, block)
-        a = tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0).to(tl.float32)
+        a = tl.load(x + row * stride_m + column * stride_k, mask=column < k, other=0.0)
         tl.store(q + row * k + column, _rounded(a, s, largest, to, digits), mask=column < k)
 
 
 @triton.jit
-def _write_columns(x, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, width: tl.constexpr, tile: tl.constexpr):
+def _write_columns(
+    x, columns, scale, m: tl.constexpr, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, width: tl.constexpr, tile: tl.constexpr
+):
     """Some columns, each with its scale, as rows of the transpose."""
     column = tl.program_id(0).to(tl.int64) * width + tl.arange(0, width)
     found = tl.full((tile, width), SMALLEST, tl.int32)
     for start in range(0, m, tile):
         row = start + tl.arange(0, tile)
         inside = (row[:, None] < m) & (column[None, :] < k)
-        found = tl.maximum(found, _bits(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0), inside))
+        found = tl.maximum(found, _bits(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0)))
     s = _scale(tl.max(found, 0), largest)
     tl.store(scale + column, s, mask=column < k)
     for start in range(0, m, tile):
         row = start + tl.arange(0, tile)
         inside = (row[:, None] < m) & (column[None, :] < k)
-        a = tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0).to(tl.float32)
+        a = tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0)
         a = _rounded(a, s[None, :], largest, to, digits)
         tl.store(columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m))
+
+
+_write_each_row, _write_each_column = RepeatedLaunch(_write_rows), RepeatedLaunch(_write_columns)
 
 
 def by_rows(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
     """A matrix (m, k) of any strides with a scale for each row: float8 (m, k), scales (m, 1), and with `transposed` the same of its transpose: (k, m), (k, 1)."""
     m, k = x.shape
-    q, scale = torch.empty((m, k), dtype=to, device=x.device), torch.empty((m, 1), dtype=torch.float32, device=x.device)
-    columns, columns_scale = (
-        torch.empty((k, m) if transposed else (0,), dtype=to, device=x.device),
-        torch.empty((k, 1) if transposed else (0,), dtype=torch.float32, device=x.device),
-    )
-    with torch.cuda.device_of(x):
-        _write_rows[(m,)](x, q, scale, k, x.stride(0), x.stride(1), **_of_type(to), block=min(4096, triton.next_power_of_2(k)), num_warps=8)
-        if transposed:
-            _write_columns[(triton.cdiv(k, 32),)](
-                x, columns, columns_scale, m, k, x.stride(0), x.stride(1), **_of_type(to), width=32, tile=TILE, num_warps=8
-            )  # fmt: skip
-    return (q, scale, columns, columns_scale) if transposed else (q, scale)
+    strides = x.stride()
+    key = m, k, strides, x.dtype, to
+    q, scale = x.new_empty((m, k), dtype=to), x.new_empty((m, 1), dtype=torch.float32)
+    _write_each_row(key, (x, q, scale), lambda: (m, (k, *strides, *_of_type(to), min(4096, triton.next_power_of_2(k))), 8))
+    if not transposed:
+        return q, scale
+    columns, columns_scale = x.new_empty((k, m), dtype=to), x.new_empty((k, 1), dtype=torch.float32)
+    _write_each_column(key, (x, columns, columns_scale), lambda: (triton.cdiv(k, WIDTH), (m, k, *strides, *_of_type(to), WIDTH, TILE), 8))
+    return q, scale, columns, columns_scale

@@ -6,24 +6,24 @@ import torch
 import triton
 import triton.language as tl
 
-from thunder._torch_compat import current_device, current_stream
+from thunder.executors.repeated_launch import RepeatedLaunch
 
 __all__ = ["few_rows"]
 
-ALIGNMENT = 16  # bytes, of addresses that kernels are compiled for
-
 
 @triton.jit
-def _one_row(x, weight, bias, out, N, K, biased: tl.constexpr, even: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
+def _one_row(x, weight, bias, out, N, K: tl.constexpr, biased: tl.constexpr, even: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """The loop is unrolled, so that a program's loads are all under way at once. The weight leaves the caches first, in which the row stays."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     total = tl.zeros((BN, BK), tl.float32)
-    for start in tl.range(0, K, BK, num_stages=stages):
+    for start in tl.static_range(0, K, BK):
         k = start + tl.arange(0, BK)
         at = weight + n[:, None] * K + k[None, :]
         if even:
             w, row = tl.load(at, eviction_policy="evict_first"), tl.load(x + k)
         else:
-            w, row = tl.load(at, mask=(n[:, None] < N) & (k[None, :] < K), other=0.0), tl.load(x + k, mask=k < K, other=0.0)
+            inside = (n[:, None] < N) & (k[None, :] < K)
+            w, row = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"), tl.load(x + k, mask=k < K, other=0.0)
         total += w.to(tl.float32) * row.to(tl.float32)[None, :]
     result = tl.sum(total, 1)
     if biased:
@@ -32,7 +32,7 @@ def _one_row(x, weight, bias, out, N, K, biased: tl.constexpr, even: tl.constexp
 
 
 @triton.jit
-def _some_rows(x, weight, bias, out, M, N, K, biased: tl.constexpr, even: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
+def _some_rows(x, weight, bias, out, M, N, K: tl.constexpr, biased: tl.constexpr, even: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
     total = tl.zeros((BN, BM), tl.float32)
@@ -50,7 +50,7 @@ def _some_rows(x, weight, bias, out, M, N, K, biased: tl.constexpr, even: tl.con
     tl.store(out + m[None, :] * N + n[:, None], total, mask=(m[None, :] < M) & (n[:, None] < N))
 
 
-_COMPILED: dict[tuple, tuple] = {}  # by sizes, type and device: what launches a kernel again
+_row, _rows = RepeatedLaunch(_one_row), RepeatedLaunch(_some_rows)
 
 
 def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -58,24 +58,14 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     n, k = weight.shape
     m = x.numel() // k
     x = x.contiguous()
-    out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
-    given = x, weight, out if bias is None else bias, out
-    key = m, n, k, x.dtype, bias is not None, x.get_device()
-    addresses = [t.data_ptr() for t in given]
-    aligned = not (addresses[0] | addresses[1] | addresses[2] | addresses[3]) % ALIGNMENT
-    found = _COMPILED.get(key) if aligned else None
-    if found is not None and current_device() == key[-1]:
-        run, function, metadata, grid, numbers = found
-        run(grid, 1, 1, current_stream(key[-1]), function, metadata, None, None, None, *addresses, *numbers)
-        return out
-    columns, inner, warps, stages = _blocks(m, n, k)
-    grid = triton.cdiv(n, columns)
-    even = n % columns == 0 and k % inner == 0
-    numbers = (n, k, bias is not None, even, columns, inner, stages) if m == 1 else (m, n, k, bias is not None, even, 16, columns, inner, stages)
-    with torch.cuda.device_of(x):
-        compiled = (_one_row if m == 1 else _some_rows)[(grid,)](*given, *numbers, num_warps=warps)
-    if aligned and compiled is not None:  # Triton's interpreter compiles nothing
-        _COMPILED[key] = compiled.run, compiled.function, compiled.packed_metadata, grid, numbers
+    out = x.new_empty((*x.shape[:-1], n))
+
+    def settings() -> tuple[int, tuple, int]:
+        columns, inner, warps, stages = _blocks(m, n, k)
+        known = bias is not None, n % columns == 0 and k % inner == 0
+        return triton.cdiv(n, columns), (n, k, *known, columns, inner) if m == 1 else (m, n, k, *known, 16, columns, inner, stages), warps
+
+    (_row if m == 1 else _rows)((m, n, k, x.dtype, bias is not None), (x, weight, out if bias is None else bias, out), settings)
     return out
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
@@ -19,7 +19,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.schedule import ON_CHIP, Schedule, TooLarge, schedule
+from thunder.executors.triton_kernels.schedule import ON_CHIP, Schedule, schedule
 from thunder.executors.triton_kernels.values import primitive, program_of
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
@@ -39,6 +39,7 @@ class TritonFuser(FusionExecutor):
     """
 
     capturable = True
+    owns_results = True
     longest_row = ON_CHIP
 
     def __init__(self, name: str, *, autotune: bool = False, **options):
@@ -87,14 +88,15 @@ class TritonFuser(FusionExecutor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
-        try:
-            run = self.once(region, lambda: self.made_of(region, to_torch_device(device)))
-        except TooLarge:
-            return None
+        run = self.once(region, lambda: self.made_of(region, to_torch_device(device)))
         return self.register_temporary_operation(f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
 
     def made_of(self, region: Region, device) -> Callable:
         return FusedRegion(region, device, self.autotune)
+
+    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+        found = function.writing_over(frozenset(dying)) if isinstance(function, FusedRegion) else None
+        return (found, found.over) if found is not None and found.over else None
 
 
 class _Plans(TritonFuser):

@@ -16,9 +16,13 @@ from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
 from thunder.ops.memory import may_view
 
-__all__ = ["FusionExecutor"]
+__all__ = ["FusionExecutor", "TooLarge"]
 
 KEPT = 1024  # compiled regions that an executor remembers
+
+
+class TooLarge(Exception):
+    """What `fuse` raises for a region that has to be smaller: it gets two halves."""
 
 
 class FusionExecutor(Executor):
@@ -46,6 +50,8 @@ class FusionExecutor(Executor):
         execution_transform rewrites it first, in terms of other operations. grad_transform says how it is differentiated.
         """
         self.implmap[operation_id(sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
+
+    owns_results = False  # whether all results of its functions are in new memory, of which they are all, or in that of inputs which `writing_over` allows
 
     longest_row = 0  # how many numbers it keeps on chip, where they are read again after they were reduced to one
 
@@ -76,8 +82,13 @@ class FusionExecutor(Executor):
         return len(region.lines) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
-        """The one line that runs a region (see `register_temporary_operation`), or None to leave it alone. counter: how many regions of the trace were fused."""
+        """The one line that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises TooLarge. counter: how many regions of the trace were fused."""
         raise MissingImplementationError(f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it")
+
+    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+        """A function of a region that may write over some of its inputs, those of which nobody reads the memory any more, and which input each of its outputs overwrites; None for
+        one that does not."""
+        return None
 
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""
@@ -87,14 +98,21 @@ class FusionExecutor(Executor):
         made: list[BoundSymbol] = []
         counter = 0
         regions = schedule(lines, groups, trace.output_proxies)
-        for region in with_own_copies(regions, trace.output_proxies, takes, self.is_cheap):
+        waiting = with_own_copies(regions, trace.output_proxies, takes, self.is_cheap)[::-1]
+        while waiting:
+            region = waiting.pop()
             fused, core, before, after = None, region, (), ()
             if all(map(takes, region.lines)):
                 core, before, after = without_views(region)
                 if self.should_fuse(core) and self.get_fuel():
                     while f"{self.name}{counter}" in trace.names.taken:  # a value of the user's is called like that
                         counter += 1
-                    fused = self.fuse(core, counter)
+                    try:
+                        fused = self.fuse(core, counter)
+                    except TooLarge:
+                        if len(region.lines) > 1:
+                            waiting += _halves(region)[::-1]
+                            continue
             made += region.lines if fused is None else (*before, fused, *after)
             counter += fused is not None
         return trace.replace(bound_symbols=made)
@@ -124,6 +142,13 @@ class FusionExecutor(Executor):
             found = self._compiled[key] = make()
             self.compilations += 1
         return found
+
+
+def _halves(region: Region) -> list[Region]:
+    """The first and the second half of a region's lines."""
+    middle = len(region.lines) // 2
+    second = Region(region.lines[middle:], set(region.outputs))
+    return [Region(region.lines[:middle], {*region.outputs, *second.inputs}), second]
 
 
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:

@@ -17,7 +17,7 @@ from thunder import _torch_compat as compat
 from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
-from thunder.distributed.placement import check_all_placed, synchronizes
+from thunder.distributed.placement import check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError
 from thunder.frontend.calls import RecordingMode
@@ -107,13 +107,21 @@ class Captured:
         if self.epilogue_traces[-1:] != before[1]:
             self.epilogue_fn = self.epilogue_traces[-1].python_callable()
         for table in filter(None, overrides):
-            check_replaced(self.computation, table)
+            check_replaced(self.computation, {name: seen_as(value) for name, value in table.items()})
+            self._placements = self._placements_after(table)
         if self._placements:
             if model is not None:
                 check_all_placed(model)
-            synchronized = synchronizes()
-            made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements, synchronized))
+            made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements))
             self.computation_traces.append(made)
+
+    def _placements_after(self, overrides: dict[str, torch.Tensor]) -> dict:
+        """The placements of the computation's arguments, which transforms may have changed, and added some of `overrides` to."""
+        known, paths = {a.name: placement for a, placement in self._placements.items()}, self.computation.tables.get("parameters", {})
+        for variable, path in paths.items():
+            if path in overrides and (placement := placement_of(overrides[path])) is not None:
+                known[variable] = placement
+        return {a: known[a.name] for a in self.computation.args if isinstance(a, TensorProxy) and a.name in known}
 
     def where(self, location) -> tuple:
         """(filename, line, function, source line) of a line's location."""

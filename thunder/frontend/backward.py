@@ -14,9 +14,11 @@ from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, recording
 from thunder.core.trace import Trace
+from thunder.distributed.placement import synchronizes
+from thunder.distributed.synchronize import leave_for_later, synchronize_gradient
 from thunder.ops import LTORCH
 from thunder.ops.explain import stand_in
-from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
 from thunder.transforms.levels import renamed, typed
 from thunder.transforms.memory_budget import roots
@@ -32,8 +34,6 @@ def _place(c, p: TensorProxy) -> tuple:
     """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""
     if p not in c.real:
         return id(p), "grad"
-    if p in c.placements:
-        c.refuse(f"the gradient of {p.name}, which the ranks hold together, is used inside of it", "call backward() and the optimizer outside of the compiled function")
     real, source = c.real[p]
     first = c.engine.leaves.setdefault(id(real), p)
     if first is not p:
@@ -57,14 +57,16 @@ def write_gradient(c, p: TensorProxy, value) -> None:
     """`p.grad = value`. Raises TypeError and RuntimeError as PyTorch does where the value does not fit."""
     p = c.recorder.memory.holder(p)
     now = c.recorder.latest(value)
-    if value is not None and (type(now) is not TensorProxy or value is p or now.dtype is not p.dtype or tuple(now.shape) != tuple(p.shape)):
+    placement = c.placements.get(p)
+    shape, dtype = (tuple(p.shape), p.dtype) if placement is None else (placement.held_shape, from_tensor_dtype(placement.held_dtype))
+    if value is not None and (type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape):
         with torch._C.DisableTorchFunction():
             tensor = stand_in(p)
             tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
     key = _place(c, p)
     c.keep[id(p)] = p
     if p in c.real:
-        if value is None and key not in c.overlay and c.real[p][0].grad is not None:
+        if value is None and key not in c.overlay and c.real[p][0].grad is not None and (placement is None or placement.is_whole):
             _drop_gradient(p)
         c.effects.setdefault(key, ("grad", p, "grad"))
     c.overlay[key] = value
@@ -299,8 +301,8 @@ def _check_leaf(c, p: TensorProxy) -> None:
     name = source.describe(c.parameters)
     if not leaf:
         c.refuse(f"a backward inside of it reaches {name}, which is itself a result of operations outside", "pass x.detach().requires_grad_(), or call backward outside")
-    if p in c.placements:
-        c.refuse(f"a backward inside of it reaches {name}, which the ranks hold together", "call backward outside of the compiled function")
+    if p in c.placements and c.placements[p].slice is not None:
+        c.refuse(f"a backward inside of it reaches {name}, of which the ranks compute with a part each", "call backward outside of the compiled function")
     if hooked:
         c.refuse(f"a backward inside of it reaches {name}, which has hooks", "remove the hooks, or call backward outside of the compiled function")
     c.engine.hooked[p] = None
@@ -330,10 +332,26 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
     wanted = [_variable(c, p) for p in inputs]
     if any(not p.requires_grad for p in wanted):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
+    if any(p in c.placements and not c.placements[p].is_whole for p in wanted):
+        c.refuse("torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each", "call loss.backward(), or torch.autograd.grad outside")
     found = pulled.write(wanted)
+    found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
     if not unused_is_fine and any(g is None for g in found):
         raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the desired behavior.")
     return found
+
+
+def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:
+    """The gradient of what this rank holds of a parameter, averaged over the ranks; under no_sync its own, None where it is kept beside a shard until the block ends."""
+    placement = c.placements.get(p)
+    if placement is None or g is None:
+        return g
+    if pulled.create_graph:
+        c.refuse(f"a backward with create_graph=True inside of it reaches {placement.name}, which the ranks hold together", "call it outside of the compiled function")
+    if synchronizes(placement):
+        return synchronize_gradient(g, placement, from_tensor_dtype(placement.held_dtype))
+    leave_for_later(g, placement)
+    return g if placement.shards is None else None
 
 
 def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
@@ -354,11 +372,16 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     torch._C._set_grad_enabled(pulled.create_graph)
     c.synchronize()
     try:
-        for p, g in zip(tensors, found, strict=True):
+        reduced = [_synchronized(c, pulled, p, g) for p, g in zip(tensors, found, strict=True)]  # before any is read, so that several are communicated together
+        for p, local, g in zip(tensors, found, reduced, strict=True):
+            if g is None:
+                continue
             known = read_gradient(c, p)
-            if known is None:
+            if known is None and p in c.placements and not c.placements[p].is_whole:
+                write_gradient(c, p, g)
+            elif known is None:
                 root = shown.get(g, g)
-                own = root in made and root not in taken and not pulled.create_graph
+                own = g is not local or root in made and root not in taken and not pulled.create_graph
                 taken.add(root)
                 write_gradient(c, p, _leaf_gradient(p, g) if own else LTORCH["clone"](g))
             elif pulled.create_graph:

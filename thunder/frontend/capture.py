@@ -297,13 +297,19 @@ class Capture(Host):
             guarded = tuple(n if n < 2 else None for n in shape)
             shape = tuple(n if n < 2 else self.number(n, source.child("size", i)) for i, n in enumerate(shape))
         names, dtype = self.recorder.context.names, from_tensor_dtype(value.dtype)
+        placement = placement_of(value)
+        if placement is not None:  # whole in the program, a part of it in this process
+            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
         if source in self.replaced_sources:  # read in the shape and dtype that the program was written for; a transform changes what reads it
             table, name = self.replaced_sources[source]
             value = table[name]
             guarded = tuple(value.shape)
-        placement = placement_of(value)
-        if placement is not None:  # whole in the program, a part of it in this process
-            shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
+            if (found := placement_of(value)) is None and placement is not None:
+                self.refuse(
+                    f"a transform put another tensor in the place of {name}, of which the ranks hold a part each",
+                    "ddp or fsdp come after the transforms: thunder.jit(module, transforms=[...]) first, or the last of the list",
+                )
+            placement = found
         proxy = TensorProxy(
             names.claim(source.name(self.parameters)), shape=shape, dtype=dtype, device=self.options.device or from_tensor_device(value.device), requires_grad=value.requires_grad
         )  # fmt: skip
@@ -326,8 +332,8 @@ class Capture(Host):
         """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
         if base not in self.real:
             return
-        if base in self.placements:
-            self.refuse(f"{base.name} is written to, and the ranks hold a part of it each, or have to hold the same", "write to it outside of the compiled function")
+        if base in self.placements and not self.placements[base].is_whole:
+            self.refuse(f"{base.name} is written to, and the ranks hold a part of it each", "write to it outside of the compiled function: call optimizer.step() there")
         with torch._C.DisableTorchFunction():
             differentiable, leaf = self.real[base][0].requires_grad and torch.is_grad_enabled(), self.real[base][0].is_leaf
         if differentiable and not detached:

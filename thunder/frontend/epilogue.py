@@ -117,6 +117,8 @@ class EpilogueWriter:
 
     def _proxy(self, value) -> str:
         if isinstance(value, TensorProxy):
+            if value in self.c.placements and self.c.placements[value].is_whole:  # the parameter itself, of which the program makes another tensor
+                return self.path(self.c.real[value][1])
             value = latest(self.c, value)
         found = self.values.get(id(value))
         if found is None:
@@ -230,7 +232,7 @@ class EpilogueWriter:
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
             return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
         if kind == "grad":
-            return f"{self.build(o)}.grad = {self.build(v)}"
+            return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
         if kind == "delattr":
             delete = "delattr" if isinstance(o, torch.nn.Module) else self.pin(object.__delattr__) if type(type(o).__delattr__) is types.FunctionType else "delattr"
             return f"{delete}({self.path(self.c.sources[id(o)])}, {n!r})"

@@ -36,24 +36,36 @@ def _op(name: str, *args, **kwargs):
     return LTORCH[name](*args, **kwargs)
 
 
-def _quantize(x, to: dtype, by_rows: bool, transposed: bool):
-    """(float8, scale), and for the transpose (float8,) with the same scale, or (float8, scale) where each row has its own."""
-    largest = LARGEST[to.name]
+def _largest(x):
+    """The largest absolute value, as a float32 ()."""
+    return _op("amax", _op("abs", _op("to", x, dtype=float32)))
+
+
+# an operation of its own, so that the kernel that computes a matrix can find it
+largest = Symbol(
+    "float8_largest", lambda x: like(x, (), float32), id="ltorch.float8_largest", module="ltorch", decomposition=_largest, tags=(OpTags.DETACHED,)
+)  # fmt: skip
+
+
+def _quantize(x, amax, to: dtype, transposed: bool):
+    """(float8, scale), and for the transpose (float8,) with the same scale; where no amax is given each row has a scale, and the transpose (float8, scale)."""
+    most = LARGEST[to.name]
 
     def rounded(a):
         a = _op("to", a, dtype=float32)
-        amax = _op("amax", _op("abs", a), -1, True) if by_rows else _op("amax", _op("abs", a))
-        scale = _op("maximum", amax, _op("full_like", amax, 1e-12)) / largest
-        return _op("contiguous", _op("to", _op("clamp", a / scale, -largest, largest), dtype=to_torch_dtype(to))), scale
+        found = _op("amax", _op("abs", a), -1, True) if amax is None else amax
+        scale = _op("maximum", found, _op("full_like", found, 1e-12)) / most
+        return _op("contiguous", _op("to", _op("clamp", a / scale, -most, most), dtype=to_torch_dtype(to))), scale
 
     q, scale = rounded(x)
     if not transposed:
         return q, scale
-    return (q, scale, *rounded(_op("t", x))) if by_rows else (q, scale, _op("contiguous", _op("t", q)))
+    return (q, scale, *rounded(_op("t", x))) if amax is None else (q, scale, _op("contiguous", _op("t", q)))
 
 
-def _quantize_meta(x, to: dtype, by_rows: bool, transposed: bool):
+def _quantize_meta(x, amax, to: dtype, transposed: bool):
     m, k = x.shape
+    by_rows = amax is None
     found = [like(x, dtype=to), like(x, (m, 1) if by_rows else (), float32)]
     if transposed:
         found.append(like(x, (k, m), to))
@@ -69,7 +81,7 @@ quantize = Symbol(
 
 def quantized(x, to: dtype, by_rows: bool, transposed: bool) -> Quantized:
     """A matrix in float8, with its transpose where that is asked for."""
-    found = quantize(x, to, by_rows, transposed)
+    found = quantize(x, None if by_rows else largest(x), to, transposed)
     if not transposed:
         return Quantized(*found, None, None)
     return Quantized(*found[:3], found[3] if by_rows else found[1])

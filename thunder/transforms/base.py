@@ -152,16 +152,16 @@ _read_parameter = Symbol("get_parameter", module="prims", is_prim=True, python_p
 class _Check:
     """Says in words why a value is not the parameter that a program was made for, or None."""
 
-    def __init__(self, proxy: TensorProxy):
-        self.expected = _facts(proxy)
+    def __init__(self, value):
+        self.expected = _facts(value)
 
     def __call__(self, value, name: str) -> str | None:
-        found = (tuple(value.shape), from_tensor_dtype(value.dtype), from_tensor_device(value.device), value.requires_grad) if hasattr(value, "dtype") else None
+        found = _facts(value) if hasattr(value, "dtype") else None
         return None if found == self.expected else f"parameter {name} was {self.expected[:3]}, is {found and found[:3]}"
 
 
-def _facts(p: TensorProxy) -> tuple:
-    return tuple(p.shape), p.dtype, p.device, p.requires_grad
+def _facts(value) -> tuple:
+    return tuple(value.shape), from_tensor_dtype(value.dtype), from_tensor_device(value.device), value.requires_grad
 
 
 def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tuple[Trace, Trace, TensorProxy]:
@@ -170,12 +170,13 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
     if name not in overrides:
         raise OptionError(f"{name!r} is no parameter that a transform gave the module (model.set_parameter); it has {', '.join(model._overrides_parameters) or 'none'}")
     value = overrides[name]
+    shape, dtype = model.seen_as(name)
     variable = computation.names.claim("t_" + "".join(c if c.isalnum() else "_" for c in name))
     proxy = TensorProxy(
-        variable, shape=tuple(value.shape), dtype=from_tensor_dtype(value.dtype), device=from_tensor_device(value.device), requires_grad=value.requires_grad
+        variable, shape=shape, dtype=from_tensor_dtype(dtype), device=from_tensor_device(value.device), requires_grad=value.requires_grad
     )  # fmt: skip
     read = prologue.names.claim(variable)
-    line = BoundSymbol(_read_parameter, (read, overrides, name, _Check(proxy)), {}, None, inputs=(), outputs=())
+    line = BoundSymbol(_read_parameter, (read, overrides, name, _Check(value)), {}, None, inputs=(), outputs=())
     tables = computation.tables | {"parameters": computation.tables.get("parameters", {}) | {variable: name}}
     return (
         prologue.replace(bound_symbols=(*prologue.bound_symbols, line), output=(*prologue.output, Text(read))),
@@ -184,15 +185,15 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
     )
 
 
-def check_replaced(computation: Trace, overrides: dict[str, Any]) -> None:
-    """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would compute with something else."""
+def check_replaced(computation: Trace, overrides: dict[str, tuple]) -> None:
+    """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would compute with something else. overrides: (shape, dtype)."""
     for a in computation.args:
         name = computation.tables.get("parameters", {}).get(a.name) if isinstance(a, Proxy) else None
         if name not in overrides:
             continue
-        value = overrides[name]
-        if (tuple(a.shape), a.dtype) != (tuple(value.shape), from_tensor_dtype(value.dtype)):
+        shape, dtype = overrides[name]
+        if (tuple(a.shape), a.dtype) != (shape, from_tensor_dtype(dtype)):
             raise CaptureError(
-                f"parameter {name} was replaced by one of shape {tuple(value.shape)} and {value.dtype}, and the program reads it as {tuple(a.shape)}, {a.dtype}",
+                f"parameter {name} was replaced by one of shape {shape} and {dtype}, and the program reads it as {tuple(a.shape)}, {a.dtype}",
                 remedy="a transform that replaces a parameter by another form changes the computation in transform_traces_pre_prologue",
             )

@@ -4,9 +4,11 @@
 
 Before: `t0 = ltorch.linear(x, weight, None)`. After:
 
-    (t1, t2, t3) = ltorch.float8_quantize(x, dtypes.float8_e4m3fn, False, True)
-    (t4, t5, t6) = ltorch.float8_quantize(weight, dtypes.float8_e4m3fn, False, True)
-    t0 = ltorch.float8_linear(x, weight, None, (t1, t2, t3, t2), (t4, t5, t6, t5), dtypes.float8_e5m2)
+    t1 = ltorch.float8_largest(x)
+    (t2, t3, t4) = ltorch.float8_quantize(x, t1, dtypes.float8_e4m3fn, True)
+    t5 = ltorch.float8_largest(weight)
+    (t6, t7, t8) = ltorch.float8_quantize(weight, t5, dtypes.float8_e4m3fn, True)
+    t0 = ltorch.float8_linear(x, weight, None, (t2, t3, t4, t3), (t6, t7, t8, t7), dtypes.float8_e5m2)
 
 Scales are found anew in each call, from what is rounded. The backward rounds its cotangents, and reads the transposes that the forward made. What several layers read is
 rounded once. Parameters, their gradients and the optimizer keep their type.

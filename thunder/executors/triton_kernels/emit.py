@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.index import Index, Part, Variable, join, opened, split, strides_of
+from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, reduced_place, tile_place
 from thunder.executors.triton_kernels.tiles import Tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, sources
@@ -24,7 +25,10 @@ HEADER = "import triton\nimport triton.language as tl\n"
 
 
 class Source(NamedTuple):
-    """name, text: a function of the buffers (values, in order). helpers: names of functions it calls."""
+    """name, text: a function of the buffers (values, in order), called after what it computes, so that profiles say it. helpers: names of functions it calls.
+
+    loads: where in memory each value is read; stores: where each is written. Equal texts are equal places.
+    """
 
     name: str
     text: str
@@ -32,6 +36,8 @@ class Source(NamedTuple):
     grid: tuple[int, int]
     warps: int
     helpers: tuple[str, ...]
+    loads: dict[Value, set[str]]
+    stores: dict[Value, str]
 
 
 def stored_type(v: Value, outputs: Sequence[Value]) -> dtype:
@@ -47,11 +53,11 @@ class _Term(NamedTuple):
 
 
 def emit(
-    name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0, tile: Tile | None = None
+    schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0, tile: Tile | None = None, late: Container[Value] = ()
 ) -> Source:  # fmt: skip
     """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. shared: bytes of a multiprocessor's shared memory.
-    tile: in place of the one that a rule gives."""
-    return _Emitter(name, schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel)).run()
+    tile: in place of the one that a rule gives. late: what is written over something that the kernel reads, after all threads of a program have read it."""
+    return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late).run()
 
 
 def _compute(d: dtype) -> str:
@@ -59,27 +65,33 @@ def _compute(d: dtype) -> str:
     return "tl.float32" if d.category == FLOAT and d.bytes < 4 else "tl.int1" if d.category == BOOL else f"tl.{d.name}"
 
 
+NAMED = 8  # operations in the name of a kernel
 LOWEST = "-3.4028234663852886e38"  # of float32: where a maximum begins from which other numbers, which may be infinite, are subtracted
 _NONE: frozenset = frozenset()
 _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)}}
 
 
 class _Emitter:
-    def __init__(self, name: str, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int, tile: Tile):
-        self.name, self.kernel, self.interpreted, self.shared, self.tile = name, kernel, interpreted, shared, tile
+    def __init__(self, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int, tile: Tile, late: Container[Value]):
+        self.kernel, self.interpreted, self.shared, self.tile, self.late = kernel, interpreted, shared, tile, late
         self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
         before = schedule.kernels[: schedule.kernels.index(kernel)]
+        self.types |= {v: self.types[v.what[0]] for v in kernel.stores if v.kind == "part"}
         self.dear = {v for k in before for v in k.stores if v in schedule.dear}  # loaded, where others that are elementwise are computed again
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
         self.outer: list[str] = []
         self.inner: list[str] = []  # of the loop that begins with `header`
         self.header = ""
+        self.last: tuple[list[str], list[str]] = [], []  # stores behind everything else of the body, and of the loop
         self.looping: frozenset = _NONE  # the variable of the loop that is being written
         self.memo: dict = {}
         self.of_loop: list = []  # keys of what the loop's body knows
         self.loaded: dict[str, frozenset] = {}
         self.buffers: dict[Value, str] = {}
+        self.loads: dict[Value, set[str]] = {}
+        self.stores: dict[Value, str] = {}
         self.helpers: dict[str, None] = {}
+        self.computes: dict[str, None] = {}  # names of operations
         self.count = 0
         self.keep = ""  # what the cache is told of the blocks that a pass reads
         self.ahead = 0  # bytes that a loop over blocks loads for one of them
@@ -90,9 +102,11 @@ class _Emitter:
     # ------------------------------------------------------------------------------------------------------------ the three forms
     def run(self) -> Source:
         grid = getattr(self, f"_{self.kernel.kind}")()
+        self._write_last(self.outer, self.last[0])
         body = "\n".join(f"    {line}" for line in self.outer)
-        text = f"@triton.jit\ndef {self.name}({', '.join(self.buffers.values())}):\n{body}\n"
-        return Source(self.name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers))
+        name = "_".join(["fused", *list(self.computes or ["copy"])[:NAMED]])
+        text = f"@triton.jit\ndef {name}({', '.join(self.buffers.values())}):\n{body}\n"
+        return Source(name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers), self.loads, self.stores)
 
     def _program(self, axis: int) -> str:
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
@@ -115,7 +129,14 @@ class _Emitter:
         self.header = f"for block in range({self.header}):" if self.interpreted else f"for block in tl.range({self.header}, num_stages={stages(self.ahead, self.shared)}):"
         self._close()
 
+    def _write_last(self, target: list[str], stores: list[str]) -> None:
+        """Where several threads hold a copy of what they read, none of them may write before the others have read."""
+        if stores:
+            target += ["tl.debug_barrier()", *stores]
+            stores.clear()
+
     def _close(self) -> None:
+        self._write_last(self.inner, self.last[1])
         self.outer += [self.header, *(f"    {line}" for line in self.inner)]
         self.inner = []
         for key in self.of_loop:
@@ -246,14 +267,27 @@ class _Emitter:
         x = Index.of(self.kernel.x)
         if v is None:
             return x
-        steps = self.strides[v]
+        steps = self._steps(v)
         order = sorted(range(len(v.shape)), key=lambda d: -steps[d])
         there = dict(zip(order, split(x, [v.shape[d] for d in order]), strict=True))
         return join([there[d] for d in range(len(v.shape))], strides_of(v.shape))
 
+    def _steps(self, v: Value) -> Sequence[int]:
+        """How far in memory a step in each dimension leads."""
+        if v.kind != "part":
+            return self.strides[v]
+        variables = [Variable("step", n) for n in v.shape]
+        offset = self._offset(v, tuple(map(Index.of, variables)))
+        return [offset.terms.get(x, 0) for x in variables]
+
+    def _offset(self, v: Value, place: Place) -> Index:
+        return join(place_in_whole(v, place), self.strides[v.what[0]]) if v.kind == "part" else join(place, self.strides[v])
+
     # ------------------------------------------------------------------------------------------------------------ stores
     def _tile_place(self, v: Value) -> Place:
-        return split(self.linear, v.shape) if self.kernel.kind == "map" else tile_place(v, self.kernel)
+        if self.kernel.kind != "map":
+            return tile_place(v, self.kernel)
+        return split(self._in_memory_order(v) if v.kind == "part" else self.linear, v.shape)
 
     def _is_row(self, v: Value) -> bool:
         return v.kind == "reduce" or v.numel == self.kernel.rows and self.kernel.kind == "rows" and v.numel != self.kernel.numel
@@ -271,12 +305,14 @@ class _Emitter:
         self._write(v, place, self._reduction(v) if v.kind == "reduce" else self.value(v, place, ()))
 
     def _write(self, v: Value, place: Place, term: _Term) -> None:
-        offset = self.index(opened(join(place, self.strides[v])))
+        offset = self.index(opened(self._offset(v, place)))
         variables = offset.variables | term.variables
         mask = self._mask(offset.variables, ())
         if self.interpreted and self.types[v].name == "bfloat16":
             term = self._emit(self._rounded(term.text, v.dtype), term.variables)
-        target = self.inner if variables & self.looping else self.outer
+        self.stores[v] = offset.text
+        of_loop = bool(variables & self.looping)
+        target = self.last[of_loop] if v in self.late else self.inner if of_loop else self.outer
         target.append(f"tl.store({self._pointer(v)} + {_bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})")
 
     def _store_partials(self, partials: list[Value], accumulators: list[str]) -> None:
@@ -341,6 +377,7 @@ class _Emitter:
 
     def _combined(self, v: Value, text: str, axis: int, last: bool = False) -> str:
         """A block reduced along an axis, which stays as 1 unless it is the `last`, which leaves a number in the end."""
+        self.computes[v.what[0]] = None
         restored = "" if last else "[:, None]" if axis else "[None, :]"
         if v.what[0] == "sum":
             return f"tl.sum({text}, {axis}){restored}"
@@ -403,6 +440,7 @@ class _Emitter:
         if kind == "gather":
             return self._gathered(v, place, conditions)
         if kind in ("cat", "pad"):
+            self.computes[kind] = None
             return self._chosen(v, place, conditions)
         ((operand, there, _),) = sources(v, place)
         return self.value(operand, there, conditions)
@@ -411,7 +449,7 @@ class _Emitter:
         offset, low, high = v.what
         seed, at = self.value(v.operands[0], (), ()), self.index(join(place, strides_of(v.shape)))
         halves = f"{_bracketed(at.text)}.to(tl.int32), ({at.text} >> 32).to(tl.int32)" if self.wide else f"{at.text}, 0"
-        self.helpers["_uniform"] = None
+        self.helpers["_uniform"] = self.computes["uniform"] = None
         return self._emit(f"_uniform({seed.text}, {offset}, {halves}) * {high - low} + {low}", at.variables)
 
     def _mapped(self, v: Value, place: Place, conditions: tuple) -> _Term:
@@ -430,6 +468,7 @@ class _Emitter:
             else:
                 texts.append(self._number(x, kind))
         text = function.text(*texts)
+        self.computes[v.what] = None
         self.helpers.update(dict.fromkeys(h for h in HELPERS if h in text))
         return self._emit(text, variables)
 
@@ -482,6 +521,7 @@ class _Emitter:
         operand, at = v.operands
         if not operand.shape:
             return self.value(operand, (), conditions)
+        self.computes["gather"] = None
         term = self.value(at, place, conditions)
         test = self._emit(f"({term.text} >= 0) & ({term.text} < {operand.shape[v.what]})", term.variables)
         if not self.interpreted:
@@ -497,6 +537,7 @@ class _Emitter:
 
     # ------------------------------------------------------------------------------------------------------------ memory
     def _pointer(self, v: Value) -> str:
+        v = v.what[0] if v.kind == "part" else v
         if v not in self.buffers:
             self.buffers[v] = f"{'in' if v.kind == 'input' else 'buffer'}{len(self.buffers)}"
         return self.buffers[v]
@@ -508,6 +549,7 @@ class _Emitter:
         mask = self._mask(variables, tests)
         if variables & self.looping:
             self.ahead += v.dtype.bytes * math.prod(n for n, name in zip(self.shape, "rc" if len(self.shape) == 2 else "x", strict=True) if name in variables)
+        self.loads.setdefault(v, set()).add(offset.text)
         keep = f", eviction_policy='{self.keep}'" if self.keep and "c" in variables and "r" in variables else ""
         text = f"tl.load({self._pointer(v)} + {_bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''}{keep})"
         if v.dtype.category == FLOAT and v.dtype.bytes < 4:

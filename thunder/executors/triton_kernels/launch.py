@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 
@@ -21,12 +22,11 @@ from thunder.executors.triton_kernels.index import strides_of
 from thunder.executors.triton_kernels.layout import layout_of
 from thunder.executors.triton_kernels.schedule import in_order, schedule
 from thunder.executors.triton_kernels.tiles import Tile
-from thunder.executors.triton_kernels.values import program_of
+from thunder.executors.triton_kernels.values import Value, program_of
 from thunder.ops.torch_types import to_torch_dtype
 
 __all__ = ["FusedRegion", "interpreting"]
 
-KERNEL = "kernel"
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
 
 
@@ -42,11 +42,15 @@ class FusedRegion:
     Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for the first time. `source` is their text, `kernels` how
     many there are.
 
-    Raises `schedule.TooLarge` for a region that has to be smaller.
+    over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs do. See `writing_over`.
+
+    Raises TooLarge for a region that has to be smaller.
     """
 
     def __init__(self, region: Region, device: torch.device, autotune: bool = False):
         self.region, self.device = region, device
+        self.over: dict[int, int] = {}
+        self._overwriting: dict[frozenset[int], FusedRegion] = {}
         self.interpreted = interpreting()
         self.autotune = autotune and not self.interpreted
         facts = None if self.interpreted else torch.cuda.get_device_properties(device)
@@ -68,6 +72,32 @@ class FusedRegion:
         if not self._source:
             self._sources(self._row_major())
         return self._source
+
+    def writing_over(self, dying: frozenset[int]) -> FusedRegion:
+        """The same region, for calls in which the inputs at these places own their memory and nobody reads them afterwards: outputs are written over as many as kernels allow."""
+        found = self._overwriting.get(dying)
+        if found is None:
+            found = self._overwriting[dying] = copy.copy(self)
+            found._overwriting, found._variants, found._unusual = {}, {}, {}
+            found.over = self._places(dying)
+            if found.over and self._expected is not None:
+                found._expected = _Compiled(found, self._row_major())
+        return found
+
+    def _places(self, dying: frozenset[int]) -> dict[int, int]:
+        """Which outputs may be written over which of these inputs, if all inputs are row-major: what writes one reads the input there and nowhere else, no later kernel does."""
+        program = self.schedule.program
+        sources, _ = self._sources(self._row_major())
+        taken: dict[int, int] = {}
+        for o, out in enumerate(program.outputs):
+            number, source = next(((n, s) for n, s in enumerate(sources) if out in s.stores), (0, None))
+            for i in sorted(dying.difference(taken.values())) if source is not None else ():  # none stores all of it
+                x = program.inputs[i]
+                same = x.numel == out.numel and x.dtype is out.dtype and source.loads.get(x) == {source.stores[out]}
+                if same and not any(x in s.loads for s in sources[number + 1 :]):
+                    taken[o] = i
+                    break
+        return taken
 
     def _row_major(self) -> tuple:
         return tuple(strides_of(v.shape) for v in self.schedule.program.inputs)
@@ -99,13 +129,11 @@ class FusedRegion:
         with torch.cuda.device(self.device):
             return run(*tensors)
 
-    def _sources(self, strides: tuple, tiles: Sequence[Tile] | None = None) -> tuple[list[Source], list[tuple]]:
+    def _sources(self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = ()) -> tuple[list[Source], list[tuple]]:
         program = self.schedule.program
         layout = self._layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [
-            emit(f"{k.kind}{i}", self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None) for i, k in enumerate(self.schedule.kernels)
-        ]  # fmt: skip
+        sources = [emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late) for i, k in enumerate(self.schedule.kernels)]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -121,13 +149,14 @@ class FusedRegion:
 class _Variant:
     """A region for inputs of certain strides, as the text of a Python function that allocates what the kernels write and launches them."""
 
-    def __init__(self, region: FusedRegion, strides: tuple, tiles: Sequence[Tile] | None = None):
+    def __init__(self, region: FusedRegion, strides: tuple, tiles: Sequence[Tile] | None = None, over: bool = True):
         program, temporaries = region.schedule.program, region.schedule.temporaries
         self.region, self.strides = region, strides
-        self.sources, layout = region._sources(strides, tiles)
+        expected = over and all(s == strides_of(v.shape) for s, v in zip(strides, program.inputs, strict=True))
+        self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
+        self.sources, layout = region._sources(strides, tiles, self.over)
         self.layout = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True)) | {v: strides_of(v.shape) for v in temporaries}
-        # all called alike, so that equal ones are one
-        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text.replace(f"def {s.name}(", f"def {KERNEL}(")]) for s in self.sources]
+        self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
         self.inputs = list(self.names.values())
         self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
@@ -136,7 +165,10 @@ class _Variant:
         for i, (v, s) in enumerate(zip((*program.outputs, *temporaries), (*layout, *(strides_of(t.shape) for t in temporaries)), strict=True)):
             self.names[v] = f"out{i}"
             self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
-            self.allocations.append(f"out{i} = allocate({v.shape}, {tuple(s)}, dtype{i})")
+            there, made = self.over.get(v), f"allocate({v.shape}, {tuple(s)}, dtype{i})"
+            if there is not None:
+                made = self.names[there] + (f".as_strided({v.shape}, {tuple(s)})" if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s)) else "")
+            self.allocations.append(f"out{i} = {made}")
         # a tensor may be a negative of its memory's numbers, which kernels do not see
         self.negative = " or ".join(f"{self.names[v]}.is_neg()" for v in program.inputs if v.dtype.category == FLOAT)
         self.results = f"[{', '.join(self.names[v] for v in program.outputs)}]"
@@ -156,7 +188,7 @@ class _Interpreted(_Variant):
             lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
         lines += self.allocations
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
-            self.context[f"kernel{i}"] = compile_source(text, KERNEL, {"__name__": "kernels"})
+            self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
             lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
         return self._function(lines)
 
@@ -169,12 +201,12 @@ class _Compiled(_Variant):
     """
 
     def __init__(self, region: FusedRegion, strides: tuple, aligned: Sequence[bool] | None = None, tiles: Sequence[Tile] | None = None):
-        super().__init__(region, strides, tiles)
+        super().__init__(region, strides, tiles, over=aligned is None)
         self.checked = aligned is None
         begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
         self.binaries = [
-            binary_of(Request(KERNEL, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
+            binary_of(Request(s.name, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
 

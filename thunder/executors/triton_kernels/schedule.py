@@ -10,13 +10,15 @@ Everything between loads, reductions and stores is computed where it is needed, 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from thunder.executors.triton_kernels.index import Index, Variable, join, split, strides_of
+from thunder.executors.triton_kernels.joins import parts_of
 from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.values import Place, Program, Value, sources
+from thunder.extend.fusion import TooLarge
 
-__all__ = ["Kernel", "Schedule", "TooLarge", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "along_memory", "ON_CHIP"]
+__all__ = ["Kernel", "Schedule", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "along_memory", "ON_CHIP"]
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
@@ -25,10 +27,6 @@ LIMIT = 4000  # values at places, in all kernels of a region
 LAUNCH = 1 << 23  # bytes that are moved in the time that a kernel takes to start
 WORK = 1 << 27  # instructions of elements that are done in that time, about
 LOOKED_UP = 16  # instructions that take as long as reading what they compute
-
-
-class TooLarge(Exception):
-    """A region whose kernels would be too long to be compiled in reasonable time."""
 
 
 class Kernel:
@@ -162,10 +160,10 @@ def _programs(rows: int, columns: int, programs: int) -> int:
 
 
 class _Scheduler:
-    """One way to put roots into kernels: each, in some order, into the first that can compute it."""
+    """One way to put roots into kernels: each, in some order, into the first that can compute it. parts: of outputs that are stored in parts."""
 
-    def __init__(self, program: Program):
-        self.program = program
+    def __init__(self, program: Program, parts: Mapping[Value, Sequence[Value]]):
+        self.program, self.parts = program, parts
         self.kernels: list[Kernel] = []
         self.kernel_of: dict[Value, int] = {}  # of reductions, partials and outputs
         self.stored: dict[Value, None] = {}
@@ -178,7 +176,7 @@ class _Scheduler:
         """roots: the reductions and partials, each after those it depends on."""
         self.spaces = {space_of(v) for v in roots if v.kind == "reduce"}
         outputs = [v for v in dict.fromkeys(self.program.outputs) if v.kind not in ("reduce", "partial")]
-        for root in (*self.dear, *roots, *(v for v in outputs if v not in self.dear)):
+        for root in (*self.dear, *roots, *(root for v in outputs if v not in self.dear for root in self.parts.get(v, (v,)))):
             self.place(root)
         for v in self.program.outputs:
             if v.kind == "reduce":
@@ -188,7 +186,7 @@ class _Scheduler:
             if not any(v is s for s in kernel.stores):
                 kernel.stores.append(v)
         results = set(self.program.outputs)
-        return Schedule(self.program, self.kernels, [v for v in self.stored if v not in results], self.dear)
+        return Schedule(self.program, self.kernels, [v for v in self.stored if v not in results and v.kind != "part"], self.dear)
 
     def place(self, root: Value) -> None:
         """Puts a root into the first kernel that can compute it, or into a new one."""
@@ -350,18 +348,24 @@ def in_order(outputs: Sequence[Value]) -> list[Value]:
 
 
 def schedule(program: Program, programs: int) -> Schedule:
-    """programs: in how many parts a reduction over rows is split. Raises TooLarge."""
+    """programs: in how many parts a reduction over rows is split. Raises TooLarge where kernels would be too long to be compiled in reasonable time."""
     program = _with_partials(program, programs)
     order = in_order(program.outputs)
     roots = [v for v in order if v.kind in ("reduce", "partial")]
-    first = _Scheduler(program)
-    best = first.run(roots)
+    best = _Scheduler(program, {})
+    found = best.run(roots)
     early = _early(order)
-    if len(best.kernels) > 2 and any(a is not b for a, b in zip(early, roots, strict=True)):
-        second = _Scheduler(program)
-        other = second.run(early)
-        best = other if second.cost < first.cost else best
-    return best
+    if len(found.kernels) > 2 and any(a is not b for a, b in zip(early, roots, strict=True)):
+        other = _Scheduler(program, {})
+        schedule = other.run(early)
+        if other.cost < best.cost:
+            best, found, roots = other, schedule, early
+    if parts := parts_of(program):
+        other = _Scheduler(program, parts)
+        schedule = other.run(roots)
+        if other.cost <= best.cost + sum(v.numel * v.dtype.bytes for v in parts) // 2:  # each element chooses once less: about half of what reading and writing it takes
+            return schedule
+    return found
 
 
 def _early(order: Sequence[Value]) -> list[Value]:

@@ -25,7 +25,7 @@ _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8",
 
 
 class Value:
-    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "philox", "partial", or how the operand's place follows (see `sources`). what: its parameters."""
+    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "philox", "partial", "part", or how the operand's place follows (see `sources`). what: its parameters."""
 
     __slots__ = ("kind", "operands", "shape", "dtype", "what")
 
@@ -229,7 +229,9 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         return found
     operand = value.operands[0]
     conditions: list = []
-    if kind == "broadcast":
+    if kind == "part":
+        there = place
+    elif kind == "broadcast":
         there = tuple(Index.of(0) if n == 1 else place[d] for n, d in zip(operand.shape, what[1], strict=True))
     elif kind == "reshape":
         there = places.split(places.join(place, places.strides_of(value.shape)), operand.shape)

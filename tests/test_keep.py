@@ -1,0 +1,89 @@
+"""What the backward reads again stays in memory, as far as that does not raise the peak."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
+import thunder
+import thunder.pipeline
+from thunder.executors.triton_fuser import TritonFuser
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Layers(nn.Module):
+    """Gated products, one after another."""
+
+    def __init__(self, depth: int, width: int, checkpointed: bool = False):
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3)) for _ in range(depth))
+
+    def one(self, x, gate, up, down):
+        return x + down(F.silu(gate(x)) * up(x))
+
+    def forward(self, x):
+        for gate, up, down in self.layers:
+            x = checkpoint(self.one, x, gate, up, down, use_reentrant=False) if self.checkpointed else self.one(x, gate, up, down)
+        return x.square().mean()
+
+
+def saved(model, rows: int, **options) -> int:
+    """How many matrices of `rows` rows the program saves, its arguments left out, after its gradients were compared."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, 32, device=DEVICE)
+    compiled = thunder.jit(model, executors=[TritonFuser("keeping")], **options)
+    sides = [torch.autograd.grad(run(x), list(model.parameters())) for run in (compiled, model)]
+    torch.testing.assert_close(*sides)
+    return sum(v.nbytes for v in thunder.examine.saved_for_backward(compiled) if v.operation is not None) // (rows * 32 * 4)
+
+
+def model(**options) -> Layers:
+    torch.manual_seed(0)
+    return Layers(4, 32, **options).to(DEVICE)
+
+
+def test_few_rows_keep_the_product():
+    """Of each layer its result, both factors and their product: the gradients of the weights are larger than all of it."""
+    assert saved(model(), 4) == 4 * 4
+
+
+def test_many_rows_compute_it_again():
+    """Most of the memory is what is saved: of each layer its result and both factors."""
+    assert saved(model(), 512) == 4 * 3
+
+
+def test_layers_are_alike():
+    """Where the products of some layers alone would fit, none is kept, since all layers are to have the same kernels."""
+    assert {saved(model(), rows) for rows in (4, 12, 16, 18, 20, 22, 24, 28)} == {4 * 4, 4 * 3}
+
+
+def test_what_the_user_saves_memory_of_is_not_kept():
+    assert saved(model(), 4, memory_budget=0.7) < 4 * 4
+    assert saved(model(checkpointed=True), 4) <= 4
+
+
+def test_the_peak_stays(monkeypatch):
+    if DEVICE == "cpu":
+        pytest.skip("PyTorch counts the peak of the memory of GPUs alone")
+    torch.manual_seed(0)
+    layers = Layers(8, 1024).to(DEVICE)
+    x = torch.randn(256, 1024, device=DEVICE)
+    peaks = []
+    for kept in (thunder.pipeline.keep, lambda joint, chosen, fuses: chosen):
+        monkeypatch.setattr(thunder.pipeline, "keep", kept)
+        compiled = thunder.jit(layers, executors=[TritonFuser("peak")])
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            torch.autograd.grad(compiled(x), list(layers.parameters()))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[0] <= 1.01 * peaks[1]

@@ -1,0 +1,161 @@
+"""Results that are written over what nobody reads any more, and what must not be written over."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
+import thunder
+from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.triton_kernels import launch
+from thunder.transforms.base import Transform
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def data(*shape, dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.randn(*shape, dtype=dtype, device=DEVICE)
+
+
+def written_over(compiled, backward=False) -> list[str]:
+    trace = (thunder.last_backward_traces if backward else thunder.last_traces)(compiled)[-1]
+    return [line.header for line in trace.bound_symbols if line.header]
+
+
+def check(program, *args, transforms=()):
+    """The comments of a program's fusions, after its results were compared; twice, since the second call finds its kernels."""
+    compiled = thunder.jit(program, executors=[TritonFuser("reusing")], transforms=list(transforms))
+    want = program(*args)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*args), want, rtol=1e-5, atol=1e-5)
+    return written_over(compiled)
+
+
+@pytest.fixture
+def allocated(monkeypatch):
+    """Bytes that fused kernels ask for, one number for each buffer."""
+    found, made = [], launch._allocator
+
+    def allocator(device):
+        allocate = made(device)
+        return lambda size, stride, dtype: (found.append(torch.Size(size).numel() * dtype.itemsize), allocate(size, stride, dtype))[1]
+
+    monkeypatch.setattr(launch, "_allocator", allocator)
+    return found
+
+
+X, W, V = data(6, 8), data(8, 8), data(8, 8)
+
+
+def test_a_gated_product_needs_no_third_buffer(allocated):
+    assert check(lambda x, w, v: (F.silu(x @ w) * (x @ v)) @ w, X, W, V) == ["t3 is written over t0"]
+    assert not allocated
+
+
+def test_peak_of_a_gated_product():
+    if DEVICE == "cpu":
+        pytest.skip("PyTorch counts the peak of the memory of GPUs alone")
+    x, w, v = data(512, 512), data(512, 2048), data(512, 2048)
+    compiled = thunder.jit(lambda x, w, v: F.silu(x @ w) * (x @ v), executors=[TritonFuser("peak")])
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        compiled(x, w, v)
+    assert torch.cuda.max_memory_allocated() - before < 2.1 * 512 * 2048 * 4
+
+
+def test_each_result_takes_another_input(allocated):
+    assert check(lambda x, w, v: ((a := x @ w) * (b := x @ v) + 1, torch.sigmoid(a) - b), X, W, V) == ["t3 is written over a, t5 is written over b"]
+    assert not allocated
+
+
+def test_a_normalization_is_written_over_what_it_normalizes(allocated):
+    assert check(lambda x, w: F.rms_norm((x @ w) * 2, (8,)) @ w, X, W) and not allocated
+
+
+def test_rows_that_do_not_fit():
+    """A row is read in three passes, and written in the last."""
+    x, w = data(64, 4), data(4, 16500)
+    assert check(lambda x, w: torch.softmax((x @ w) * 2, -1), x, w)
+
+
+def test_another_shape_and_layout_of_the_same_memory(allocated):
+    assert check(lambda x, w: torch.sigmoid((x @ w).reshape(2, 3, 8)) * 2, X, W) and not allocated
+    program = lambda x, w: torch.sigmoid((x @ w).t()) * 2  # noqa: E731
+    compiled = thunder.jit(program, executors=[TritonFuser("transposed")])
+    assert compiled(X, W).stride() == program(X, W).stride()
+    check(program, X, W)
+
+
+def test_what_a_fused_kernel_made():
+    assert "written over" in check(lambda x, w: (y := torch.sigmoid(x @ w) * 2) + torch.tanh(y @ w), X, W)[-1]
+
+
+class Reading(Transform):
+    """A user's transform that reads every input of a fusion after it."""
+
+    exact = True
+
+    def transform_trace_post_optimization(self, computation_trace, **kwargs):
+        lines = []
+        for line in computation_trace.bound_symbols:
+            lines.append(line)
+            if line.sym.is_fusion:
+                symbol = thunder.core.symbol.Symbol("look", id="look", is_prim=True, tags=(thunder.core.symbol.OpTags.DONT_DCE,), fn=lambda *values: None)
+                lines.append(symbol.bind(*line.inputs, output=None))
+        return computation_trace.replace(bound_symbols=lines)
+
+
+KEPT = {
+    "returned": (lambda x, w: (torch.sigmoid(h := x @ w) * 2, h), X, W),
+    "a view is returned": (lambda x, w: (torch.sigmoid(h := x @ w) * 2, h[2:]), X, W),
+    "a view is read later": (lambda x, w: ((v := (h := x @ w)[:, ::2]), torch.sigmoid(h) * 2 @ w, v.cumsum(0))[1:], X, W),
+    "read later": (lambda x, w: (torch.sigmoid(h := x @ w) * 2, (h @ w).cumsum(0)), X, W),
+    "an argument": (lambda x, w: torch.sigmoid(x) * 2, X, W),
+    "broadcast": (lambda x, w: torch.sigmoid(x[:1] @ w) * x, X, W),
+    "transposed": (lambda w, v: torch.sigmoid(h := w @ v) + h.t(), W, V),
+    "shifted": (lambda x, w: torch.sigmoid(h := x @ w) + h.roll(1, 0), X, W),
+    "another type": (lambda x, w: torch.sigmoid(x @ w).double() * 2, X, W),
+    "read by an operation of PyTorch's": (lambda x, w: torch.sigmoid(h := x @ w) * 2 + h.cumsum(0), X, W),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_not_written_over(name):
+    assert check(*KEPT[name]) == []
+
+
+def test_what_a_transform_of_the_user_reads():
+    assert check(lambda x, w: torch.sigmoid(x @ w) * 2, X, W, transforms=[Reading()]) == []
+
+
+def test_what_another_kernel_reads():
+    """The rows are normalized by the first kernel, and the last one, which knows all the columns' largest numbers, reads what that must not have written over."""
+    x, w = data(70, 8), data(8, 70)
+    (over,) = check(lambda x, w: (torch.softmax(h := x @ w, -1), h * h.amax(0) + 1), x, w)
+    compiled = thunder.jit(lambda x, w: (torch.softmax(h := x @ w, -1), h * h.amax(0) + 1), executors=[TritonFuser("kernels")])
+    last = [o.name for o in thunder.last_traces(compiled)[-1].output_proxies][1] if compiled(x, w) else ""
+    assert over.startswith(f"{last} is written over ")
+
+
+def test_what_is_saved_and_gradients():
+    """Of the three matrices that the backward of a gated product reads, the two that the forward saved may be read again; its own may be written over."""
+
+    def program(x, w, v):
+        return (F.silu(x @ w) * (x @ v)) @ w.t()
+
+    compiled = thunder.jit(program, executors=[TritonFuser("saved")])
+    sides = []
+    for run in (compiled, program):
+        leaves = [t.clone().requires_grad_() for t in (X, W, V)]
+        y = run(*leaves)
+        sides.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y), retain_graph=True), *torch.autograd.grad(y, leaves, torch.ones_like(y))])
+    torch.testing.assert_close(*sides)
+    assert written_over(compiled) == [] and len(written_over(compiled, backward=True)) == 1

@@ -1,0 +1,101 @@
+"""Results that join parts, which kernels store part by part."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else "1")
+
+import thunder
+from benchmarks.random_regions import SMALL, judge, random_region
+from thunder.executors.triton_fuser import TritonFuser
+from thunder.executors.triton_kernels import joins, schedule
+
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def data(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE)
+
+
+def rotated(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def regions(compiled, backward=False):
+    trace = (thunder.last_backward_traces if backward else thunder.last_traces)(compiled)[-1]
+    return [line.sym.fn for line in trace.bound_symbols if line.sym.is_fusion]
+
+
+@pytest.mark.parametrize("heads", [(4, 4, 4), (4, 2, 2), (4, 1, 1)], ids=str)
+def test_rotated_heads_and_their_gradients(heads):
+    """A projection is split into heads, which are rotated: no element chooses what it reads, in the forward and where gradients are joined in the backward."""
+    size, time = 64, 8
+    cos, sin = data(time, size), data(time, size, seed=1)
+
+    def program(x):
+        q, k, v = (p.view(2, time, -1, size).transpose(1, 2) for p in x.split([n * size for n in heads], -1))
+        return rotated(q, cos, sin), rotated(k, cos, sin), v
+
+    x = data(2, time, sum(heads) * size).requires_grad_()
+    compiled = thunder.jit(program, executors=[TritonFuser("rotated")])
+    got, want = compiled(x), program(x)
+    cotangents = [torch.ones_like(w) * data(*w.shape, seed=i) for i, w in enumerate(want)]
+    torch.testing.assert_close(got, want)
+    assert all(judged.wrong == "" for judged in judge(*([x.detach().cpu() for x in side] for side in (got, want, want)))), "strides"
+    torch.testing.assert_close(torch.autograd.grad(got, x, cotangents), torch.autograd.grad(want, x, cotangents))
+    (forward,), (backward,) = regions(compiled), regions(compiled, backward=True)
+    if heads != (4, 1, 1):  # of which slices as large as the smallest part would be narrow
+        assert forward.kernels == len(set(heads[:2])) and backward.kernels == 1
+        assert "tl.where" not in forward.source + backward.source and "mask=" not in forward.source + backward.source
+
+
+def test_parts_of_several_sizes_are_worth_a_kernel_each_where_they_are_large(monkeypatch):
+    program = lambda x, y: torch.cat((x * 2 + 1, torch.sigmoid(y) * 3), 1)  # noqa: E731
+    x, y = data(32, 96), data(32, 70)
+    for launch, count in ((1 << 23, 1), (1 << 8, 2)):
+        monkeypatch.setattr(schedule, "LAUNCH", launch)
+        compiled = thunder.jit(program, executors=[TritonFuser(f"sizes{count}")])
+        torch.testing.assert_close(compiled(x, y), program(x, y))
+        (region,) = regions(compiled)
+        assert region.kernels == count and ("tl.where" in region.source) == (count == 1)
+
+
+def test_what_is_not_cut():
+    """Narrow slices, uneven ones, and what chooses by data."""
+    for program in (
+        lambda x: rotated(x[..., :8], x[..., 8:16], x[..., 16:24]) + 1,
+        lambda x: F.pad(x * 2, (3, 0)) + 1,
+        lambda x: torch.where(x > 0, x * 2, x - 1),
+    ):
+        compiled = thunder.jit(program, executors=[TritonFuser("whole")])
+        x = data(4, 32)
+        torch.testing.assert_close(compiled(x), program(x))
+        assert all(k.stores[0].kind != "part" for f in regions(compiled) for k in f.schedule.kernels)
+
+
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_random_regions_in_parts(first, monkeypatch):
+    """As if launches cost nothing and narrow slices were read as fast as wide ones, so that all is cut that can be."""
+    monkeypatch.setattr(schedule, "LAUNCH", 0)
+    monkeypatch.setattr(joins, "RUN", 1)
+    cut = 0
+    for seed in range(first, first + 100):
+        region = random_region(seed, SMALL)
+        inputs = region.placed(DEVICE)
+        if not any(word in region.text for word in ("cat", "pad", "roll", "stack")):
+            continue
+        compiled = thunder.jit(region.function, executors=[TritonFuser("random")])
+        results = judge(*([x.cpu() for x in side] for side in (compiled(*inputs), region(inputs), region.exact(region.inputs))))
+        for d in results:
+            assert not d.wrong and d.got <= 2 * d.eager + 2 * region.unit, f"{d} for seed {seed}:\n{region.text}"
+        cut += sum(v.kind == "part" for f in regions(compiled) for k in f.schedule.kernels for v in k.stores)
+    assert cut
