@@ -9,6 +9,7 @@ Before: `t0 = silu(x)` and `t1 = mm(t0, w)` in the forward, `bw_t0 = silu(x)` an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from thunder.core.proxies import Proxy, TensorProxy, number_value
@@ -47,13 +48,13 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
             elif apart[i]:
                 again[root] = again.get(root, (i, i))[0], i
     last |= dict.fromkeys((shown.get(p, p) for p in joint.output_proxies), len(lines))
-    live = [0] * (len(lines) + 1)
+    changes = [0] * (len(lines) + 2)  # of the bytes in memory, line by line
     for value, i in makers.items():
         if apart[i] or value in written or value in again or i < half <= last.get(value, i):
-            _hold(live, value, i, last.get(value, i))
+            _hold(changes, value, i, last.get(value, i))
         if value in again and value in chosen:
-            _hold(live, value, *again[value])
-    peak = max(live)
+            _hold(changes, value, *again[value])
+    peak = max(itertools.accumulate(changes))
     groups: dict[tuple, list[TensorProxy]] = {}
     for value, i in makers.items():
         context = lines[i].context
@@ -62,16 +63,19 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
     kept: set[Proxy] = set()
     for (always, *_), group in sorted(groups.items(), key=lambda item: nbytes(item[1][0])):
         spans = [(last[value] + 1, again[value][0] - 1) for value in group]
-        filled = list(live)
+        changed = list(changes)
         for value, span in zip(group, spans, strict=True):
-            _hold(filled, value, *span)
+            _hold(changed, value, *span)
+        filled = list(itertools.accumulate(changed))
         begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
         if always or max(filled[begin:half], default=0) <= SHARE * peak and max(filled[half : end + 1], default=0) <= peak:
-            live = filled
+            changes = changed
             kept.update(group)
     return chosen - kept
 
 
-def _hold(live: list[int], value: TensorProxy, begin: int, end: int) -> None:
-    size = nbytes(value)
-    live[begin : end + 1] = [n + size for n in live[begin : end + 1]]
+def _hold(changes: list[int], value: TensorProxy, begin: int, end: int) -> None:
+    """Between the lines `begin` and `end`, both with it; nothing where that is no span."""
+    if begin <= end:
+        changes[begin] += nbytes(value)
+        changes[end + 1] -= nbytes(value)
