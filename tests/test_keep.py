@@ -78,7 +78,7 @@ def test_the_peak_stays(monkeypatch):
     layers = Layers(8, 1024).to(DEVICE)
     x = torch.randn(256, 1024, device=DEVICE)
     peaks = []
-    for kept in (thunder.pipeline.keep, lambda joint, chosen, fuses: chosen):
+    for kept in (thunder.pipeline.keep, lambda joint, chosen, *_: chosen):
         monkeypatch.setattr(thunder.pipeline, "keep", kept)
         compiled = thunder.jit(layers, executors=[TritonFuser("peak")])
         for _ in range(2):
