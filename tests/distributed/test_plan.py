@@ -9,8 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder
-from thunder.distributed import H200, FSDPBucketingStrategy, FSDPType, ddp, fsdp, plan
-from thunder.distributed.costs import Machine, collective_of
+from thunder.distributed import H200, FSDPBucketingStrategy, FSDPType, ddp, fsdp, plan, planning
+from thunder.distributed.costs import Machine, Memory, collective_of
 from thunder.errors import OptionError
 from thunder.transforms.memory_budget import multiply_adds
 
@@ -139,6 +139,30 @@ def lines(monkeypatch):
     found, seconds_of = [], Machine.seconds_of
     monkeypatch.setattr(Machine, "seconds_of", lambda self, line, scratch: found.append(line) or seconds_of(self, line, scratch))
     return found
+
+
+class Gated(torch.nn.Module):
+    def __init__(self, width=512):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(3)) for _ in range(3))
+
+    def forward(self, x):
+        for gate, up, down in self.layers:
+            x = x + down(torch.nn.functional.silu(gate(x)) * up(x))
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("strategy", [None, ZERO2, ZERO3])
+def test_what_is_left_at_the_end_are_the_gradients(strategy, monkeypatch, lines):
+    walks = []
+    monkeypatch.setattr(planning, "Memory", lambda *given: walks.append(Memory(*given)) or walks[-1])
+    with torch.device("meta"):
+        model, x = Gated().to(torch.bfloat16), torch.empty(64, 512, dtype=torch.bfloat16)
+    found = plan(model, x, world_size=2, sharding_strategy=strategy)
+    loss = cotangent = 2
+    assert walks[0].now == found.gradients + loss + cotangent and found.gradients == found.parameters
+    assert found.peak >= found.parameters + found.optimizer + found.others + walks[0].now
+    assert any(getattr(line.sym.fn, "over", None) for line in lines), "a result is written over an input"
 
 
 def planned(**options):

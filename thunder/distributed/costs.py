@@ -12,13 +12,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 import torch.distributed as dist
 
 from thunder.core.dtypes import FLOAT
-from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy
+from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.ops.layout import is_dense, run_line
 from thunder.ops.memory import may_view
+from thunder.ops.torch_types import to_torch_dtype
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.memory_budget import multiply_adds, nbytes
 
@@ -47,13 +50,13 @@ class Machine:
     link: float
     network: float
     gpus_per_node: int = 8
-    start: float = 13e-6
+    start: float = 3e-6
     launch: float = 2.5e-6
     host: float = 20e-6
-    collective: float = 12e-6
+    collective: float = 25e-6
     hop: float = 2e-6
     network_hop: float = 5e-6
-    sharing: float = 0.3
+    sharing: float = 0.2
 
     def rate(self, line: BoundSymbol) -> float:
         """Of the operations of a line."""
@@ -86,10 +89,12 @@ class Machine:
         return self.collective + rounds * (steps + share * size / rate)
 
 
-# Rates of products, attention and memory: measured on one H200 (`benchmarks/gpu_products.py`): 774 TFLOP/s and 13 us explain products of 46 GFLOP to 1.1 PFLOP, 22 ms for 1.1 TFLOP
-# in float32 without TF32. Links: NVLink's 450 GB/s in each direction and 400 Gb/s of network for each GPU, as published, of which collectives reach some 80 %. Steps: assumed.
+# Measured on H200s of one host, as reached while a model trains. In a long run products of 17 GFLOP to 1.1 PFLOP take 3 us and their operations at 680 TFLOP/s (790 on a
+# GPU that was idle before). Causal attention of 2048 and 4096 tokens; kernels of the Triton fuser, three quarters of what copies reach (4.27 TB/s); fused AdamW. From
+# profiles of steps on four GPUs: rings of NCCL reach 260 GB/s beside products (318 alone), and products take a fifth longer beside them (11 % where nothing else runs,
+# copies 30 %); some 30 us for each collective. Assumed: 80 % of 400 Gb/s of network for each GPU, and the steps of a ring.
 H200 = Machine(
-    "H200", half=706e12, single=50e12, double=50e12, float8=1400e12, attention=545e12, attention_backward=430e12, memory=3.3e12, update=2.75e12, link=360e9, network=40e9
+    "H200", half=680e12, single=50e12, double=50e12, float8=1290e12, attention=470e12, attention_backward=375e12, memory=3.3e12, update=2.73e12, link=260e9, network=40e9
 )  # fmt: skip
 
 
@@ -144,6 +149,10 @@ def collective_of(line: BoundSymbol) -> tuple[str, int] | None:
     return _original(line).sym.name.removesuffix("_together"), max(sum(map(nbytes, _tensors(line.inputs))), sum(map(nbytes, _tensors(line.outputs))))
 
 
+def _row_major(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
+
+
 def _is_text(line: BoundSymbol) -> bool:
     """Lines that are statements of the program's text, and no operations."""
     return line.sym.python_printer is not None
@@ -168,6 +177,7 @@ class Memory:
     def __init__(self, device: str, held: Iterable[str] = ()):
         self.device = device
         self.of: dict[str, _Storage] = {name: _Storage(0, 1) for name in held}
+        self.strides: dict[str, tuple] = {}  # of values that are not row-major: whether some views copy depends on them
         self.now = self.peak = self.gathered = self.most_gathered = 0
 
     def run(self, trace: Trace) -> None:
@@ -192,10 +202,11 @@ class Memory:
     def _run(self, line: BoundSymbol, started: dict) -> None:
         collective = collective_of(line)
         self._waited(line, started)
-        for o in line.outputs:
+        shows = self._laid_out(line)
+        for place, o in enumerate(line.outputs):
             if o.name in self.of:
                 continue
-            shown = self._shown(line, o)
+            shown = self._shown(line, place, shows)
             if shown is not None:
                 self.of[o.name] = shown
                 shown.names += 1
@@ -218,18 +229,47 @@ class Memory:
                 for storage in kept:
                     self._less(storage)
 
-    def _shown(self, line: BoundSymbol, output: Proxy) -> _Storage | None:
-        """What a result shows that was there before."""
-        original = _original(line)
+    def _laid_out(self, line: BoundSymbol) -> bool:
+        """Writes down how results lie in memory. Returns whether they show what the line reads: views run on the meta device."""
+        original, tensors = _original(line), _tensors(line.inputs)
+        outputs = _tensors(line.outputs)
+        if may_view(original) and len(tensors) == 1 and not isinstance(tensors[0], FutureTensorProxy):
+            values: dict = {tensors[0]: self._stand_in(tensors[0])}
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                run_line(original, values)
+            found = [values[o] for o in original.outputs if isinstance(o, TensorProxy)]
+            self._lie(outputs, [t.stride() for t in found])
+            return all(t.untyped_storage()._cdata == values[tensors[0]].untyped_storage()._cdata for t in found)
+        if line.sym.is_fusion and hasattr(line.sym.fn, "layout") and any(p.name in self.strides for p in tensors):
+            self._lie(outputs, line.sym.fn.layout(tuple(self._stand_in(p).stride() for p in tensors)))
+        elif not line.sym.is_fusion and (OpTags.MATMUL_OP not in original.sym.tags or "rate" in original.sym.info):  # as what they read, where that has their shape
+            like = [next((self._stand_in(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
+            self._lie(outputs, [t.stride() if t is not None and is_dense(t) else None for t in like])
+        return False
+
+    def _stand_in(self, p: TensorProxy) -> torch.Tensor:
+        sizes = tuple(map(number_value, p.shape))
+        return torch.empty_strided(sizes, self.strides.get(p.name) or _row_major(sizes), dtype=to_torch_dtype(p.dtype), device="meta")
+
+    def _lie(self, outputs: Sequence[TensorProxy], strides: Sequence[tuple | None]) -> None:
+        for o, s in zip(outputs, strides, strict=True):
+            if s is not None and tuple(s) != _row_major(tuple(map(number_value, o.shape))):
+                self.strides[o.name] = tuple(s)
+
+    def _shown(self, line: BoundSymbol, place: int, shows: bool) -> _Storage | None:
+        """What the result at a place shows that was there before."""
+        original, output = _original(line), line.outputs[place]
         tensors = _tensors(line.inputs)
         source = None
-        if any(isinstance(i, FutureTensorProxy) for i in line.inputs) or may_view(original) and tensors:
+        if shows or any(isinstance(i, FutureTensorProxy) for i in line.inputs):
             source = tensors[0]
+        elif line.sym.is_fusion:
+            at = getattr(line.sym.fn, "over", {}).get(place)  # of the Triton fuser, which writes results over inputs
+            source = None if at is None else line.inputs[at]
         elif OpTags.IN_PLACE in line.sym.tags or original.sym.name == "times_cotangent":
             source = next((p for p in tensors if p.shape == output.shape and p.dtype is output.dtype), None)
         elif original.sym.name == "all_reduce_together":
-            at = line.outputs.index(output)
-            source = original.args[0][at] if original.args[2][at] else None
+            source = original.args[0][place] if original.args[2][place] else None
         return self.of.get(source.name) if source is not None else None
 
     def _allocate(self, p: Proxy, gathered: bool = False) -> None:
@@ -245,6 +285,15 @@ class Memory:
         for name in names:
             if name in self.of:
                 self.of[name].names += 1
+
+    def hand_over(self, names: Sequence[tuple[str, str]]) -> None:
+        """What one program returned under the first name of a pair the next one is given under the second."""
+        found = [(new, self.of[old]) for old, new in names if old in self.of]
+        for _, storage in found:
+            storage.names += 1
+        for old in {old for old, _ in names}:
+            self.drop(old)
+        self.of.update(found)
 
     def bytes_of(self, names: Iterable[str]) -> int:
         """Of what values show, each storage once."""

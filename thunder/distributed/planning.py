@@ -247,7 +247,9 @@ def _planned(strategy: str, size: int, machine: Machine, captured: Captured, opt
     if trains:
         forward, backward, cut = lower_with_derivatives(computation, options, options.executors)
         memory.run(forward[-1])
-        memory.keep({p.name for p in proxies_in(forward[-1].output[0], [])})
+        outputs, (tensors, _) = forward[-1].output
+        memory.keep({p.name for p in proxies_in(outputs, [])})
+        memory.hand_over([(p.name, given.name) for p, given in zip(tensors, cut.saved_tensors, strict=True)])
         saved = memory.bytes_of({p.name for p in cut.saved_tensors})
         unknown = sum(not isinstance(p, TensorProxy) for p in cut.saved_others)
         clock.run(forward[-1].bound_symbols)

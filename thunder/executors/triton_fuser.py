@@ -19,8 +19,8 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
-from thunder.executors.triton_kernels.schedule import ON_CHIP, Schedule, schedule
-from thunder.executors.triton_kernels.values import primitive, program_of
+from thunder.executors.triton_kernels.schedule import ON_CHIP
+from thunder.executors.triton_kernels.values import primitive
 from thunder.extend import add_default_executor_of_gpus, register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.backward import parts
@@ -28,8 +28,6 @@ from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["triton_fuser"]
-
-PROGRAMS = 264  # two for each multiprocessor of an H100 or H200: in how many parts planned kernels reduce
 
 
 class TritonFuser(FusionExecutor):
@@ -100,23 +98,13 @@ class TritonFuser(FusionExecutor):
 
 
 class _Plans(TritonFuser):
-    """Schedules kernels and leaves it at that."""
+    """Says what kernels there would be."""
 
     def has_triton(self) -> bool:
         return True
 
     def made_of(self, region: Region, device) -> Callable:
-        return _Scheduled(schedule(program_of(region), PROGRAMS))
-
-
-class _Scheduled:
-    """What is known of a region that is never run."""
-
-    def __init__(self, schedule: Schedule):
-        self.schedule = schedule
-
-    def __call__(self, *tensors):
-        raise AssertionError("a program that was planned is not run")
+        return FusedRegion(region, device, planned=True)
 
 
 def _in_primitives(line: BoundSymbol) -> bool:

@@ -30,6 +30,14 @@ __all__ = ["FusedRegion", "interpreting"]
 ALIGNMENT = 16  # bytes; what the caching allocator gives is, what a view begins at may not be
 
 
+PLANNED = 132, 228 << 10  # multiprocessors of an H100 or H200, and bytes of shared memory that each has
+
+
+def _facts(device: torch.device) -> tuple[int, int]:
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, found.shared_memory_per_multiprocessor
+
+
 def interpreting() -> bool:
     """Whether Triton's interpreter runs kernels, on tensors of any device."""
     runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)  # importing Triton takes as long as compiling a kernel; a thread may be half way through it
@@ -42,25 +50,26 @@ class FusedRegion:
     Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for the first time. `source` is their text, `kernels` how
     many there are.
 
-    over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs do. See `writing_over`.
+    over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs do. See `writing_over`. planned: nothing is compiled, and no
+    GPU is needed: kernels are those of an H100 or H200.
 
     Raises TooLarge for a region that has to be smaller.
     """
 
-    def __init__(self, region: Region, device: torch.device, autotune: bool = False):
+    def __init__(self, region: Region, device: torch.device, autotune: bool = False, planned: bool = False):
         self.region, self.device = region, device
         self.over: dict[int, int] = {}
+        self.planned = planned
         self._overwriting: dict[frozenset[int], FusedRegion] = {}
-        self.interpreted = interpreting()
+        self.interpreted = interpreting() and not planned
         self.autotune = autotune and not self.interpreted
-        facts = None if self.interpreted else torch.cuda.get_device_properties(device)
-        self.schedule = schedule(program_of(region), 4 if facts is None else 2 * facts.multi_processor_count)
-        self.shared = 0 if facts is None else facts.shared_memory_per_multiprocessor
+        multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
+        self.schedule = schedule(program_of(region), 2 * multiprocessors)
         self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs))
         self._variants: dict[tuple, Callable] = {}
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
-        self._expected = None if self.interpreted or self.autotune else _Compiled(self, self._row_major())
+        self._expected = None if self.interpreted or self.autotune or planned else _Compiled(self, self._row_major())
 
     @property
     def kernels(self) -> int:
@@ -131,19 +140,19 @@ class FusedRegion:
 
     def _sources(self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = ()) -> tuple[list[Source], list[tuple]]:
         program = self.schedule.program
-        layout = self._layout(strides)
+        layout = self.layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
         sources = [emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late) for i, k in enumerate(self.schedule.kernels)]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
 
-    def _layout(self, strides: tuple) -> list[tuple]:
+    def layout(self, strides: tuple) -> list[tuple]:
         """The strides of the outputs: PyTorch's, for inputs of these strides."""
         inputs, outputs = self.region.inputs, self.region.outputs
         if not self.permutes and all(s == strides_of(p.shape) for p, s in zip(inputs, strides, strict=True) if isinstance(p, TensorProxy)):
             return [strides_of(o.shape) for o in outputs if isinstance(o, TensorProxy)]
-        return layout_of(self.region, strides)
+        return layout_of(self.region, strides, fakes=not self.planned)
 
 
 class _Variant:
@@ -166,8 +175,9 @@ class _Variant:
             self.names[v] = f"out{i}"
             self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
             there, made = self.over.get(v), f"allocate({v.shape}, {tuple(s)}, dtype{i})"
-            if there is not None:
-                made = self.names[there] + (f".as_strided({v.shape}, {tuple(s)})" if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s)) else "")
+            if there is not None:  # which may be a view for autograd, and a result is none
+                shown = f".as_strided({v.shape}, {tuple(s)})" if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s)) else ""
+                made = f"{self.names[there]}{shown}.detach()"
             self.allocations.append(f"out{i} = {made}")
         # a tensor may be a negative of its memory's numbers, which kernels do not see
         self.negative = " or ".join(f"{self.names[v]}.is_neg()" for v in program.inputs if v.dtype.category == FLOAT)
