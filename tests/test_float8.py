@@ -179,7 +179,13 @@ def test_options():
 
 
 @pytest.mark.parametrize("to", [E4M3, E5M2])
-@pytest.mark.parametrize("make", [lambda: torch.randn(48, 64), lambda: torch.randn(40, 150).t(), lambda: torch.randn(136, 48).bfloat16(), lambda: torch.zeros(16, 16)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(48, 64), lambda: torch.randn(40, 150).t(), lambda: torch.randn(136, 48).bfloat16(), lambda: torch.zeros(16, 16),
+        lambda: torch.randn(160, 144), lambda: torch.randn(160, 144).bfloat16(), lambda: torch.randn(144, 160).half().t(),
+    ],
+)  # fmt: skip
 def test_kernels(make, to):
     pytest.importorskip("triton", reason="the kernels are Triton's")
     from thunder.executors import float8_kernels

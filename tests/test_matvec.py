@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import linear
 
 import thunder
+from thunder.errors import OptionError
 from thunder.executors import matvec
 
 pytest.importorskip("triton")
@@ -34,7 +35,7 @@ def test_the_kernels(rows, shape, biased, dtype):
 def test_in_programs(monkeypatch):
     monkeypatch.setattr(matvec, "SMALLEST", 0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False)).to(DEVICE, torch.bfloat16)
-    compiled = thunder.jit(model, executors=["matvec"])
+    compiled = thunder.jit(model, executors=["matvec"], matvec_rows=16)
     for rows, taken in ((1, 2), (16, 2), (17, 0)):
         x = torch.randn(rows, 64, device=DEVICE, dtype=torch.bfloat16)
         for _ in range(3):  # compiled, launched again
@@ -45,6 +46,22 @@ def test_in_programs(monkeypatch):
     x = torch.randn(2, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
     (got,), (want,) = (torch.autograd.grad(f(x).float().square().sum(), x) for f in (compiled, model))
     torch.testing.assert_close(got, want, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the executor takes what is on a GPU")
+def test_one_row_is_taken_by_default():
+    layer = torch.nn.Linear(4096, 1024, bias=False, device=DEVICE, dtype=torch.bfloat16)
+    for rows, options, taken in ((1, {}, 1), (2, {}, 0), (2, {"matvec_rows": 2}, 1), (1, {"matvec_rows": 0}, 0), (1, {"numerics": "eager"}, 0)):
+        compiled = thunder.jit(layer, **options)
+        x = torch.randn(rows, 4096, device=DEVICE, dtype=torch.bfloat16)
+        torch.testing.assert_close(compiled(x), layer(x), atol=0.02, rtol=0.02)
+        assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols].count("few_rows_linear") == taken
+
+
+def test_how_many_rows_are_options():
+    for wrong in (-1, 17, "all", True):
+        with pytest.raises(OptionError, match="matvec_rows"):
+            thunder.jit(linear, executors=["matvec"], matvec_rows=wrong)(torch.randn(1, 8), torch.randn(4, 8))
 
 
 def test_what_is_not_taken(monkeypatch):

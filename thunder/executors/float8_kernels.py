@@ -14,9 +14,10 @@ from thunder.executors.repeated_launch import RepeatedLaunch
 
 __all__ = ["by_rows", "largest_of", "whole"]
 
-TILE = 128  # numbers in a row of a tile, and rows of it: 128 bytes of float8 are written at once, in either direction
-WIDTH = 32  # columns that a program scales
-PROGRAMS = 512  # that look for the largest number, at most
+HEIGHT, WIDTH = 64, 128  # of a tile that is written, by 4 warps: a line of the cache, and half of one in the transpose
+SEEN = 16, 512  # of a tile whose largest number is looked for, by 8 warps
+PROGRAMS = 512  # that look for it, at most
+COLUMNS, ROWS = 32, 128  # that a program scales, and sees at a time
 SMALLEST = tl.constexpr(0x2B8CBCCC)  # the bits of 1e-12
 
 
@@ -44,11 +45,11 @@ def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.const
 
 
 @triton.jit
-def _largest_of(x, amax, m, k, stride_m, stride_k, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr, stages: tl.constexpr):
+def _largest_of(x, amax, m, k, stride_m, stride_k, steps: tl.constexpr, height: tl.constexpr, width: tl.constexpr):
     """The largest absolute value, of each program's tiles in turn, where a 0 stands before."""
     across = tl.cdiv(k, width)
     found = tl.zeros((height, width), tl.int32)
-    for step in tl.range(0, steps, num_stages=stages):
+    for step in range(steps):
         at = tl.program_id(0) + step * tl.num_programs(0)
         row = (at // across).to(tl.int64) * height + tl.arange(0, height)[:, None]
         column = (at % across).to(tl.int64) * width + tl.arange(0, width)[None, :]
@@ -59,11 +60,11 @@ def _largest_of(x, amax, m, k, stride_m, stride_k, steps: tl.constexpr, height: 
 @triton.jit
 def _write(
     x, amax, q, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
-    height: tl.constexpr, width: tl.constexpr, backwards: tl.constexpr,
+    height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """One tile, rounded, and its transpose."""
+    """One tile, rounded, and its transpose. The last ones first: they may be in the cache still from when their largest number was found."""
     s = _scale(_bits(tl.load(amax)), largest)
-    at = tl.num_programs(0) - 1 - tl.program_id(0) if backwards else tl.program_id(0)
+    at = tl.num_programs(0) - 1 - tl.program_id(0)
     if tl.program_id(0) == 0:
         tl.store(scale, s)
     across = tl.cdiv(k, width)
@@ -91,9 +92,9 @@ def largest_of(x: torch.Tensor) -> torch.Tensor:
     amax = x.new_zeros((), dtype=torch.float32)
 
     def settings() -> tuple[int, tuple, int]:
-        tiles = triton.cdiv(m, TILE) * triton.cdiv(k, TILE)
+        tiles = triton.cdiv(m, SEEN[0]) * triton.cdiv(k, SEEN[1])
         programs = min(PROGRAMS, tiles)
-        return programs, (m, k, *x.stride(), triton.cdiv(tiles, programs), TILE, TILE, 1), 8
+        return programs, (m, k, *x.stride(), triton.cdiv(tiles, programs), *SEEN), 8
 
     _find_largest((m, k, x.stride(), x.dtype), (x, amax), settings)
     return amax
@@ -101,12 +102,14 @@ def largest_of(x: torch.Tensor) -> torch.Tensor:
 
 def whole(x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
     """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with `transposed` float8 (k, m)."""
+    if transposed and x.element_size() > 2:  # Triton 3.6 turns such a tile as single bytes, and on an H200 some were wrong
+        return (*whole(x, amax, to, False), whole(x.t(), amax, to, False)[0])
     m, k = x.shape
     q, scale = x.new_empty((m, k), dtype=to), x.new_empty((), dtype=torch.float32)
     columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
 
     def settings() -> tuple[int, tuple, int]:
-        return triton.cdiv(m, TILE) * triton.cdiv(k, TILE), (m, k, *x.stride(), *_of_type(to), transposed, TILE, TILE, False), 8
+        return triton.cdiv(m, HEIGHT) * triton.cdiv(k, WIDTH), (m, k, *x.stride(), *_of_type(to), transposed, HEIGHT, WIDTH), 4
 
     _write_both((m, k, x.stride(), x.dtype, to, transposed), (x, amax, q, columns, scale), settings)
     return (q, scale, columns) if transposed else (q, scale)
@@ -162,5 +165,5 @@ def by_rows(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.T
     if not transposed:
         return q, scale
     columns, columns_scale = x.new_empty((k, m), dtype=to), x.new_empty((k, 1), dtype=torch.float32)
-    _write_each_column(key, (x, columns, columns_scale), lambda: (triton.cdiv(k, WIDTH), (m, k, *strides, *_of_type(to), WIDTH, TILE), 8))
+    _write_each_column(key, (x, columns, columns_scale), lambda: (triton.cdiv(k, COLUMNS), (m, k, *strides, *_of_type(to), COLUMNS, ROWS), 8))
     return q, scale, columns, columns_scale

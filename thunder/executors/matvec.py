@@ -1,12 +1,10 @@
 """The matvec executor: linear layers of few rows, as in decoding, by kernels that read the weight once.
 
-    thunder.jit(model, executors=["matvec"])
+Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`. Taken is one row, on a GPU, which is multiplied element by element,
+and up to 16 where `thunder.jit(model, matvec_rows=16)` asks for them: several rows, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some
+columns of the result, so that no partial sums are added up and every run gives the same. Sums are in float32.
 
-Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`. Taken are at most 16 rows, on a GPU. One row is multiplied
-element by element, several, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some columns of the result, so that no partial sums
-are added up and every run gives the same. Sums are in float32.
-
-On request only: whether it is faster than PyTorch's call depends on the sizes and on the machine (docs/performance.md).
+One row was faster than PyTorch's call with each weight that was measured; with several it depends on the sizes (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -14,6 +12,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import os
+import shutil
+import sysconfig
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,8 @@ from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import OpTags
-from thunder.extend import OperatorExecutor, register_executor
+from thunder.errors import OptionError
+from thunder.extend import OperatorExecutor, add_default_executor, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_device
 
@@ -42,17 +44,32 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 class MatvecExecutor(OperatorExecutor):
-    """Takes linear layers of few rows."""
+    """Takes linear layers of at most so many rows."""
 
     capturable = True
 
+    def __init__(self, name: str, *, rows: int = 1, **options):
+        super().__init__(name, **options)
+        self.rows = rows
+        self.few_rows_linear = self.register_operator(
+            "few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear, tags=(OpTags.MATMUL_OP,)
+        )  # fmt: skip
+        self.register_implementation(LTORCH["linear"], self.few_rows_linear, checker=functools.partial(_checker, self.rows))
+
+    def configured(self, options) -> MatvecExecutor:
+        rows = options.get("matvec_rows", "how many rows of a linear layer the matvec executor takes, at most: 0 to 16", 1)
+        if type(rows) is not int or not 0 <= rows <= ROWS:
+            raise OptionError(f"matvec_rows={rows!r}: valid: 0 to {ROWS}")
+        return self if rows == self.rows else _of_rows(rows)
+
     def unavailable(self) -> str | None:
-        return None if _has_triton() else "it needs the package triton: install it"
+        return None if _can_launch() else "it needs the package triton, and what Triton launches kernels with: a C compiler and Python's headers"
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _can_launch() -> bool:
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return importlib.util.find_spec("triton") is not None and compiler is not None and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 
 
 @functools.cache
@@ -61,8 +78,8 @@ def _is_large(device: Device) -> bool:
     return torch.cuda.get_device_properties(to_torch_device(device)).shared_memory_per_block_optin >= 1 << 17
 
 
-def _checker(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
-    if x.device.type != "cuda" or not _has_triton() or not _is_large(x.device) or len(weight.shape) != 2 or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape)):
+def _checker(most: int, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
+    if x.device.type != "cuda" or not _can_launch() or not _is_large(x.device) or len(weight.shape) != 2 or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape)):
         return False
     if bias is not None and tuple(bias.shape) != (weight.shape[0],):
         return False
@@ -70,10 +87,15 @@ def _checker(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = Non
     rows = math.prod(x.shape[:-1])
     if x.dtype not in (bfloat16, float16) and not (x.dtype is float32 and rows == 1):
         return False
-    return 0 < rows <= ROWS and SMALLEST <= n * k < LARGEST and k % 8 == 0
+    return 0 < rows <= most and SMALLEST <= n * k < LARGEST and k % 8 == 0
 
 
 matvec_ex = MatvecExecutor("matvec", version=torch.__version__)
-few_rows_linear = matvec_ex.register_operator("few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear, tags=(OpTags.MATMUL_OP,))
-matvec_ex.register_implementation(LTORCH["linear"], few_rows_linear, checker=_checker)
 register_executor(matvec_ex)
+if torch.version.cuda is not None and _can_launch():
+    add_default_executor(matvec_ex)
+
+
+@functools.cache
+def _of_rows(rows: int) -> MatvecExecutor:
+    return MatvecExecutor("matvec", rows=rows, version=torch.__version__)

@@ -71,6 +71,10 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
     """(columns of a program, elements of a row at a time, warps, stages), as measured on an H200 for bfloat16 weights of 8 to 250 MiB."""
-    if m == 1:
-        return (1, 4096, 8, 1) if 2048 < k <= 4096 else (4, 1024, 4, 1)
-    return (32 if 8192 <= n < 16384 else 64, 128, 4, 5)
+    if m > 1:
+        return 32 if 8192 <= n < 16384 else 64, 128, 4, 5
+    if k <= 4096:
+        inner = triton.next_power_of_2(k)
+        return 1, inner, max(1, inner // 512), 1
+    inner = max(1024, triton.next_power_of_2(triton.cdiv(k, 32)))  # the loop is unrolled at most 32 times
+    return 2, inner, min(16, inner // 256), 1

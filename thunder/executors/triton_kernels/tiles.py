@@ -44,6 +44,9 @@ def candidates(kernel: Kernel) -> list[Tile]:
 
 
 def _map(kernel: Kernel) -> Tile:
+    """Where all is reduced as well, few programs see many blocks, and larger ones have more under way."""
+    if any(v.kind == "partial" for v in kernel.stores) and kernel.columns > 1024:
+        return Tile(1, 2048, 8)
     block = min(1024, power_of_two(kernel.columns))
     return Tile(1, block, 4 if block >= 512 else 1)
 
