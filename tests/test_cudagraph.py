@@ -260,6 +260,25 @@ def test_an_argument_that_stays_is_not_copied(transform, device):
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_saved_values_are_looked_for_after_the_backward_was_launched(transform, device, monkeypatch):
+    module = model(device)
+    compiled, x = thunder.jit(module, transforms=[transform()]), torch.randn(3, 8, device=device)
+    for _ in range(3):
+        check_step(compiled, module, x)
+    lines = thunder.last_backward_traces(compiled)[-1].bound_symbols
+    assert lines[-1].sym.name == "look_for_free_results" and lines[-2].sym.name == "python_del"
+    looked = []
+    uses = cudagraph.Recording._uses
+    monkeypatch.setattr(cudagraph.Recording, "_uses", lambda self: looked.append(self) or uses(self))
+    out = compiled(x)
+    assert not looked
+    out.sum().backward(retain_graph=True)
+    assert looked and looked[-1].in_use()  # the graph is kept
+    with pytest.warns(UserWarning, match="ran without its CUDA graph"):
+        torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_a_transformer_learns(transform, device):
     torch.manual_seed(0)
     module = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2, n_head=2, n_embd=32)).to(device)

@@ -50,7 +50,7 @@ def test_a_step_is_as_near_to_float64_as_eager_and_layers_are_compiled_once():
             scale = exact.norm()
             assert (ours - exact).norm() / scale <= 3 * (eager - exact).norm() / scale + 1e-7
     assert compiled_regions[0] > 3 and compiled_regions[1] == 0
-    assert all(region.compilations == 1 for region in inductor_ex._compiled.values())
+    assert all(sum(r.compilations for r in (region, *region._overwriting.values())) == 1 for region in inductor_ex._compiled.values())
 
 
 def test_results_are_laid_out_as_pytorch_lays_them_out_and_new_strides_are_compiled_once():
@@ -187,3 +187,108 @@ def test_nvfuser_is_a_name_that_says_why_it_takes_nothing(monkeypatch, tmp_path)
     (tmp_path / "nvfuser_direct.py").write_text("raise ImportError('undefined symbol: c10')")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "does not load on PyTorch" in nvfuserex.unavailable() and "undefined symbol: c10" in nvfuserex.unavailable()
+
+
+def test_results_take_the_place_of_what_nobody_has_any_more():
+    """A value between two regions is written over, and no argument, result, or what is still read."""
+
+    def program(x, w):
+        h = x @ w
+        y = h.sin() * 2.0 + 1.0
+        z = (y @ w).cos() * 3.0 + 1.0
+        return z, y, (z * y).tanh() - z
+
+    x, w = torch.randn(64, 64, dtype=torch.float64), torch.randn(64, 64, dtype=torch.float64)
+    compiled = thunder.jit(program, executors=["inductor"])
+    for _ in range(2):
+        before = x.clone(), w.clone()
+        got, want = compiled(x, w), program(x, w)
+        for a, b in zip((*got, x, w), (*want, *before), strict=True):
+            torch.testing.assert_close(a, b)
+        assert len({t.data_ptr() for t in (*got, x, w)}) == 5
+    assert [line.header for line in thunder.last_traces(compiled)[-1].bound_symbols if line.header] == ["y may be written over h", "z may be written over t4"]
+    h = torch.randn(64, 64, dtype=torch.float64)
+    (y,) = region_of(compiled)(h)
+    assert y.data_ptr() == h.data_ptr()
+
+
+def test_a_result_over_a_view_is_no_view():
+    """PyTorch's linear gives one. A result that is a view could not be written to under grad."""
+
+    def program(x, w, b):
+        return F.linear(x, w, b).sin() * 2.0 + 1.0
+
+    compiled = thunder.jit(program, executors=["inductor"])
+    x, w, b = torch.randn(4, 64, 64), torch.randn(64, 64, requires_grad=True), torch.randn(64)
+    for context in (torch.no_grad(), torch.enable_grad()):
+        with context:
+            got, want = compiled(x, w, b), program(x, w, b)
+            assert got._base is None
+            torch.testing.assert_close(got.mul_(2.0), want.mul_(2.0))
+
+
+def test_equal_results_have_memory_of_their_own():
+    """Inductor computes what is equal once. What a later region writes over may be none of a pair."""
+
+    def program(x, w):
+        h = x @ w
+        a, b = h.sin() * 2.0, h.sin() * 2.0
+        return a, b, h * 1.0 + 0.0, (b.cos() + a) @ w
+
+    x, w = torch.randn(64, 64, dtype=torch.float64), torch.randn(64, 64, dtype=torch.float64)
+    got, want = thunder.jit(program, executors=["inductor"])(x, w), program(x, w)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+    assert len({t.data_ptr() for t in got}) == 4
+
+
+def test_a_backward_that_is_run_again_finds_what_it_saved():
+    x, w = (torch.randn(64, 64, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def program(x, w):
+        return ((x @ w).sin().tanh() @ w).cos() * 2.0
+
+    compiled = thunder.jit(program, executors=["inductor"])
+    g = torch.randn(64, 64, dtype=torch.float64)
+    want = torch.autograd.grad(program(x, w), (x, w), g)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or len(kept) - 1, lambda i: kept[i]):
+        hooked = compiled(x, w)
+    held = [t.clone() for t in kept]
+    plain = compiled(x, w)
+    for out, keep in ((plain, True), (plain, True), (plain, False), (hooked, False)):
+        for a, b in zip(torch.autograd.grad(out, (x, w), g, retain_graph=keep), want, strict=True):
+            torch.testing.assert_close(a, b)
+    assert held and all(map(torch.equal, kept, held)), "what hooks keep is theirs"
+    assert any(line.header for line in thunder.last_backward_traces(compiled)[-1].bound_symbols)
+
+
+def test_kernels_that_write_over_something_else_are_others_on_disk():
+    """Inductor's caches do not go by what is written over."""
+
+    def program(x, y):
+        return (x * y).sin() + 1.0
+
+    x, y = torch.randn(80, 64), torch.randn(80, 64)
+    compiled = thunder.jit(program, executors=["inductor"])
+    want = compiled(x, y)
+    torch.testing.assert_close(want, program(x, y))
+    for _ in range(2):
+        for dying in (0, 1):
+            region = type(region_of(compiled))(region_of(compiled).region).writing_over([dying])
+            given = [x.clone(), y.clone()]
+            (got,) = region(*given)
+            assert torch.equal(got, want) and got.data_ptr() == given[dying].data_ptr()
+            assert torch.equal(given[1 - dying], (x, y)[1 - dying])
+    assert region_of(compiled).writing_over([]).over == {} and region_of(compiled).writing_over([0, 1]).over == {0: 0}
+
+
+def test_what_both_halves_would_write_is_written_once():
+    """What a product of the backward reads, and the forward wrote for a product, is saved on a CPU; what only regions read is computed again."""
+    w, x = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    compiled = thunder.jit(lambda x, w: (((x @ w).sin() * 2.0) @ w).sum(), executors=["inductor"])
+    compiled(x, w).backward()
+    backward = thunder.last_backward_traces(compiled)[-1]
+    regions = [line for line in backward.bound_symbols if line.sym.is_fusion]
+    assert all(sub.sym.name != "sin" for line in regions for sub in line.subsymbols), "its product's input is saved"
+    assert any(sub.sym.name == "cos" for line in regions for sub in line.subsymbols), "its derivative is not"

@@ -94,6 +94,16 @@ def test_another_shape_and_layout_of_the_same_memory(allocated):
     check(program, X, W)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 8), (6, 8)], ids=str)
+def test_a_result_is_no_view(shape):
+    """What a linear layer with a bias gives is one, which autograd does not let the user write to where it leaves a function."""
+    layer = torch.nn.Linear(8, 8).to(DEVICE)
+    compiled = thunder.jit(lambda x: layer(x).reshape(shape) * 2 + 1, executors=[TritonFuser("views")])
+    y, want = compiled(data(2, 3, 8)), layer(data(2, 3, 8)).reshape(shape) * 2 + 1
+    assert written_over(compiled)
+    torch.testing.assert_close(y.add_(1), want + 1)
+
+
 def test_what_a_fused_kernel_made():
     assert "written over" in check(lambda x, w: (y := torch.sigmoid(x @ w) * 2) + torch.tanh(y @ w), X, W)[-1]
 
@@ -145,6 +155,7 @@ def test_what_another_kernel_reads():
     assert over.startswith(f"{last} is written over ")
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # in a thread of autograd that is new
 def test_what_is_saved_and_gradients():
     """Of the three matrices that the backward of a gated product reads, the two that the forward saved may be read again; its own may be written over."""
 

@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Sequence
 
 import torch
@@ -219,26 +220,30 @@ def describe_modes(old: tuple, new: tuple) -> str:
     return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(_NAMES, old, new, strict=True) if a != b)
 
 
-def tensor_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
-    """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None: any size) of its example.
+def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False):
+    """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None: any size) of its example, and its strides, if asked for.
 
-    Strides are free. The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
+    The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
     """
     try:
-        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[[None] * t.dim() for t in tensors])
+        dims = [t.stride() if strides else [None] * t.dim() for t in tensors]
+        guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[list(d) for d in dims])
         if guards.check(*tensors):
             return guards.check
     except (AttributeError, TypeError):
         pass
-    return _python_batch_check(tensors, sizes)
+    return _python_batch_check(tensors, sizes, strides)
 
 
-def _python_batch_check(tensors: list[torch.Tensor], sizes: list[tuple]):
-    expected = [(type(t), t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), s) for t, s in zip(tensors, sizes, strict=True)]
+def _python_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool):
+    def facts(t: torch.Tensor) -> list:
+        return [t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), t.stride() if strides else None]
+
+    expected = [(type(t), facts(t), s) for t, s in zip(tensors, sizes, strict=True)]
 
     def check(*given) -> bool:
-        for x, (kind, *rest, shape) in zip(given, expected, strict=True):
-            if type(x) is not kind or [x.dtype, x.device, x.requires_grad, x.is_conj(), x.is_neg()] != rest:
+        for x, (kind, rest, shape) in zip(given, expected, strict=True):
+            if type(x) is not kind or facts(x) != rest:
                 return False
             if len(x.shape) != len(shape) or any(n is not None and n != m for n, m in zip(shape, x.shape, strict=True)):
                 return False
@@ -331,11 +336,12 @@ def quiet_fake_tensors():
         log.disabled = before
 
 
-def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple]]:
+def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = ()) -> tuple[Callable, list[tuple]]:
     """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, and the strides that PyTorch gives the results.
 
     function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
     empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13.
+    reused: places of tensors on the CPU that results may be written over, as Inductor does with what only a backward has.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -355,8 +361,11 @@ def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor]) -
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     # shapes are guarded, and strides looked at, before a region is called
     options = {"size_asserts": False} | ({"cpp.vec_isa_ok": True} if config.cpp.vec_isa_ok is None and _vectors_are_known() else {})
-    with config.patch(options), tracing(TracingContext(mode)):
-        compiled = compile_fx_inner(graph, examples, is_inference=True)
+    with config.patch(options), tracing(TracingContext(mode)) as context:
+        if reused:
+            context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(reused))
+        # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1 nobody else's graph is taken for one of these
+        compiled = compile_fx_inner(graph, examples, is_inference=not reused, is_backward=bool(reused), static_input_idxs=[-1, *reused] if reused else ())
     return getattr(compiled, "current_callable", None) or compiled, strides
 
 

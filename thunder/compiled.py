@@ -22,7 +22,7 @@ from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
-from thunder.distributed.placement import any_parts
+from thunder.distributed.placement import may_read_parts
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
@@ -294,7 +294,7 @@ class Compiled:
             if not last:
                 raise
             failure = error
-        if any_parts():  # of parameters, with which the program does not run by itself
+        if may_read_parts(self.fn):  # of parameters, with which the program does not run by itself
             raise failure
         self.fn(*args, **kwargs)
         location, theirs = user_line(failure)

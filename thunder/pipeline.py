@@ -113,7 +113,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
 
         chosen = plan(joint, budget, fuses).recomputed if budget < 1.0 or fusers else frozenset()
         if budget >= 1.0:
-            chosen = keep(joint, chosen, fuses)
+            chosen = keep(joint, chosen, fuses, lambda line: any(e.takes(line) and e.keeps(line) for e in fusers))
         if "communicates" in joint.tables:
             chosen = gathered_again(joint).union(chosen)
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))

@@ -1,6 +1,7 @@
 """What communication there is, and when: buckets, the order of starts and waits, and the bytes that live."""
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 import thunder
 from tests.distributed.training import batches, compare
@@ -62,7 +63,7 @@ def buckets(rank, size, strategy, bucketing, forward, backward):
 
 
 def buckets_in_pieces(rank, size):
-    before, bucketing.PIECE = bucketing.PIECE, 6 * 6 * 8 + 6 * 8  # of one layer
+    before, bucketing.PIECE = bucketing.PIECE, (6 * 6 * 8 + 6 * 8) // 8  # of one layer
     try:
         buckets(rank, size, ZERO2, BLOCK, [2] * 8, [2] * 8)
         buckets(rank, size, ZERO3, BLOCK, [2] * 8, [2] * 8 + [1] * 6)
@@ -260,3 +261,21 @@ def gradients_of_one_line(rank, size):
 
 def test_several_reductions_read_what_one_line_makes(ranks):
     ranks(2)(gradients_of_one_line)
+
+
+def reduces_twice(rank, size):
+    """Gradients are reduced to shards, and these over replicas, while the backward computes the next ones."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    for strategy in (ZERO2, ZERO3):
+        prepare = lambda m, s=strategy: fsdp(m, process_group=mesh, sharding_strategy=s, bucketing_strategy=BLOCK)
+        mine = compare(rank, size, made(), prepare, batches(size, torch.float64))
+        lines = [line for line in check(thunder.last_backward_traces(mine)[-1]).bound_symbols if line.sym.name != "python_del"]
+        names, makers = [line.sym.name for line in lines], {o: at for at, line in enumerate(lines) for o in line.outputs}
+        for name in ("reduce_scatter_together_impl", "all_reduce_together_impl"):
+            starts = [at for at, found in enumerate(names) if found == name]
+            waits = [next(i for i, line in enumerate(lines) if names[i] == "wait_impl" and makers[line.inputs[0]] == at) for at in starts]
+            assert len(starts) == 5 and all("mm" in names[start:wait] for start, wait in list(zip(starts, waits))[1:3]), name
+
+
+def test_shards_are_reduced_over_replicas_meanwhile(ranks):
+    ranks(4)(reduces_twice)

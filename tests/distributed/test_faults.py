@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+import types
 
 import pytest
 import torch
 
 import thunder
 from tests.distributed.launcher import Ranks
-from thunder.distributed import checkpoint, fsdp
+from thunder.distributed import agreement, checkpoint, column_parallel, ddp, fsdp
 from thunder.errors import CollectiveError
 
 
@@ -86,6 +87,22 @@ def test_other_code_is_an_error_before_anything_runs(ranks):
         assert f"collective 2 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on rank {1 - rank}." in text, text
 
 
+def goes_ahead(rank, size):
+    """Rank 0 looks up late that rank 1 agrees, which waits for the next agreement by then."""
+    before = agreement.time
+    agreement.time = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: time.sleep(seconds if rank else 0.5))
+    time.sleep(0.2 * rank)
+    try:
+        for name in ("first", "second"):
+            agreement.check_same_module([torch.distributed.group.WORLD], [(name, torch.empty(0))])
+    finally:
+        agreement.time = before
+
+
+def test_a_rank_that_goes_ahead_is_no_error(ranks):
+    ranks(2)(goes_ahead)
+
+
 def has_batches_of_its_own(rank, size):
     module = model()
     for rows in ((3, 3), (3, 5), (4, 5), (3, 3)):  # which rank compiles anew differs
@@ -131,3 +148,19 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(ranks, tmp
         those(is_killed_in_a_save, tmp_path / "state")
     assert "rank 1 has ended" in those.answers[0], those.answers[0]
     ranks(2)(whole, tmp_path / "state")
+
+
+def prepares_another_module(rank, size):
+    texts = []
+    for prepare in (ddp, fsdp, lambda m: column_parallel(m, ["0"])):
+        with pytest.raises(CollectiveError) as caught:
+            prepare(torch.nn.Sequential(torch.nn.Linear(4, 4 + 2 * rank)))
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_other_modules_are_an_error_before_anything_is_sent(ranks):
+    for rank, texts in enumerate(ranks(2)(prepares_another_module)):
+        mine = ("0.weight of float32[4, 4]", "0.weight of float32[6, 4]")
+        for text in texts:
+            assert f"prepare different modules: parameter 1 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on rank {1 - rank}." in text, text

@@ -554,7 +554,7 @@ def same_shape(a: tuple, b: tuple) -> bool:
 def type_string(x) -> str:
     """How traces print the type of a value: `cpu f32[2, 2]`, `int 8`, `Collection`, `Any` ..."""
     if isinstance(x, TensorProxy):
-        return f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} {x.dtype.shortname}[{', '.join(str(getattr(n, 'expression', n)) for n in x.shape)}]"
+        return f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} {x.dtype.shortname}[{', '.join([str(getattr(n, 'expression', n)) for n in x.shape])}]"
     if isinstance(x, NumberProxy):
         return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {x.value!r}"
     if isinstance(x, UnbackedNumber):
@@ -601,6 +601,9 @@ def has_numbers(value) -> bool:
     return False
 
 
+_CONSTANTS = frozenset((int, float, bool, str, type(None)))  # most of what stands beside tensors in arguments
+
+
 def proxies_in(value, found: list) -> list:
     """Appends the proxies in a structure of tuples, lists, dicts and slices, and those that its numbers are made of, to `found`, in order, repetitions kept."""
     t = type(value)
@@ -608,7 +611,11 @@ def proxies_in(value, found: list) -> list:
         found.append(value)
     elif t is tuple or t is list:
         for x in value:
-            proxies_in(x, found)
+            t = type(x)
+            if t is TensorProxy:
+                found.append(x)
+            elif t not in _CONSTANTS:
+                proxies_in(x, found)
     elif isinstance(value, Proxy):
         found.append(value)
     elif t is dict:

@@ -24,6 +24,8 @@ __all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "r
 class OpTags(enum.Enum):
     """What passes need to know about an operation, beyond its rules."""
 
+    __hash__ = object.__hash__  # every pass looks for some of them in every line: Enum's is written in Python
+
     SHAPE_OP = enum.auto()  # moves or views data, computes nothing
     REDUCTION_OP = enum.auto()
     RANDOM_OP = enum.auto()  # draws from a generator: never merged, never repeated
@@ -274,9 +276,10 @@ class Symbol:
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
-        if OpTags.DETACHED in self.tags or not any(isinstance(i, TensorProxy) and i.requires_grad for i in inputs):
-            return False
-        return "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
+        for i in inputs:  # for each line that is written: no generator
+            if isinstance(i, TensorProxy) and i.requires_grad:
+                return OpTags.DETACHED not in self.tags and ("detaches" not in self.info or not self.info["detaches"](*args, **kwargs))
+        return False
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
         """A line for this symbol with a given output, recorded nowhere."""
@@ -420,13 +423,14 @@ class BoundSymbol:
 
     def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
         """A copy that reads and writes other values: `table` maps proxies to what takes their place."""
-        if not any(p in table for p in self.inputs) and not any(p in table for p in self.outputs):
+        if table.keys().isdisjoint(self.inputs) and table.keys().isdisjoint(self.outputs):
             return self
 
         def swapped(x):
             return table.get(x, x) if isinstance(x, Proxy) else x.renamed(table) if isinstance(x, NumberProxy) else x
 
-        new = self.replace(args=map_structure(swapped, self.args), kwargs=map_structure(swapped, self.kwargs), output=map_structure(swapped, self.output))
+        kwargs = map_structure(swapped, self.kwargs) if self.kwargs else self.kwargs
+        new = BoundSymbol(self.sym, map_structure(swapped, self.args), kwargs, map_structure(swapped, self.output), context=self.context, location=self.location)
         if self._subsymbols:
             new._subsymbols = tuple(s.swap(table) for s in self._subsymbols)
         return new

@@ -1,4 +1,4 @@
-"""Do all ranks run the same collectives? Asked when a program is compiled, before it runs: ranks that differ would wait for each other.
+"""Do all ranks have the same module, and run the same collectives? Asked when it is prepared, and when a program is compiled: ranks that differ would wait for each other.
 
 Each rank writes down which collectives its program has, in order, for every group, and looks whether the other ranks of the group have a program with the same ones: from an
 earlier compilation, or one that goes on now. Ranks whose inputs have other shapes may compile at other times, as long as what they communicate is the same.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
+import torch
 import torch.distributed as dist
 
 from thunder import _torch_compat as compat
@@ -20,9 +21,19 @@ from thunder.core.trace import Trace
 from thunder.errors import CollectiveError
 from thunder.ops.lost_ranks import introduce
 
-__all__ = ["check_agreement"]
+__all__ = ["check_agreement", "check_same_module"]
 
 LONGEST = 120.0  # seconds to wait for ranks that compile later; the group's own timeout where that is shorter
+_WORDS = {
+    "collective": (
+        "run different programs", "compile a program with the same collectives", "compiled no program",
+        "run the same collectives in the same order: look for code or shapes of parameters that depend on the rank, and for calls that only some ranks make",
+    ),
+    "parameter": (
+        "prepare different modules", "prepare a module with the same parameters", "prepared no module",
+        "prepare the same module: look for sizes and types that depend on the rank",
+    ),
+}  # fmt: skip
 _HAS, _WAITS, _LAST = "thunder program {} {} {}", "thunder waits {} {}", "thunder last program {} {}"
 
 
@@ -40,7 +51,14 @@ def check_agreement(traces: Sequence[Trace]) -> None:
     if programs:
         introduce()
     for group, lines in programs.items():
-        _agree(group, lines)
+        _agree(group, lines, "collective")
+
+
+def check_same_module(groups: Sequence, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Waits until all ranks of each group have prepared a module with the same parameters and buffers. Raises CollectiveError as `check_agreement` does."""
+    lines = [f"{name} of {str(t.dtype)[6:]}{list(t.shape)}" for name, t in named]
+    for group in groups:
+        _agree(group, lines, "parameter")
 
 
 def _said(line: BoundSymbol) -> str:
@@ -51,7 +69,7 @@ def _said(line: BoundSymbol) -> str:
     return f"{name} of {', '.join(f'{p.dtype.shortname}{list(p.shape)}' for p in tensors)}" + (f" ({', '.join(rest)})" if rest else "")
 
 
-def _agree(group, lines: list[str]) -> None:
+def _agree(group, lines: list[str], kind: str) -> None:
     store, me, name = compat.default_store(), dist.get_rank(), group.group_name
     text = "\n".join(lines)
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -66,24 +84,23 @@ def _agree(group, lines: list[str]) -> None:
         for r in missing:
             key = _WAITS.format(name, r)
             theirs = store.get(key).decode() if store.check([key]) else ""
-            if late or theirs not in ("", digest) and not theirs.startswith("not ") or theirs == f"not {digest}":
+            other = theirs not in ("", digest) and not theirs.startswith("not ") and not store.check([_HAS.format(name, me, theirs)])  # what this rank had, it will find
+            if late or other or theirs == f"not {digest}":
                 store.set(_WAITS.format(name, me), f"not {theirs}")  # that it has to give up as well
-                raise CollectiveError(_difference(store, name, me, lines, r, late))
+                raise CollectiveError(_difference(store, name, me, lines, kind, r, late))
         time.sleep(pause)
         pause = min(0.05, pause * 2)
     store.set(_WAITS.format(name, me), "")
 
 
-def _difference(store, name: str, me: int, lines: list[str], other: int, late: bool) -> str:
+def _difference(store, name: str, me: int, lines: list[str], kind: str, other: int, late: bool) -> str:
+    do_differently, do_alike, did_nothing, remedy = _WORDS[kind]
     theirs: list[str] = []
     if store.check([_LAST.format(name, other)]):
         theirs = store.get(_LAST.format(name, other)).decode().split("\n")
     pairs = enumerate(zip_longest(lines, theirs, fillvalue="none"))
     place, (mine, its) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
-    what = f"collective {place + 1} of {len(lines)} is {mine} on rank {me} and {its} on rank {other}"
+    what = f"{kind} {place + 1} of {len(lines)} is {mine} on rank {me} and {its} on rank {other}"
     if late:
-        what = f"rank {other} did not compile a program with the same collectives in time; in its last one, {what}" if theirs else f"rank {other} compiled no program in time"
-    return (
-        f"ranks of the group {name} run different programs: {what}.\nEvery rank has to run the same collectives in the same order: look for code or shapes of parameters that "
-        "depend on the rank, and for calls that only some ranks make."
-    )
+        what = f"rank {other} did not {do_alike} in time; in its last one, {what}" if theirs else f"rank {other} {did_nothing} in time"
+    return f"ranks of the group {name} {do_differently}: {what}.\nEvery rank has to {remedy}."

@@ -23,7 +23,7 @@ from thunder.transforms.memory_budget import nbytes
 
 __all__ = ["bucket"]
 
-PIECE = 128 * 2**20  # bytes: links are as fast as they get with these, and a piece takes a fraction of a millisecond on NVLink
+PIECE = 16 * 2**20  # bytes of one rank, of at least 8 ranks: links are as fast as they get with these, and a piece takes a fraction of a millisecond on NVLink
 
 
 def bucket(trace: Trace) -> Trace:
@@ -34,7 +34,7 @@ def bucket(trace: Trace) -> Trace:
     for line in trace.bound_symbols:
         if line.sym is synchronize and (key := _key(line)) is not None:
             piece = open_pieces.setdefault(key, [])
-            if _too_large([one.output for one in piece], line.output):
+            if _too_large([one.output for one in piece], line.output, line.args[1]):
                 piece = open_pieces[key] = []
             piece.append(line)
             gathers[line] = piece
@@ -58,7 +58,7 @@ def bucket(trace: Trace) -> Trace:
                 lines += _gathered(gathers[line])
         else:
             placement: Placement = line.args[1]
-            if placement.shards is not None and _too_large([one.inputs[0] for one in held.get(key, ())], line.inputs[0]):
+            if placement.shards is not None and _too_large([one.inputs[0] for one in held.get(key, ())], line.inputs[0], placement):
                 lines += _reduced(held.pop(key), own)
             held.setdefault(key, []).append(line)
             made[line.output] = key
@@ -92,8 +92,8 @@ def _key(line: BoundSymbol) -> tuple | None:
     return placement.shards, placement.replicas, placement.bucket, placement.reduce_dtype or placement.dtype
 
 
-def _too_large(piece: list[TensorProxy], one: TensorProxy) -> bool:
-    return bool(piece) and sum(map(nbytes, piece)) + nbytes(one) > PIECE
+def _too_large(piece: list[TensorProxy], one: TensorProxy, placement: Placement) -> bool:
+    return bool(piece) and sum(map(nbytes, piece)) + nbytes(one) > PIECE * max(8, placement.shards.size())
 
 
 def _gathered(lines: list[BoundSymbol]) -> list[BoundSymbol]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from thunder.distributed.agreement import check_same_module
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placement_of
 from thunder.errors import OptionError
 from thunder.ops.collectives import group_of
@@ -36,6 +37,7 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
     for name, tensor in (*parameters.items(), *module.named_buffers()):
         if tensor.is_meta:
             raise RuntimeError(f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the module where they are to be")
+    check_same_module([group], [*parameters.items(), *module.named_buffers()])
     for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
         tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
     for name, parameter in parameters.items():
@@ -81,6 +83,7 @@ def fsdp(
     strategy, buckets = check_member(FSDPType, sharding_strategy, "sharding_strategy"), check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
     groups = _groups(process_group)
     introduce()
+    check_same_module(groups, [*module.named_parameters(), *module.named_buffers()])
     wanted = _device(device, groups[-1])
     sources = _sources(broadcast_from, process_group, groups)
 

@@ -21,8 +21,9 @@ from thunder import _torch_compat as compat
 from thunder.errors import CaptureError
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "any_parts", "seen_as", "placed_parameters", "check_all_placed", "synchronizes",
-    "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync", "get_skip_data_parallel_grad_sync",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "may_read_parts", "seen_as", "placed_parameters",
+    "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync",
+    "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
 
 
@@ -183,9 +184,10 @@ def placement_of(tensor: torch.Tensor) -> Placement | None:
     return placement
 
 
-def any_parts() -> bool:
-    """Whether there are parameters of which this rank holds a part."""
-    return any(q.shards is not None or q.slice is not None for q in _placements.values())
+def may_read_parts(fn) -> bool:
+    """Whether a module has parameters of which this rank holds a part; for a function, which may lead to any module, whether there are such."""
+    placements = (q for _, q in placed_parameters(fn)) if isinstance(fn, torch.nn.Module) else _placements.values()
+    return any(q.shards is not None or q.slice is not None for q in placements)
 
 
 def seen_as(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:

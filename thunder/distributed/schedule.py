@@ -45,6 +45,11 @@ def _gathers(line: BoundSymbol) -> bool:
     return sum(map(nbytes, line.outputs)) > sum(map(nbytes, line.inputs))
 
 
+def _follows(line: BoundSymbol) -> bool:
+    """Whether a line may be put off together with the waits for what it reads: a cast, or the start of another collective."""
+    return bool(line.inputs) and (line.sym.name == "to" or _starts(line))
+
+
 # ---------------------------------------------------------------------------------------------------------------- gathers
 
 
@@ -118,7 +123,8 @@ def _reader_counts(trace: Trace) -> dict[Proxy, int]:
 
 
 def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
-    """The lines with waits, and casts of what they give, right before the first line that computes with it, or at the end."""
+    """The lines with waits, and casts of what they give, right before the first line that computes with it, or at the end. A reduction of what is waited for, over replicas, starts
+    where the next one does."""
     out: list[BoundSymbol] = []
     held: dict[BoundSymbol, None] = {}  # not written yet, in order
     maker: dict[Proxy, BoundSymbol] = {}  # of values of lines that are held
@@ -129,24 +135,14 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
     def write(line: BoundSymbol) -> None:
         if line in held:
             del held[line]
-            for i in line.inputs:
-                if i in maker:
-                    write(maker[i])
-                gathers.pop(started.get(i), None)
-                reductions.pop(started.get(i), None)
-            out.append(line)
+            put(line)
 
-    for line in lines:
-        if _waits(line) or line.inputs and line.sym.name == "to" and all(i in maker and maker[i] in held for i in line.inputs):
-            held[line] = None
-            maker.update(dict.fromkeys(line.outputs, line))
-            continue
-        if OpTags.IN_PLACE in line.sym.tags:  # it may write to what a collective reads
-            for waiting in list(held):
-                write(waiting)
+    def put(line: BoundSymbol) -> None:
         for i in line.inputs:
             if i in maker:
                 write(maker[i])
+            gathers.pop(started.get(i), None)
+            reductions.pop(started.get(i), None)
         if _starts(line):
             size, alike = _size(line), gathers if _gathers(line) else reductions
             for waiting in list(held):
@@ -157,6 +153,17 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
             alike[line] = size
             started.update(dict.fromkeys(line.outputs, line))
         out.append(line)
+
+    for line in lines:
+        if _waits(line) or _follows(line) and all(maker.get(i) in held for i in line.inputs):
+            held[line] = None
+            maker.update(dict.fromkeys(line.outputs, line))
+            continue
+        for waiting in list(held):
+            # what is written in place a collective may read; the next reduction lets those go that wait for the one before
+            if OpTags.IN_PLACE in line.sym.tags or _starts(waiting) and _starts(line) and not _gathers(line):
+                write(waiting)
+        put(line)
     for waiting in list(held):
         write(waiting)
     return out

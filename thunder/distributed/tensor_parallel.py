@@ -13,6 +13,7 @@ import torch
 
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
+from thunder.distributed.agreement import check_same_module
 from thunder.distributed.placement import Placement, Slice, place, placement_of
 from thunder.errors import OptionError
 from thunder.ops import LTORCH
@@ -50,6 +51,7 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
     module, group = getattr(model, "_lc_original", model), group_of(process_group)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
+    check_same_module([group], module.named_parameters())
     for path in [target_modules] if isinstance(target_modules, str) else target_modules:
         target = module.get_submodule(path)
         split = dimensions.get(type(target))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import shutil
 import threading
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from thunder._torch_compat import compile_with_inductor
+from thunder._torch_compat import compile_with_inductor, tensor_batch_check
 from thunder.core.dtypes import COMPLEX, INTEGER
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
@@ -39,7 +40,7 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 class InductorExecutor(FusionExecutor):
     """label: what its regions are called. products: whether they contain matrix products and attention."""
 
-    capturable = True
+    capturable = owns_results = permits = True
 
     def __init__(self, name: str, label: str, products: bool):
         super().__init__(name, version=torch.__version__)
@@ -71,6 +72,10 @@ class InductorExecutor(FusionExecutor):
             return True
         return symbol.decomposition is not None and bool(line.subsymbols) and all(fusible(sub) and self._computes(sub) for sub in line.subsymbols)
 
+    def keeps(self, line: BoundSymbol) -> bool:
+        """On a CPU a pass over memory is dear, and memory is not."""
+        return line.outputs[0].device.type == "cpu"
+
     def should_fuse(self, region: Region) -> bool:
         """Views and copies alone are no work, and one matrix product or one other operation is PyTorch's already."""
         computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
@@ -79,6 +84,10 @@ class InductorExecutor(FusionExecutor):
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         run = self.once(region, lambda: InductorRegion(region))
         return self.register_temporary_operation(f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+
+    def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
+        found = function.writing_over(dying) if isinstance(function, InductorRegion) else None
+        return (found, found.over) if found is not None and found.over else None
 
 
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
@@ -93,42 +102,67 @@ _DIVISIONS = {"div", "divide", "remainder", "fmod"}  # an integer by zero is PyT
 
 
 class InductorRegion:
-    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays them out.
+    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays them out, each in memory of its own.
 
-    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how often it did.
+    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how often it did. over: which outputs may be written over which
+    inputs, both by their places: whether they are, Inductor says, when it has seen the strides.
     """
 
-    def __init__(self, region: Region):
-        self.region = region
+    def __init__(self, region: Region, over: dict[int, int] | None = None):
+        self.region, self.over = region, over or {}
         self.compilations = 0
         self._variants: dict[tuple, Callable] = {}
+        self._usual: dict[tuple, tuple[Callable, Callable]] = {}  # for what came in first: a check of tensors, and what runs
+        self._overwriting: dict[tuple, InductorRegion] = {}
+
+    def writing_over(self, dying: Sequence[int]) -> InductorRegion:
+        """The same region, for calls in which the inputs at these places own their memory and nobody reads them afterwards. On a GPU, freed memory is used again at no cost."""
+        over: dict[int, int] = {}
+        for o, out in enumerate(self.region.outputs):
+            if isinstance(out, TensorProxy) and out.device.type == "cpu":
+                found = next((i for i in dying if i not in over.values() and _size(self.region.inputs[i]) == _size(out)), None)
+                over |= {o: found} if found is not None else {}
+        return self._overwriting.setdefault(tuple(over.items()), InductorRegion(self.region, over))
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        key = (_threads(), _deterministic(), *[t.stride() for t in tensors])
-        run = self._variants.get(key)
+        state = _threads(), _deterministic()
+        fits, run = self._usual.get(state, _NONE)
+        return run([*tensors]) if fits(*tensors) else self._unusual(tensors, state)
+
+    def _unusual(self, tensors: Sequence[torch.Tensor], state: tuple) -> Sequence[torch.Tensor]:
+        """A call with strides that may not have come in before."""
         if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
             return self(*[t.resolve_neg() for t in tensors])
-        return run([*tensors]) if run is not None else self._first(key, tensors)
+        key = (*state, *[t.stride() for t in tensors])
+        run = self._variants.get(key)
+        if run is None:
+            with _ONE_AT_A_TIME:
+                if (run := self._variants.get(key)) is None:
+                    check = tensor_batch_check(tensors, [t.shape for t in tensors], strides=True)
+                    run, results = self._compiled_for(tensors)
+                    self._variants[key] = run
+                    self._usual.setdefault(state, (check, run))
+                    return results
+        return run([*tensors])
 
-    def _first(self, key: tuple, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """A call with strides that did not come in before."""
-        with _ONE_AT_A_TIME:
-            if key not in self._variants:
-                self._variants[key] = self._compiled_for(tensors)
-        return self._variants[key]([*tensors])
-
-    def _compiled_for(self, tensors: Sequence[torch.Tensor]) -> Callable:
+    def _compiled_for(self, tensors: Sequence[torch.Tensor]) -> tuple[Callable, Sequence[torch.Tensor]]:
+        """What runs the region from now on, and its results for these tensors."""
+        reused = [i for i in self.over.values() if tensors[i].is_contiguous()]
         try:
-            run, expected = compile_with_inductor(self._run_lines, tensors)
+            run, expected = compile_with_inductor(self._run_lines, tensors, reused)
         except Exception as error:
             names = ", ".join(dict.fromkeys(line.sym.name for line in self.region.lines))
             raise MissingImplementationError(
                 f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or set_fuel() to find the region and report it"
             ) from error
         self.compilations += 1
-        if all(_layout(o.shape, o.stride()) == _layout(o.shape, s) for o, s in zip(run([*tensors]), expected, strict=True)):
-            return run
-        return lambda inputs: [torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o) for o, s in zip(run(inputs), expected, strict=True)]
+        if reused:
+            run = functools.partial(_over, run, reused)
+        results = run([*tensors])
+        alike = all(_layout(o.shape, o.stride()) == _layout(o.shape, s) for o, s in zip(results, expected, strict=True))
+        if alike and _apart(results, [t for i, t in enumerate(tensors) if i not in reused]):
+            return run, results
+        return (lambda inputs: _laid_out(run(inputs), expected)), _laid_out(results, expected)
 
     def _run_lines(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         values: dict[Proxy, object] = dict(zip(self.region.inputs, tensors, strict=True))
@@ -137,8 +171,30 @@ class InductorRegion:
         return [values[o] for o in self.region.outputs]  # type: ignore[misc]
 
 
+_NONE: tuple[Callable, Callable] = (lambda *tensors: False), list
 _ONE_AT_A_TIME = threading.Lock()  # Inductor's settings are the process's
 _threads, _deterministic = torch.get_num_threads, torch.are_deterministic_algorithms_enabled
+
+
+def _size(value: Proxy) -> tuple | None:
+    return (math.prod(value.shape), value.dtype) if isinstance(value, TensorProxy) else None
+
+
+def _over(run: Callable, reused: Sequence[int], inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Runs what may return its inputs. PyTorch's linear gives a view, of something that nobody has: as a result of a program, that could not be written to under grad."""
+    for i in reused:
+        inputs[i] = inputs[i].detach()
+    return run(inputs)
+
+
+def _apart(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether each result has memory of its own: Inductor computes what is equal once, and what changes nothing not at all."""
+    memory = [t.untyped_storage().data_ptr() for t in results if t.numel()]
+    return len(set(memory)) == len(memory) and {t.untyped_storage().data_ptr() for t in others if t.numel()}.isdisjoint(memory)
+
+
+def _laid_out(results: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    return [torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o) for o, s in zip(results, strides, strict=True)]
 
 
 def _layout(shape: Sequence[int], strides: Sequence[int]) -> list:

@@ -53,6 +53,8 @@ class FusionExecutor(Executor):
 
     owns_results = False  # whether all results of its functions are in new memory, of which they are all, or in that of inputs which `writing_over` allows
 
+    permits = False  # whether `writing_over` says what may be overwritten, and not what is
+
     longest_row = 0  # how many numbers it keeps on chip, where they are read again after they were reduced to one
 
     def can_execute(self, line: BoundSymbol) -> bool:
@@ -75,6 +77,10 @@ class FusionExecutor(Executor):
 
     def is_cheap(self, line: BoundSymbol) -> bool:
         """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does not read it from another one."""
+        return False
+
+    def keeps(self, line: BoundSymbol) -> bool:
+        """Whether what the forward wrote is kept at any price in memory, where the backward would write it again."""
         return False
 
     def should_fuse(self, region: Region) -> bool:

@@ -11,7 +11,8 @@ recording. So are, without grad, arguments that come in at the same address twic
 
 - what the program returns is copied out of it, except for gradients, as they are large;
 - gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would overwrite it (gradients that are accumulated, two
-  forwards before a backward), that call runs line by line, with memory of its own, and says so once.
+  forwards before a backward), that call runs line by line, with memory of its own, and says so once. Whether what was saved is let go of is looked for when the backward
+  has been launched, `look_for_free_results()`, so that the next forward need not before its launch.
 
 A value of a program that is read on another stream than the program's has to be waited for before it is let go of.
 """
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from thunder._torch_compat import kernel_flags, storage_uses
+from thunder._torch_compat import current_stream, kernel_flags, storage_uses
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -63,7 +64,7 @@ class CUDAGraphTransform(Transform):
     def __init__(self, *, share_mem_pool: bool = True):
         self.share_mem_pool = share_mem_pool
         self._memory: dict[tuple, Memory] = {}
-        self._last: tuple[Any, frozenset] = (None, frozenset())  # of the last forward: its names, and which values its graphs make
+        self._last: tuple[Any, frozenset, list[Memory]] = (None, frozenset(), [])  # of the last forward: its names, which values its graphs make, and where
 
     def __reduce__(self):
         return type(self), (), {"share_mem_pool": self.share_mem_pool}
@@ -103,10 +104,10 @@ class CUDAGraphTransform(Transform):
         returned = set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
         shown = roots(lines, maybe=True)
         returned |= {shown.get(p, p) for p in returned}
-        names, made_before = self._last if backward else (None, frozenset())
+        names, made_before, used_before = self._last if backward else (None, frozenset(), [])
         expected = made_before if names is trace.names else frozenset()
         parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
-        counter, graphs, made = itertools.count(), set(), []
+        counter, graphs, made, used = itertools.count(), set(), [], []
         for region in schedule(lines, groups, trace.output_proxies):
             if not self.can_fuse(region.lines[0]) or sum(OpTags.SHAPE_OP not in line.sym.tags for line in region.lines) < 2:
                 made += [self._explained(line) for line in region.lines]
@@ -120,13 +121,17 @@ class CUDAGraphTransform(Transform):
                 expected=[i for i, p in enumerate(region.inputs) if p.name in expected and p.name not in parameters],
                 returned=[o in returned for o in region.outputs],
             )  # fmt: skip
+            used.append(run.memory)
             symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
             made.append(symbol.bind(*region.inputs, output=list(region.outputs), subsymbols=region.lines, context=region.lines[0].context))
             inside, inputs = roots(region.lines, maybe=True), set(region.inputs)
             graphs |= {o.name for o in region.outputs if o not in returned and inside.get(o) not in inputs}
         if not backward:
-            self._last = trace.names, frozenset(graphs)
-        return del_last_used(trace.replace(bound_symbols=made))
+            self._last = trace.names, frozenset(graphs), list(dict.fromkeys(used))
+        trace = del_last_used(trace.replace(bound_symbols=made))
+        if not expected or not used:
+            return trace
+        return trace.replace(bound_symbols=[*trace.bound_symbols, _look_for_free_results(used_before)])  # behind the `del` of what was saved
 
     def _explained(self, line: BoundSymbol) -> BoundSymbol:
         if line.sym.python_printer is not None or (reason := self.refusal(line)) is None:
@@ -160,6 +165,12 @@ _INDEXES = {"getitem", "setitem", "index_put", "index", "index_put_"}
 def _is_seed(line: BoundSymbol, value: Proxy) -> bool:
     """Whether a value is what an attention kernel keeps of the generator: on the GPU where it is recorded, else on the CPU."""
     return OpTags.MATMUL_OP in line.sym.tags and isinstance(value, TensorProxy) and value.device.type == "cpu" and value.dtype.category == 1 and len(value.shape) <= 1
+
+
+def _look_for_free_results(memories: Sequence[Memory]) -> BoundSymbol:
+    name = "look_for_free_results"
+    symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=lambda: [m.look_for_free_results() for m in memories], tags=(OpTags.DONT_DCE,))
+    return symbol.bind(output=None)
 
 
 def _is_foreign(symbol: Symbol) -> bool:
@@ -215,7 +226,8 @@ class Memory:
         self.device, self.lock = device, threading.RLock()
         self.recordings: list[Recording] = []
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-        self.used_on: Any = None
+        self.index = device.index if device.index is not None else torch.cuda.current_device()
+        self.used_on: torch.cuda.Stream | None = None
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
         """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
@@ -240,7 +252,7 @@ class Memory:
 
     def _recover(self) -> None:
         """A recording that failed leaves the generator thinking that it is recorded."""
-        generator = torch.cuda.default_generators[self.device.index if self.device.index is not None else torch.cuda.current_device()]
+        generator = torch.cuda.default_generators[self.index]
         with contextlib.suppress(RuntimeError):
             generator.graphsafe_set_state(generator.clone_state())
 
@@ -250,8 +262,8 @@ class Memory:
 
     def on_this_stream(self) -> None:
         """Orders what comes behind the last replay, which may have been on another stream."""
-        stream = torch.cuda.current_stream(self.device)
-        if stream != self.used_on:
+        if self.used_on is None or current_stream(self.index) != self.used_on.cuda_stream:
+            stream = torch.cuda.current_stream(self.index)
             if self.used_on is not None:
                 stream.wait_stream(self.used_on)
             self.used_on = stream
@@ -259,6 +271,12 @@ class Memory:
     def in_use(self, first: Recording) -> Recording | None:
         """A recording whose results a replay of `first` would overwrite while somebody has them."""
         return next((r for r in self.recordings[first.number :] if r.handed_out and r.in_use()), None)
+
+    def look_for_free_results(self) -> None:
+        """Lets recordings know that nobody has their results any more, at a time when the device is busy."""
+        with self.lock:
+            for recording in self.recordings:
+                recording.in_use()
 
     def add(self, recording: Recording) -> None:
         """One more, in the place of those that nobody can replay or read any more."""

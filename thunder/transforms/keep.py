@@ -9,6 +9,7 @@ Before: `t0 = silu(x)` and `t1 = mm(t0, w)` in the forward, `bw_t0 = silu(x)` an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from thunder.core.proxies import Proxy, TensorProxy, number_value
@@ -19,12 +20,16 @@ from thunder.transforms.memory_budget import nbytes, roots
 
 __all__ = ["keep"]
 
-SHARE = 0.9  # of the peak that may be filled: temporaries of kernels are not counted
+SHARE = 0.9  # of the peak that the forward may fill, whose last lines need more beside what is counted than others
 
 
-def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], bool]) -> frozenset[Proxy]:
-    """`chosen`, the values of the forward that the backward computes again, without those that stay in memory. fuses: lines that a fusion executor takes."""
-    chosen = frozenset(chosen)
+def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], bool], at_any_peak: Callable[[BoundSymbol], bool] = lambda line: False) -> frozenset[Proxy]:
+    """`chosen`, the values of the forward that the backward computes again, without those that stay in memory.
+
+    fuses: lines that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is then.
+    """
+    if not (chosen := frozenset(chosen)):
+        return chosen
     forward, starts, backward = sides(joint)
     lines, half = [*forward, *starts, *backward], len(forward)
     shown = roots(lines, maybe=True)
@@ -32,7 +37,7 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
     makers: dict[TensorProxy, int] = {o: i for i, line in enumerate(lines) for o in line.outputs if o not in shown and isinstance(o, TensorProxy)}
     last: dict[Proxy, int] = {}  # the line until which a value is in memory
     written: set[Proxy] = set()  # what a line of the forward reads that stands apart
-    again: dict[Proxy, int] = {}  # what such a line of the backward reads: the last of them
+    again: dict[Proxy, tuple[int, int]] = {}  # what such lines of the backward read: the first and the last of them
     for i, line in enumerate(lines):
         for value in line.inputs:
             root = shown.get(value, value)
@@ -41,30 +46,36 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
             if apart[i] and i < half:
                 written.add(root)
             elif apart[i]:
-                again[root] = i
+                again[root] = again.get(root, (i, i))[0], i
     last |= dict.fromkeys((shown.get(p, p) for p in joint.output_proxies), len(lines))
-    live = [0] * (len(lines) + 1)
+    changes = [0] * (len(lines) + 2)  # of the bytes in memory, line by line
     for value, i in makers.items():
         if apart[i] or value in written or value in again or i < half <= last.get(value, i):
-            _hold(live, value, i, last.get(value, i))
-    limit = SHARE * max(live)
+            _hold(changes, value, i, last.get(value, i))
+        if value in again and value in chosen:
+            _hold(changes, value, *again[value])
+    peak = max(itertools.accumulate(changes))
     groups: dict[tuple, list[TensorProxy]] = {}
     for value, i in makers.items():
         context = lines[i].context
         if value in chosen and value in written and value in again and not apart[i] and (context is None or not context.checkpoint):
-            groups.setdefault((lines[i].sym, value.dtype, *map(number_value, value.shape)), []).append(value)
+            groups.setdefault((at_any_peak(lines[i]), lines[i].sym, value.dtype, *map(number_value, value.shape)), []).append(value)
     kept: set[Proxy] = set()
-    for group in sorted(groups.values(), key=lambda group: nbytes(group[0])):
-        spans = [(last[value] + 1, again[value]) for value in group]
-        filled = list(live)
+    for (always, *_), group in sorted(groups.items(), key=lambda item: nbytes(item[1][0])):
+        spans = [(last[value] + 1, again[value][0] - 1) for value in group]
+        changed = list(changes)
         for value, span in zip(group, spans, strict=True):
-            _hold(filled, value, *span)
-        if all(max(filled[begin : end + 1]) <= limit for begin, end in spans):
-            live = filled
+            _hold(changed, value, *span)
+        filled = list(itertools.accumulate(changed))
+        begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
+        if always or max(filled[begin:half], default=0) <= SHARE * peak and max(filled[half : end + 1], default=0) <= peak:
+            changes = changed
             kept.update(group)
     return chosen - kept
 
 
-def _hold(live: list[int], value: TensorProxy, begin: int, end: int) -> None:
-    size = nbytes(value)
-    live[begin : end + 1] = [n + size for n in live[begin : end + 1]]
+def _hold(changes: list[int], value: TensorProxy, begin: int, end: int) -> None:
+    """Between the lines `begin` and `end`, both with it; nothing where that is no span."""
+    if begin <= end:
+        changes[begin] += nbytes(value)
+        changes[end + 1] -= nbytes(value)

@@ -52,5 +52,6 @@ def _writing_over(line: BoundSymbol, fuser: FusionExecutor, dying: list[int]) ->
     function, pairs = found
     symbol = Symbol(line.sym.name, id=line.sym.id, is_prim=True, tags=(OpTags.IN_PLACE,), fn=function, executor=fuser, is_fusion=True)
     new = line.replace(sym=symbol, subsymbols=line.subsymbols)
-    new.header = ", ".join(f"{line.outputs[o].name} is written over {line.inputs[i].name}" for o, i in pairs.items())
+    verb = "may be" if fuser.permits else "is"
+    new.header = ", ".join(f"{line.outputs[o].name} {verb} written over {line.inputs[i].name}" for o, i in pairs.items())
     return new

@@ -7,7 +7,6 @@ kernels; what depends on rows only is [R, 1], on columns only [1, C].
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from thunder.core.dtypes import BOOL, FLOAT, dtype, float32
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.index import Index, Part, Variable, join, opened, split, strides_of
 from thunder.executors.triton_kernels.joins import place_in_whole
+from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, literal, neutral
 from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, reduced_place, tile_place
 from thunder.executors.triton_kernels.tiles import Tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, sources
@@ -60,15 +60,8 @@ def emit(
     return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late).run()
 
 
-def _compute(d: dtype) -> str:
-    """The Triton type that values of a type are computed in."""
-    return "tl.float32" if d.category == FLOAT and d.bytes < 4 else "tl.int1" if d.category == BOOL else f"tl.{d.name}"
-
-
 NAMED = 8  # operations in the name of a kernel
-LOWEST = "-3.4028234663852886e38"  # of float32: where a maximum begins from which other numbers, which may be infinite, are subtracted
 _NONE: frozenset = frozenset()
-_INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)}}
 
 
 class _Emitter:
@@ -313,7 +306,7 @@ class _Emitter:
         self.stores[v] = offset.text
         of_loop = bool(variables & self.looping)
         target = self.last[of_loop] if v in self.late else self.inner if of_loop else self.outer
-        target.append(f"tl.store({self._pointer(v)} + {_bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})")
+        target.append(f"tl.store({self._pointer(v)} + {bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})")
 
     def _store_partials(self, partials: list[Value], accumulators: list[str]) -> None:
         k = self.kernel
@@ -349,29 +342,21 @@ class _Emitter:
 
     def _rescale(self, v: Value, accumulator: str, term: _Term, totals: list[str]) -> None:
         """A step of a maximum, and of sums of exponentials relative to it: one exponential for both, since either the element or what was the maximum is 0 from the new one."""
-        text = f"tl.where(c_inside, {term.text}, {self._neutral(v)})" if self.masks["c"] else term.text
+        text = f"tl.where(c_inside, {term.text}, {neutral(v.what[0], v.dtype)})" if self.masks["c"] else term.text
         self.inner.append(f"x = {text}")
         self.inner.append(f"apart = tl.exp(-tl.abs(x - {accumulator}))")
         for total in totals:
             self.inner.append(f"{total} = tl.where(x > {accumulator}, {total} * apart + 1.0, {total} + apart)")
         self.inner.append(f"{accumulator} = tl.maximum({accumulator}, x, propagate_nan=tl.PropagateNan.ALL)")
 
-    def _neutral(self, v: Value) -> str:
-        how = v.what[0]
-        if how == "sum":
-            return "0.0" if v.dtype.category == FLOAT else "0"
-        if v.dtype.category == FLOAT:
-            return 'float("-inf")' if how == "amax" else 'float("inf")'
-        return str(_INTEGER_BOUNDS[v.dtype.name][how == "amin"])
-
     def _accumulator(self, v: Value, start: str = "") -> str:
         self.count += 1
-        self.outer.append(f"sum{self.count} = tl.full({self.shape}, {start or self._neutral(v)}, {_compute(v.dtype)})")
+        self.outer.append(f"sum{self.count} = tl.full({self.shape}, {start or neutral(v.what[0], v.dtype)}, {compute_type(v.dtype)})")
         return f"sum{self.count}"
 
     def _accumulate(self, v: Value, accumulator: str, term: _Term, reduced: str) -> None:
         masks = [f"{n}_inside" for n in ("x", "r", "c") if self.masks[n] and n in reduced]
-        text = f"tl.where({' & '.join(masks)}, {term.text}, {self._neutral(v)})" if masks else _bracketed(term.text)
+        text = f"tl.where({' & '.join(masks)}, {term.text}, {neutral(v.what[0], v.dtype)})" if masks else bracketed(term.text)
         joined = f"{accumulator} + {text}" if v.what[0] == "sum" else f"tl.{v.what[0][1:]}imum({accumulator}, {text}, propagate_nan=tl.PropagateNan.ALL)"
         self.inner.append(f"{accumulator} = {joined}")
 
@@ -393,8 +378,8 @@ class _Emitter:
             operand = self.value(v.operands[0], operand_place(v, Index.of(k.r), Index.of(k.c)), ())
             text = operand.text
             if self.masks["c"]:
-                text = f"tl.where(c_inside, {text}, {self._neutral(v)})"
-            block = self._emit(f"tl.zeros({self.shape}, {_compute(v.dtype)}) + {text}" if self._is_small(operand) else text, operand.variables | {"r"})
+                text = f"tl.where(c_inside, {text}, {neutral(v.what[0], v.dtype)})"
+            block = self._emit(f"tl.zeros({self.shape}, {compute_type(v.dtype)}) + {text}" if self._is_small(operand) else text, operand.variables | {"r"})
             self._know(key, self._emit(self._combined(v, block.text, 1), frozenset("r")))
         return self.memo[key]
 
@@ -427,13 +412,13 @@ class _Emitter:
         if kind == "cast":
             return self._cast(v.operands[0].dtype, v.dtype, self.value(v.operands[0], place, conditions))
         if kind == "number":
-            return self._emit(f"tl.full({[1] * len(self.shape)}, {_literal(v.what, v.dtype)}, {_compute(v.dtype)})", _NONE)
+            return self._emit(f"tl.full({[1] * len(self.shape)}, {literal(v.what, v.dtype)}, {compute_type(v.dtype)})", _NONE)
         if kind == "iota":
             start, step = v.what
             at = self.index(place[0])
             if (start, step) == (0, 1) and v.dtype.category != FLOAT:
-                return self._emit(f"{_bracketed(at.text)}.to({_compute(v.dtype)})", at.variables)
-            number = f"{_bracketed(at.text)}.to(tl.{'int64' if isinstance(start, int) and isinstance(step, int) else 'float64'}) * {step} + {start}"
+                return self._emit(f"{bracketed(at.text)}.to({compute_type(v.dtype)})", at.variables)
+            number = f"{bracketed(at.text)}.to(tl.{'int64' if isinstance(start, int) and isinstance(step, int) else 'float64'}) * {step} + {start}"
             return self._cast_text(number, v.dtype, at.variables)
         if kind == "philox":
             return self._drawn(v, place)
@@ -448,7 +433,7 @@ class _Emitter:
     def _drawn(self, v: Value, place: Place) -> _Term:
         offset, low, high = v.what
         seed, at = self.value(v.operands[0], (), ()), self.index(join(place, strides_of(v.shape)))
-        halves = f"{_bracketed(at.text)}.to(tl.int32), ({at.text} >> 32).to(tl.int32)" if self.wide else f"{at.text}, 0"
+        halves = f"{bracketed(at.text)}.to(tl.int32), ({at.text} >> 32).to(tl.int32)" if self.wide else f"{at.text}, 0"
         self.helpers["_uniform"] = self.computes["uniform"] = None
         return self._emit(f"_uniform({seed.text}, {offset}, {halves}) * {high - low} + {low}", at.variables)
 
@@ -474,18 +459,18 @@ class _Emitter:
 
     def _number(self, x, d: dtype) -> str:
         if d.name == "float32" or d.category == FLOAT and d.bytes < 4:
-            return _literal(x, d)
-        return f"tl.full({[1] * len(self.shape)}, {_literal(x, d)}, {_compute(d)})"
+            return literal(x, d)
+        return f"tl.full({[1] * len(self.shape)}, {literal(x, d)}, {compute_type(d)})"
 
     def _cast(self, source: dtype, target: dtype, term: _Term) -> _Term:
         if target.category == BOOL:
             return term if source.category == BOOL else self._emit(f"{term.text} != 0", term.variables)
         if source.category == FLOAT and source.bytes < 4 and target.name == "float32":
             return term
-        return self._cast_text(term.text, target, term.variables, _compute(source))
+        return self._cast_text(term.text, target, term.variables, compute_type(source))
 
     def _cast_text(self, text: str, target: dtype, variables: frozenset, known: str = "") -> _Term:
-        text = _bracketed(text) + (f".to({_compute(target)})" if known != _compute(target) else "")
+        text = bracketed(text) + (f".to({compute_type(target)})" if known != compute_type(target) else "")
         if target.category == FLOAT and target.bytes < 4:
             text = self._rounded(text, target)
         return self._emit(text, variables)
@@ -551,7 +536,7 @@ class _Emitter:
             self.ahead += v.dtype.bytes * math.prod(n for n, name in zip(self.shape, "rc" if len(self.shape) == 2 else "x", strict=True) if name in variables)
         self.loads.setdefault(v, set()).add(offset.text)
         keep = f", eviction_policy='{self.keep}'" if self.keep and "c" in variables and "r" in variables else ""
-        text = f"tl.load({self._pointer(v)} + {_bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''}{keep})"
+        text = f"tl.load({self._pointer(v)} + {bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''}{keep})"
         if v.dtype.category == FLOAT and v.dtype.bytes < 4:
             text += ".to(tl.float32)"
         if v.dtype.category == BOOL:
@@ -575,7 +560,7 @@ class _Emitter:
                 key = "part", atom
                 if key not in self.memo:
                     inside = self.index(atom.index)
-                    text = inside.text if atom.remainder is None else f"{_bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}"
+                    text = inside.text if atom.remainder is None else f"{bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}"
                     self._know(key, self._emit(text, inside.variables))
                 name, of_atom = self.memo[key]
             else:
@@ -624,24 +609,3 @@ def _always(condition: tuple) -> bool:
 def _never(condition: tuple) -> bool:
     where, low, high = condition
     return where.high < low or where.low >= high
-
-
-def _bracketed(text: str) -> str:
-    return text if text.isidentifier() else f"({text})"
-
-
-def _literal(x, d: dtype) -> str:
-    """A number as a value of a type: those of float32 and below rounded to float32."""
-    if d.category == BOOL:
-        return str(bool(x))
-    if d.category != FLOAT:
-        return str((int(x) - _INTEGER_BOUNDS[d.name][0]) % 2 ** (8 * d.bytes) + _INTEGER_BOUNDS[d.name][0])  # as PyTorch wraps numbers around
-    x = float(x)
-    if d.bytes <= 4:
-        try:
-            x = struct.unpack("f", struct.pack("f", x))[0]
-        except OverflowError:
-            x = float("inf") if x > 0 else float("-inf")
-        if 0 < abs(x) < 2.0**-126:  # which Triton would take for a double
-            x = 0.0
-    return repr(x) if x - x == 0 else f'float("{x}")'

@@ -175,8 +175,9 @@ class _Variant:
             self.names[v] = f"out{i}"
             self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
             there, made = self.over.get(v), f"allocate({v.shape}, {tuple(s)}, dtype{i})"
-            if there is not None:
-                made = self.names[there] + (f".as_strided({v.shape}, {tuple(s)})" if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s)) else "")
+            if there is not None:  # which may be a view for autograd, and a result is none
+                shown = f".as_strided({v.shape}, {tuple(s)})" if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s)) else ""
+                made = f"{self.names[there]}{shown}.detach()"
             self.allocations.append(f"out{i} = {made}")
         # a tensor may be a negative of its memory's numbers, which kernels do not see
         self.negative = " or ".join(f"{self.names[v]}.is_neg()" for v in program.inputs if v.dtype.category == FLOAT)

@@ -9,6 +9,7 @@ Everything between loads, reductions and stores is computed where it is needed, 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 
@@ -362,9 +363,11 @@ def schedule(program: Program, programs: int) -> Schedule:
             best, found, roots = other, schedule, early
     if parts := parts_of(program):
         other = _Scheduler(program, parts)
-        schedule = other.run(roots)
-        if other.cost <= best.cost + sum(v.numel * v.dtype.bytes for v in parts) // 2:  # each element chooses once less: about half of what reading and writing it takes
-            return schedule
+        with contextlib.suppress(TooLarge):
+            schedule = other.run(roots)
+            saved = sum(v.numel * v.dtype.bytes for v in parts) // 2  # each element chooses once less: about half of what reading and writing it takes
+            if other.cost <= best.cost + saved and other.visited <= LIMIT:
+                return schedule
     return found
 
 
