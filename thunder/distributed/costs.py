@@ -269,7 +269,7 @@ class Memory:
         elif OpTags.IN_PLACE in line.sym.tags or original.sym.name == "times_cotangent":
             source = next((p for p in tensors if p.shape == output.shape and p.dtype is output.dtype), None)
         elif original.sym.name == "all_reduce_together":
-            source = original.args[0][place] if original.args[2][place] else None
+            source = line.args[0][place] if line.args[2][place] else None
         return self.of.get(source.name) if source is not None else None
 
     def _allocate(self, p: Proxy, gathered: bool = False) -> None:
