@@ -43,7 +43,6 @@ from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.reinplace import in_place_form
-from thunder.transforms.reuse_memory import reuse_memory
 
 __all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory"]
 
@@ -114,9 +113,8 @@ class CUDAGraphTransform(Transform):
                 continue
             name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
             written = _written(region)
-            program = del_last_used(reuse_memory(Trace(name, region.inputs, region.lines, list(region.outputs), trace.names)))
             run = GraphedRegion(
-                f"{name} of {trace.name}", program, self._memory_of(region, backward),
+                f"{name} of {trace.name}", del_last_used(Trace(name, region.inputs, region.lines, list(region.outputs), trace.names)), self._memory_of(region, backward),
                 fixed=[i for i, p in enumerate(region.inputs) if p.name in parameters or p in written],
                 expected=[i for i, p in enumerate(region.inputs) if p.name in expected and p.name not in parameters],
                 returned=[o in returned for o in region.outputs],
