@@ -22,12 +22,11 @@ from thunder.core.symbol import current_recorder
 from thunder.core.trace import Trace
 from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
-from thunder.distributed.placement import may_read_parts
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
 from thunder.executors.torch_autograd import connected
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
-from thunder.frontend import Captured, capture
+from thunder.frontend import Captured, FailsWithParts, capture
 from thunder.options import (
     CACHE_OPTIONS,
     MAX_ENTRIES,
@@ -294,8 +293,8 @@ class Compiled:
             if not last:
                 raise
             failure = error
-        if may_read_parts(self.fn):  # of parameters, with which the program does not run by itself
-            raise failure
+        if isinstance(failure, FailsWithParts):
+            raise failure.__cause__  # type: ignore[misc]
         self.fn(*args, **kwargs)
         location, theirs = user_line(failure)
         if theirs:  # the user's own code raised it: a backward of theirs, read while the forward is captured

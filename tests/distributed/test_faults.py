@@ -94,13 +94,27 @@ def goes_ahead(rank, size):
     time.sleep(0.2 * rank)
     try:
         for name in ("first", "second"):
-            agreement.check_same_module([torch.distributed.group.WORLD], [(name, torch.empty(0))])
+            agreement._agree(torch.distributed.group.WORLD, [name])
     finally:
         agreement.time = before
 
 
 def test_a_rank_that_goes_ahead_is_no_error(ranks):
     ranks(2)(goes_ahead)
+
+
+def gives_up_again_and_again(rank, size):
+    """Rank 0 has given up for good, because of what rank 1 said at first, when rank 1 tries for the second time."""
+    start = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(CollectiveError, match="run different programs"):
+            agreement._agree(torch.distributed.group.WORLD, [f"a collective of rank {rank}"])
+        time.sleep(0.5 * rank)
+    return time.monotonic() - start
+
+
+def test_ranks_that_never_agree_do_not_wait_for_each_other(ranks):
+    assert max(ranks(2)(gives_up_again_and_again)) < 20
 
 
 def has_batches_of_its_own(rank, size):
@@ -152,6 +166,8 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(ranks, tmp
 
 def prepares_another_module(rank, size):
     texts = []
+    for _ in range(2):  # what one rank prepares below was prepared by all, once
+        agreement.check_same_module([torch.distributed.group.WORLD], torch.nn.Sequential(torch.nn.Linear(4, 6)).named_parameters())
     for prepare in (ddp, fsdp, lambda m: column_parallel(m, ["0"])):
         with pytest.raises(CollectiveError) as caught:
             prepare(torch.nn.Sequential(torch.nn.Linear(4, 4 + 2 * rank)))

@@ -11,7 +11,9 @@ import thunder
 from tests.distributed.training import agree, batches, close, compare, optimizer_of
 from tests.test_transforms_api import LowRank, Quantize
 from thunder.distributed import DDPTransform, FSDPBucketingStrategy, FSDPTransform, FSDPType, ddp, fsdp
-from thunder.distributed.placement import placement_of
+from thunder.distributed.data_parallel import sharded
+from thunder.distributed.placement import place, placement_of, placing_copies
+from thunder.distributed.planning import _StandIn
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 
@@ -369,3 +371,15 @@ def takes_what_it_cannot(rank, size):
 
 def test_errors_speak_of_whole_parameters(ranks):
     ranks(2)(takes_what_it_cannot)
+
+
+def test_programs_that_read_no_parts_fail_as_they_are():
+    """Also while the process has parameters of which it holds a part."""
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    placement = sharded("weight", parameter, (_StandIn(2),), FSDPType.ZERO2, FSDPBucketingStrategy.NONE, None, None)
+    with placing_copies():
+        place(parameter, placement)
+        with pytest.raises(TypeError, match="'Tensor' object is not callable"):
+            thunder.jit(lambda x: (x + 1)())(torch.ones(2))
+        with pytest.raises(TypeError, match="not callable"):
+            thunder.jit(lambda x: (x + parameter.sum())())(torch.ones(2))

@@ -35,6 +35,8 @@ _WORDS = {
     ),
 }  # fmt: skip
 _HAS, _WAITS, _LAST = "thunder program {} {} {}", "thunder waits {} {}", "thunder last program {} {}"
+_PREPARES = "thunder prepares {} {} {}"
+_prepared: dict[str, int] = {}  # by the name of a group: how many modules this rank prepared
 
 
 def check_agreement(traces: Sequence[Trace]) -> None:
@@ -51,14 +53,29 @@ def check_agreement(traces: Sequence[Trace]) -> None:
     if programs:
         introduce()
     for group, lines in programs.items():
-        _agree(group, lines, "collective")
+        _agree(group, lines)
 
 
 def check_same_module(groups: Sequence, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Waits until all ranks of each group have prepared a module with the same parameters and buffers. Raises CollectiveError as `check_agreement` does."""
+    """Waits until all ranks of each group prepare a module, and that has the same parameters and buffers. Raises CollectiveError as `check_agreement` does.
+
+    Ranks prepare modules together, one after another: the first of a rank is held against the first of the others.
+    """
     lines = [f"{name} of {str(t.dtype)[6:]}{list(t.shape)}" for name, t in named]
+    store, me = compat.default_store(), dist.get_rank()
     for group in groups:
-        _agree(group, lines, "parameter")
+        name, until = group.group_name, _deadline(group)
+        number = _prepared[name] = _prepared.get(name, 0) + 1
+        text = "\n".join(lines)
+        store.set(_PREPARES.format(name, me, number), text)
+        for r in dist.get_process_group_ranks(group):
+            key, pause = _PREPARES.format(name, r, number), 0.001
+            while not (late := time.monotonic() > until) and not store.check([key]):
+                time.sleep(pause)
+                pause = min(0.05, pause * 2)
+            theirs = None if late else store.get(key).decode()
+            if theirs != text:
+                raise CollectiveError(_difference(name, me, lines, "parameter", r, theirs and theirs.split("\n"), late))
 
 
 def _said(line: BoundSymbol) -> str:
@@ -69,15 +86,19 @@ def _said(line: BoundSymbol) -> str:
     return f"{name} of {', '.join(f'{p.dtype.shortname}{list(p.shape)}' for p in tensors)}" + (f" ({', '.join(rest)})" if rest else "")
 
 
-def _agree(group, lines: list[str], kind: str) -> None:
+def _deadline(group) -> float:
+    return time.monotonic() + min(LONGEST, compat.timeout_of(group))
+
+
+def _agree(group, lines: list[str]) -> None:
     store, me, name = compat.default_store(), dist.get_rank(), group.group_name
     text = "\n".join(lines)
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    digest = _digest(text)
     store.set(_LAST.format(name, me), text)
     store.set(_HAS.format(name, me, digest), "")
     store.set(_WAITS.format(name, me), digest)
     missing = [r for r in dist.get_process_group_ranks(group) if r != me]
-    until = time.monotonic() + min(LONGEST, compat.timeout_of(group))
+    until = _deadline(group)
     pause = 0.001
     while missing := [r for r in missing if not store.check([_HAS.format(name, r, digest)])]:
         late = time.monotonic() > until
@@ -86,19 +107,26 @@ def _agree(group, lines: list[str], kind: str) -> None:
             theirs = store.get(key).decode() if store.check([key]) else ""
             other = theirs not in ("", digest) and not theirs.startswith("not ") and not store.check([_HAS.format(name, me, theirs)])  # what this rank had, it will find
             if late or other or theirs == f"not {digest}":
-                store.set(_WAITS.format(name, me), f"not {theirs}")  # that it has to give up as well
-                raise CollectiveError(_difference(store, name, me, lines, kind, r, late))
+                store.set(_WAITS.format(name, me), f"not {theirs if other else _last_digest(store, name, r)}")  # that it has to give up as well, if it comes with that again
+                last = store.get(_LAST.format(name, r)).decode().split("\n") if store.check([_LAST.format(name, r)]) else None
+                raise CollectiveError(_difference(name, me, lines, "collective", r, last, late))
         time.sleep(pause)
         pause = min(0.05, pause * 2)
     store.set(_WAITS.format(name, me), "")
 
 
-def _difference(store, name: str, me: int, lines: list[str], kind: str, other: int, late: bool) -> str:
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _last_digest(store, name: str, rank: int) -> str:
+    key = _LAST.format(name, rank)
+    return _digest(store.get(key).decode()) if store.check([key]) else ""
+
+
+def _difference(name: str, me: int, lines: list[str], kind: str, other: int, theirs: Sequence[str] | None, late: bool) -> str:
     do_differently, do_alike, did_nothing, remedy = _WORDS[kind]
-    theirs: list[str] = []
-    if store.check([_LAST.format(name, other)]):
-        theirs = store.get(_LAST.format(name, other)).decode().split("\n")
-    pairs = enumerate(zip_longest(lines, theirs, fillvalue="none"))
+    pairs = enumerate(zip_longest(lines, theirs or [], fillvalue="none"))
     place, (mine, its) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
     what = f"{kind} {place + 1} of {len(lines)} is {mine} on rank {me} and {its} on rank {other}"
     if late:

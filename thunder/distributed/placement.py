@@ -21,7 +21,7 @@ from thunder import _torch_compat as compat
 from thunder.errors import CaptureError
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "may_read_parts", "seen_as", "placed_parameters",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "seen_as", "placed_parameters",
     "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync",
     "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
@@ -182,12 +182,6 @@ def placement_of(tensor: torch.Tensor) -> Placement | None:
         placement = replace(placement, held_dtype=tensor.dtype, dtype=tensor.dtype if placement.dtype is placement.held_dtype else placement.dtype)
         place(tensor, placement)
     return placement
-
-
-def may_read_parts(fn) -> bool:
-    """Whether a module has parameters of which this rank holds a part; for a function, which may lead to any module, whether there are such."""
-    placements = (q for _, q in placed_parameters(fn)) if isinstance(fn, torch.nn.Module) else _placements.values()
-    return any(q.shards is not None or q.slice is not None for q in placements)
 
 
 def seen_as(tensor: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:

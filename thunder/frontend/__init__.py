@@ -19,7 +19,7 @@ from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
-from thunder.errors import CaptureError
+from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
 from thunder.frontend.calls import RecordingMode
 from thunder.frontend.capture import Capture
 from thunder.frontend.epilogue import EpilogueWriter
@@ -32,7 +32,7 @@ from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 from thunder.transforms.base import asked, check_replaced, transform_traces
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "FailsWithParts", "capture"]
 
 
 class Captured:
@@ -185,6 +185,10 @@ class _History:
         return filename, line, function, source or ""
 
 
+class FailsWithParts(Exception):
+    """The program fails, with the exception that is this one's cause, and has read parameters of which this rank holds a part: by itself, it would see the parts."""
+
+
 def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()) -> Captured:
     """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a number had: numbers there stay symbolic, unless
     they are one of these values. overrides: what stands in the place of a module's parameters and buffers, by name.
@@ -192,7 +196,8 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
     A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that way cannot be captured it is read again and told
     yes: libraries have a way without values that are known only when the program runs for that case.
 
-    Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is.
+    Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is, or as the cause of
+    FailsWithParts.
     """
     c = Capture(fn, args, kwargs, options, changing or {}, overrides)
     try:
@@ -228,6 +233,12 @@ def _read(c: Capture) -> Captured:
                 return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
+    except (ThunderError, SharpEdgeWarning):
+        raise
+    except Exception as error:
+        if any(not placement.is_whole for placement in c.placements.values()):
+            raise FailsWithParts from error
+        raise
 
 
 def _modes() -> tuple:
