@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from thunder.tests.litgpt_model import GPT
-from thunder.tests.measuring import compile_with, cxx_compiler, in_processes, interleaved, median, median_interval, parse_systems, repetitions
+from thunder.tests.measuring import compile_with, cxx_compiler, in_processes, interleaved, median, paired_ratio, parse_systems, repetitions
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 
 WORKLOADS = ("llama", "llama_train", "nanogpt", "nanogpt_train")
@@ -97,8 +97,7 @@ def measure(workload: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
         rows[system]["ms"] = 1e3 * median(seconds)
         for name, base in (("ratio", "torch.compile"), ("eager", "eager")):
             if base in samples and base != system:
-                ratios = [a / b for a, b in zip(seconds, samples[base], strict=True)]
-                rows[system][name] = (median(ratios), *median_interval(ratios))
+                rows[system][name] = paired_ratio(seconds, samples[base])
     return list(rows.values())
 
 

@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import thunder
 from thunder.distributed import FSDPBucketingStrategy, FSDPType, ddp, fsdp, plan
-from thunder.tests.measuring import median, median_interval, turns
+from thunder.tests.measuring import median, paired_ratio, turns
 
 GIB = 2**30
 LEARNING_RATE = 1e-5
@@ -227,8 +227,7 @@ def measure(chosen: argparse.Namespace) -> list[dict[str, Any]]:
         row["tokens"] = chosen.batch * chosen.time * ranks / row["seconds"]
         row["loss"] = trainers[name].loss.item()
         if best is not None:
-            ratios = [ours / base for ours, base in zip(samples[name], samples[best], strict=True)]
-            row["ratio"], row["best"] = (median(ratios), *median_interval(ratios)), best
+            row["ratio"], row["best"] = paired_ratio(samples[name], samples[best]), best
     dist.destroy_process_group()
     return list(rows.values())
 

@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 import thunder
-from thunder.tests.measuring import compile_with, in_processes, median, median_interval, turns
+from thunder.tests.measuring import compile_with, in_processes, median, paired_ratio, turns
 
 GIB = 2**30
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "THUNDER_CACHE_DIR")
@@ -191,8 +191,7 @@ def measure(name: str, systems: list[str], rounds: int) -> list[dict[str, Any]]:
     for system, samples in times.items():
         rows[system]["ms"] = median(samples)
         if "torch.compile" in times and system != "torch.compile":
-            ratios = [ours / base for ours, base in zip(samples, times["torch.compile"], strict=True)]
-            rows[system]["ratio"] = (median(ratios), *median_interval(ratios))
+            rows[system]["ratio"] = paired_ratio(samples, times["torch.compile"])
     return list(rows.values())
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from thunder.tests.measuring import interleaved, median, median_interval
+from thunder.tests.measuring import interleaved, median, paired_ratio
 
 GRADIENT_BAR, STEP_BAR = 1e-5, 1.02
 WARM = 3
@@ -200,8 +200,7 @@ def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: i
         interleaved(steps, WARM)
         # on the CPU what one thread computes: what others do on the machine is not counted
         samples = interleaved(steps, rounds, clock=time.process_time if device == "cpu" else time.perf_counter)
-        ratios = [ours / theirs for ours, theirs in zip(samples["thunder"], samples["eager"], strict=True)]
-        seconds, ratio = (median(samples["thunder"]), median(samples["eager"])), (median(ratios), *median_interval(ratios))
+        seconds, ratio = (median(samples["thunder"]), median(samples["eager"])), paired_ratio(samples["thunder"], samples["eager"])
         if ratio[2] > STEP_BAR:
             problems.append(f"a step takes {ratio[0]:.3f} [{ratio[1]:.3f}, {ratio[2]:.3f}] of eager's time, the bar is {STEP_BAR}")
     difference = {op: calls[0][op] - calls[1][op] for op in sorted(calls[0].keys() | calls[1].keys()) if calls[0][op] != calls[1][op]}

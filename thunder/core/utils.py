@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 
-__all__ = ["check", "sequencify", "producers", "consumers", "producers_and_consumers", "without_collection"]
+__all__ = ["check", "sequencify", "producers", "consumers", "producers_and_consumers", "without_collection", "has_triton"]
 
 
 def check(condition: Any, message: Callable[[], str], exception_type: type[Exception] = RuntimeError) -> None:
@@ -58,3 +60,9 @@ def without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether the package triton is installed. It is not imported for that, which takes long."""
+    return importlib.util.find_spec("triton") is not None

@@ -19,6 +19,7 @@ from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.executors.triton_kernels.index import strides_of
 from thunder.ops.layout import is_dense, run_line
 from thunder.ops.memory import may_view
 from thunder.ops.torch_types import to_torch_dtype
@@ -149,10 +150,6 @@ def collective_of(line: BoundSymbol) -> tuple[str, int] | None:
     return _original(line).sym.name.removesuffix("_together"), max(sum(map(nbytes, _tensors(line.inputs))), sum(map(nbytes, _tensors(line.outputs))))
 
 
-def _row_major(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
-
-
 def _is_text(line: BoundSymbol) -> bool:
     """Lines that are statements of the program's text, and no operations."""
     return line.sym.python_printer is not None
@@ -249,11 +246,11 @@ class Memory:
 
     def _stand_in(self, p: TensorProxy) -> torch.Tensor:
         sizes = tuple(map(number_value, p.shape))
-        return torch.empty_strided(sizes, self.strides.get(p.name) or _row_major(sizes), dtype=to_torch_dtype(p.dtype), device="meta")
+        return torch.empty_strided(sizes, self.strides.get(p.name) or strides_of(sizes), dtype=to_torch_dtype(p.dtype), device="meta")
 
     def _lie(self, outputs: Sequence[TensorProxy], strides: Sequence[tuple | None]) -> None:
         for o, s in zip(outputs, strides, strict=True):
-            if s is not None and tuple(s) != _row_major(tuple(map(number_value, o.shape))):
+            if s is not None and tuple(s) != strides_of(tuple(map(number_value, o.shape))):
                 self.strides[o.name] = tuple(s)
 
     def _shown(self, line: BoundSymbol, place: int, shows: bool) -> _Storage | None:

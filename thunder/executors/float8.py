@@ -5,12 +5,10 @@ The transform that writes such operations brings it. Elsewhere than on a GPU wit
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 
 from thunder.core.proxies import TensorProxy
+from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, register_executor
 from thunder.ops.float8 import largest, quantize
 from thunder.ops.torch_types import to_torch_dtype
@@ -18,13 +16,8 @@ from thunder.ops.torch_types import to_torch_dtype
 __all__ = ["float8_ex"]
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _takes(x: TensorProxy, *rest) -> bool:
-    return _has_triton() and x.device.type == "cuda" and 0 not in x.shape and all(isinstance(n, int) for n in x.shape)
+    return has_triton() and x.device.type == "cuda" and 0 not in x.shape and all(isinstance(n, int) for n in x.shape)
 
 
 def _quantize(x: torch.Tensor, amax: torch.Tensor | None, to, transposed: bool) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,6 @@ random operations, so that seeds mean what they mean there. The executor `torchc
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import os
 import shutil
@@ -25,6 +24,7 @@ from thunder.core.dtypes import COMPLEX, INTEGER
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.utils import has_triton
 from thunder.errors import MissingImplementationError
 from thunder.executors.torchex import torch_ex
 from thunder.extend import register_executor
@@ -213,13 +213,8 @@ def _missing(kind: str) -> str | None:
             return None
         return f"Inductor needs a C++ compiler on the CPU, and none is found ({own or ', '.join(_COMPILERS)}): install one, or set CXX"
     if kind == "cuda":
-        return None if _has_triton() else "Inductor needs triton on the GPU: install it"
+        return None if has_triton() else "Inductor needs triton on the GPU: install it"
     return f"Inductor is not used on {kind}"
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

@@ -18,7 +18,6 @@ smoothing or bias of the layer, and not float16, whose gradients would not be sc
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_v
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.core.utils import has_triton
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.backward import times_cotangent
@@ -97,7 +97,7 @@ def _over_rows(logits, target, keep, scale, losses, gradient: bool) -> None:
 @functools.cache
 def _kernel(kind: str) -> Callable | None:
     """The pass over rows as a Triton kernel, for a kind of device; None where Triton is not used."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return None
     from thunder.executors import linear_cross_entropy_kernel as kernels
 

@@ -10,7 +10,6 @@ One row was faster than PyTorch's call with each weight that was measured; with 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import os
 import shutil
@@ -23,6 +22,7 @@ from thunder.core.devices import Device
 from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import OpTags
+from thunder.core.utils import has_triton
 from thunder.errors import OptionError
 from thunder.extend import OperatorExecutor, add_default_executor, register_executor
 from thunder.ops import LTORCH
@@ -69,7 +69,7 @@ class MatvecExecutor(OperatorExecutor):
 @functools.cache
 def _can_launch() -> bool:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return importlib.util.find_spec("triton") is not None and compiler is not None and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+    return has_triton() and compiler is not None and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 
 
 @functools.cache

@@ -9,8 +9,6 @@ numbers. How kernels are made: `thunder/executors/triton_kernels`.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable, Container, Sequence
 
 import torch
@@ -18,6 +16,7 @@ import torch
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.utils import has_triton
 from thunder.executors.triton_kernels.launch import FusedRegion, interpreting
 from thunder.executors.triton_kernels.schedule import ON_CHIP
 from thunder.executors.triton_kernels.values import primitive
@@ -59,7 +58,7 @@ class TritonFuser(FusionExecutor):
         return self._plans
 
     def unavailable(self) -> str | None:
-        if not _has_triton():
+        if not has_triton():
             return "it needs the package triton: install it"
         if not torch.cuda.is_available() and not interpreting():
             return "there is no GPU; TRITON_INTERPRET=1 lets Triton's interpreter run kernels on the CPU, slowly"
@@ -69,7 +68,7 @@ class TritonFuser(FusionExecutor):
         return any(map(_runs_on, kinds))
 
     def has_triton(self) -> bool:
-        return _has_triton()
+        return has_triton()
 
     def can_fuse(self, line: BoundSymbol) -> bool:
         devices = {p.device.name for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)}
@@ -131,14 +130,9 @@ def _runs_on(device: str) -> bool:
     return device.startswith("cuda") or interpreting()
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
 def _is_default() -> bool:
     """Where PyTorch knows CUDA; what an interpreter runs has to be asked for."""
-    return torch.version.cuda is not None and _has_triton() and not interpreting()
+    return torch.version.cuda is not None and has_triton() and not interpreting()
 
 
 triton_fuser = TritonFuser("triton_fuser", version=torch.__version__)

@@ -5,8 +5,6 @@ Formulas are those of PyTorch's autograd, so that a compiled backward computes w
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Callable
 
 import torch
@@ -15,6 +13,7 @@ from thunder._torch_compat import keeps_graph
 from thunder.core.dtypes import bfloat16, bool8, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, recording
+from thunder.core.utils import has_triton
 from thunder.ops.define import LTORCH
 
 __all__ = ["sum_to", "kernel", "op", "in_operations", "parts", "times_cotangent"]
@@ -83,16 +82,11 @@ def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.T
     """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent would wait for it, a kernel looks."""
     if keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
         return gradient * cotangent
-    if gradient.is_cuda and _has_triton() and gradient.nbytes == gradient.untyped_storage().nbytes():  # all of its memory, not a part with gaps
+    if gradient.is_cuda and has_triton() and gradient.nbytes == gradient.untyped_storage().nbytes():  # all of its memory, not a part with gaps
         from thunder.ops.scale_kernel import scale
 
         return scale(gradient, cotangent)
     return gradient if not cotangent.is_cuda and cotangent == 1 else gradient.mul_(cotangent)
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 # a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it again. Nothing else may read it

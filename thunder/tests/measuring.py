@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "parse_systems", "in_processes", "turns"]
+__all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "paired_ratio", "parse_systems", "in_processes", "turns"]
 
 SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor")
 
@@ -94,6 +94,12 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     half_width = {0.95: 1.959964, 0.99: 2.575829}[confidence] * math.sqrt(n) / 2
     low, high = math.floor(n / 2 - half_width), math.ceil(n / 2 + half_width)
     return ordered[max(low - 1, 0)], ordered[min(high, n - 1)]
+
+
+def paired_ratio(samples: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
+    """The median of the ratios of samples that were taken in the same rounds, and its 95 % interval."""
+    ratios = [ours / theirs for ours, theirs in zip(samples, base, strict=True)]
+    return median(ratios), *median_interval(ratios)
 
 
 def in_processes(
