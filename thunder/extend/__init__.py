@@ -211,7 +211,8 @@ def operation_id(given: Any) -> Any:
         from thunder.ops import lookup
 
         found = lookup(given)
-        found = getattr(found, "__wrapped__", found)  # what stands for it outside of autocast
+        while not isinstance(found, Symbol) and hasattr(found, "__wrapped__"):  # what stands for it outside of autocast, or for most arguments
+            found = found.__wrapped__
         if not isinstance(found, Symbol):
             name = getattr(given, "__name__", type(given).__name__)
             raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")
