@@ -391,7 +391,6 @@ def default_store():
 
 
 def timeout_of(group) -> float:
-    """Seconds after which collectives of a process group give up. 2.11, 2.13; where it is not told, torch's default"""
-    options = getattr(group, "_get_backend", lambda device: None)(torch.device("cpu" if "gloo" in str(torch.distributed.get_backend_config(group)) else "cuda"))
-    found = getattr(getattr(options, "options", None), "_timeout", None)
-    return torch.distributed.default_pg_timeout.total_seconds() if found is None else found.total_seconds()
+    """Seconds after which collectives of a process group give up. 2.11, 2.13; where its backend does not say, torch's default"""
+    options = getattr(group._get_backend(group._device_types[0]), "options", None)
+    return getattr(options, "_timeout", torch.distributed.default_pg_timeout).total_seconds()

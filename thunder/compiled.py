@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
-from thunder.core.symbol import current_recorder
+from thunder.core.symbol import OpTags, current_recorder
 from thunder.core.trace import Trace
 from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
@@ -47,6 +48,7 @@ from thunder.options import (
 from thunder.pipeline import asked_for, gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 from thunder.transforms.check_results import check_results
+from thunder.transforms.memory_budget import roots
 
 __all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
 
@@ -395,11 +397,39 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
         return _in_modes(program(lower(gradients, options, options.executors)[-1]), modes), needed
 
     run = connected(
-        _in_modes(program(forward[-1]), modes), program(backward[-1]), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
+        _with_own_results(_in_modes(program(forward[-1]), modes), computation, cut.outputs), program(backward[-1]), _result_of(computation, cut.outputs),
+        [o.requires_grad for o in cut.outputs],
         make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
         make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options),
     )  # fmt: skip
     return forward, backward, run
+
+
+def _with_own_results(forward: Callable, computation: Trace, outputs: list) -> Callable:
+    """`forward`, whose results are no views where they share memory with no argument and no other result: PyTorch refuses writes to views that an autograd function returns."""
+    lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
+    producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
+    shared = Counter(shown.get(o, o) for o in outputs)
+
+    def may_be_own_view(o: Proxy) -> bool:
+        root = shown.get(o, o)
+        if not isinstance(o, TensorProxy) or not o.requires_grad or root in arguments or shared[root] > 1 or OpTags.OPAQUE in producer[root].tags:
+            return False
+        return o is not root or "elementwise" not in producer[o].info
+
+    places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
+    if not places:
+        return forward
+
+    def run(*inputs):
+        results, saved = forward(*inputs)
+        results = list(results)
+        for i in places:
+            if results[i]._is_view():
+                results[i] = results[i].detach()
+        return tuple(results), saved
+
+    return run
 
 
 def _result_of(computation: Trace, outputs: list) -> Callable:
