@@ -510,7 +510,9 @@ def jit(
     given_transforms = check_transforms(() if transforms is None else transforms)
     chosen = with_executors_of(given_transforms, resolve_executors(executors))
     numerics, chosen = resolve_numerics(numerics, chosen, given_transforms, () if executors is None else executors)
-    debug = debug_options or DebugOptions()
+    debug = DebugOptions() if debug_options is None else debug_options
+    if not isinstance(debug, DebugOptions):
+        raise OptionError(f"debug_options={debug!r} is not an option; valid: thunder.DebugOptions(...)")
     if record_history:
         debug = DebugOptions(**(debug._values | {"record_interpreter_history": True}))
     options = JitOptions(
