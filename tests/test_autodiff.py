@@ -242,6 +242,18 @@ def test_grad_fn_and_backward_trace():
     assert "torch.cos" in text
 
 
+def test_the_forward_runs_before_autograd_looks_at_the_inputs():
+    compiled, x = thunder.jit(lambda x: x.sin() * 2), T(3)
+    compiled(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        y = compiled(x)
+    ranges = {e.name: e.time_range for e in profile.events()}
+    assert ranges["aten::sin"].end <= ranges["ThunderFunction"].start
+    with torch.no_grad():
+        assert not compiled(x).requires_grad
+    assert torch.is_grad_enabled() and y.requires_grad
+
+
 def test_exception_in_a_users_backward_leaves_as_itself_and_the_function_stays_usable():
     class Bad(torch.autograd.Function):
         @staticmethod

@@ -25,7 +25,7 @@ from thunder.core.trace import Trace
 from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
-from thunder.executors.torch_autograd import connected
+from thunder.executors.torch_autograd import connected, without_grad
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
 from thunder.frontend import Captured, FailsWithParts, capture
@@ -281,7 +281,7 @@ class Compiled:
             traces = lower(captured.computation, options, options.executors)
             run = _in_modes(program(traces[-1]), modes)
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
-                run = _without_grad(run)
+                run = without_grad(run)
         if compat.distributed_is_used():
             check_agreement([traces[-1], *backward[-1:]])
         for name in options.compile_options.keys() - options.used_compile_options.keys():
@@ -401,7 +401,7 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
         return _in_modes(program(lower(gradients, options, options.executors)[-1]), modes), needed
 
     run = connected(
-        _with_own_results(_in_modes(program(forward[-1]), modes), computation, cut.outputs), program(backward[-1]), _result_of(computation, cut.outputs),
+        _with_own_results(without_grad(_in_modes(program(forward[-1]), modes)), computation, cut.outputs), program(backward[-1]), _result_of(computation, cut.outputs),
         [o.requires_grad for o in cut.outputs],
         make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
         make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options),
@@ -445,20 +445,6 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     numbers += "".join(f"  {o.name} = outputs[{i}]\n" for i, o in enumerate(outputs) if isinstance(o, UnbackedNumber))
     imports = "\n".join(sorted(printer.imports))
     return compile_source(f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
-
-
-def _without_grad(function: Callable) -> Callable:
-    """The entry's grad mode, set once: the program's values never require grad, whatever its inputs do."""
-
-    def run(*inputs):
-        before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        try:
-            return function(*inputs)
-        finally:
-            torch._C._set_grad_enabled(before)
-
-    return run
 
 
 def jit(
