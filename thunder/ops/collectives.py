@@ -206,7 +206,7 @@ def _spelled_op(op) -> str:
     return name
 
 
-def _with_group(position: int, op_at: int | None = None) -> Callable:
+def _with_group(position: int, op_at: int | None) -> Callable:
     """(args, kwargs) with the group, and the reduction, said."""
 
     def arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -226,9 +226,9 @@ def _typed(a: TensorProxy, out: TensorProxy, async_op: bool) -> TensorProxy:
     return FutureTensorProxy.of(out, a.requires_grad and (recorder is None or recorder.context.grad_enabled)) if async_op else out
 
 
-def _collective(run: Callable, group_at: int, op_at: int | None = None, tags: tuple = ()) -> Callable[[Callable], Symbol]:
+def _collective(run: Callable, group_at: int, op_at: int | None = None) -> Callable[[Callable], Symbol]:
     def define(meta: Callable) -> Symbol:
-        symbol = torch_prim(name=meta.__name__, fn=run, canonicalize=_with_group(group_at, op_at), tags=tags)(meta)
+        symbol = torch_prim(name=meta.__name__, fn=run, canonicalize=_with_group(group_at, op_at))(meta)
         symbol.explain = None  # asking PyTorch what is wrong would be a collective of this rank only
         return symbol
 

@@ -66,8 +66,8 @@ for _name, _old in {"ne": ("not_equal",), "lt": ("less",), "le": ("less_equal",)
     FUNCTIONS |= dict.fromkeys(_old, FUNCTIONS[_name])
 
 # Functions that Triton has no name for which its interpreter knows as well. _uniform gives the numbers of `ops.random.uniform_philox`.
-# tanh and expm1: a series where the closed form cancels (tanh's is fitted to the interval); log1p: the logarithm and what 1 + x lost. tanh is within 2 ulp of float32, log1p
-# as near as the logarithm, expm1 within twice what the exponential is off. Square roots and quotients of which is not said how they are rounded are 1 and 2 ulp off.
+# tanh and expm1: a series where the closed form cancels (tanh's is fitted to the interval); log1p: the logarithm and what 1 + x lost. tanh is within 2 ulp of float32, log1p as
+# near as the logarithm, expm1 within twice what the exponential is off. Square roots and quotients of which is not said how they are rounded are 1 and 2 ulp off.
 # _nearest_bfloat16 is what the device does: the interpreter cuts digits off.
 HELPERS: dict[str, str] = {
     "_sqrt": """
