@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import threading
+import types
 import warnings
 
 import pytest
@@ -24,7 +25,7 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no G
 
 class ImitatedMemory(Memory):
     def __init__(self, device):
-        self.device, self.lock, self.recordings, self.used_on = device, threading.RLock(), [], None
+        self.device, self.index, self.lock, self.recordings, self.streams = device, 0, threading.RLock(), [], {}
         self.replays, self.recording = 0, False
 
     def record(self, run, inputs):
@@ -60,7 +61,7 @@ class ImitatedMemory(Memory):
         return not self.recording
 
     def on_this_stream(self):
-        pass
+        return 0
 
 
 class Imitated(CUDAGraphTransform):
@@ -465,6 +466,7 @@ def test_streams():
     kept = []
     for i in range(12):
         with torch.cuda.stream(streams[i % 3]):
+            torch.cuda._sleep(1_000_000 * (i % 4))
             x = torch.randn(3, 8, device="cuda")
             kept.append((x, compiled(x)))
     torch.cuda.synchronize()
@@ -477,6 +479,90 @@ def test_streams():
     x.copy_(torch.randn(3, 8, device="cuda"))
     graph.replay()
     torch.testing.assert_close(y, module(x))
+
+
+@on_gpu
+def test_results_that_are_read_on_their_stream_after_others_ran_on_another():
+    transform, modules = CUDAGraphTransform(), [model("cuda"), model("cuda")]
+    first, second = (thunder.jit(m, transforms=[transform]) for m in modules)
+    x, y, cotangent = torch.randn(3, 8, device="cuda"), torch.randn(3, 8, device="cuda"), torch.randn(3, 4, device="cuda")
+    for compiled, module in ((first, modules[0]), (second, modules[1])) * 3:
+        check_step(compiled, module, x)
+    mine, others = (list(m.parameters()) for m in modules)
+    expected = torch.autograd.grad(modules[0](x), mine, cotangent)
+    a, b = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(a):
+        out = first(x)
+    with torch.cuda.stream(b):
+        torch.autograd.grad(second(y), others, cotangent)
+    with torch.cuda.stream(a):
+        torch.cuda._sleep(20_000_000)
+        gradients = torch.autograd.grad(out, mine, cotangent)  # reads what was saved
+    with torch.cuda.stream(b):
+        torch.autograd.grad(second(y), others, cotangent)
+    with torch.cuda.stream(a):
+        torch.cuda._sleep(20_000_000)
+        found = [g.clone() for g in gradients]
+        del out, gradients
+    with torch.cuda.stream(b):
+        torch.autograd.grad(first(y), mine, cotangent)
+    torch.cuda.synchronize()
+    torch.testing.assert_close(found, list(expected))
+
+
+@on_gpu
+def test_what_arguments_are_copied_to_is_not_given_away_while_another_stream_reads_it():
+    compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[CUDAGraphTransform()], executors=["torch"])
+    size = 1 << 22
+    a, b = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(a):
+        for _ in range(3):
+            compiled(torch.ones(size, device="cuda"))
+    assert recordings(compiled)[0].buffers
+    x = torch.ones(size, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(b):
+        torch.cuda._sleep(1_000_000_000)
+        out = compiled(x)
+    del compiled
+    gc.collect()
+    with torch.cuda.stream(a):
+        others = [torch.full((size,), 7.0, device="cuda") for _ in range(8)]
+    torch.cuda.synchronize()
+    assert all(o.eq(7).all() for o in others)
+    torch.testing.assert_close(out, (x.sin() + 1) * 2)
+
+
+def test_streams_are_waited_for_as_long_as_somebody_may_use_their_results(monkeypatch):
+    class Stream:
+        def __init__(self, handle):
+            self.handle = handle
+
+        def wait_stream(self, other):
+            waits.append((self.handle, other.handle))
+
+    waits, streams, memory = [], [Stream(i) for i in range(3)], Memory.__new__(Memory)
+    memory.index, memory.recordings, memory.streams = 0, [], {}
+
+    def replays(handle):
+        """Which streams a replay on a stream waits for."""
+        waits.clear()
+        monkeypatch.setattr(cudagraph, "current_stream", lambda index: handle)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda index: streams[handle])
+        assert memory.on_this_stream() == handle
+        assert all(waiting == handle for waiting, _ in waits)
+        return [other for _, other in waits]
+
+    assert replays(0) == replays(0) == []
+    assert replays(1) == [0]
+    assert replays(1) == []  # the one before was waited for, and nobody has its results
+    assert replays(0) == [1]
+    memory.recordings.append(types.SimpleNamespace(stream=0, handed_out=True, buffers=[]))
+    assert replays(1) == replays(1) == [0]  # more may have been launched there that reads them
+    assert replays(2) == [0, 1] and replays(1) == [0, 2]
+    memory.recordings[0].handed_out = False
+    assert replays(1) == [0] and replays(1) == []
 
 
 @on_gpu

@@ -22,7 +22,7 @@ __all__ = [
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
-    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch", "apply_to_tensors",
+    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch", "applying",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
@@ -260,14 +260,16 @@ def keeps_graph() -> bool:
         return True
 
 
-def apply_to_tensors(function: type[torch.autograd.Function]) -> Callable:
-    """`function.apply` for a first argument that is no tensor and others that all are: it looks for remains of torch.func in C, which takes a fifth of the time. 2.11, 2.13"""
-    apply, unwrapped, transforming = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead, torch._C._are_functorch_transforms_active
+def applying(function: type[torch.autograd.Function], all_tensors: bool) -> tuple[Callable, Callable]:
+    """`function.apply` in two parts: what frees arguments from remains of torch.func, and `apply` for what it gives. Where all are tensors, the first is C. 2.11, 2.13"""
+    from torch._functorch.utils import unwrap_dead_wrappers
 
-    def run(first, *tensors):
-        return function.apply(first, *tensors) if transforming() else apply(first, *map(unwrapped, tensors))
+    apply, unwrap, transforming = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead, torch._C._are_functorch_transforms_active
 
-    return run
+    def run(*arguments):
+        return function.apply(*arguments) if transforming() else apply(*arguments)
+
+    return (lambda tensors: tuple(map(unwrap, tensors))) if all_tensors else unwrap_dead_wrappers, run
 
 
 def grad_enabled_in(modes: tuple) -> bool:
@@ -397,7 +399,6 @@ def default_store():
 
 
 def timeout_of(group) -> float:
-    """Seconds after which collectives of a process group give up. 2.11, 2.13; where it is not told, torch's default"""
-    options = getattr(group, "_get_backend", lambda device: None)(torch.device("cpu" if "gloo" in str(torch.distributed.get_backend_config(group)) else "cuda"))
-    found = getattr(getattr(options, "options", None), "_timeout", None)
-    return torch.distributed.default_pg_timeout.total_seconds() if found is None else found.total_seconds()
+    """Seconds after which collectives of a process group give up. 2.11, 2.13; where its backend does not say, torch's default"""
+    options = getattr(group._get_backend(group._device_types[0]), "options", None)
+    return getattr(options, "_timeout", torch.distributed.default_pg_timeout).total_seconds()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,12 +19,12 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
-from thunder.core.symbol import current_recorder
+from thunder.core.symbol import OpTags, current_recorder
 from thunder.core.trace import Trace
 from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
-from thunder.executors.torch_autograd import connected
+from thunder.executors.torch_autograd import connected, without_grad
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, resolve_executors
 from thunder.frontend import Captured, FailsWithParts, capture
@@ -47,6 +48,7 @@ from thunder.options import (
 from thunder.pipeline import asked_for, gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices, read_by_products
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 from thunder.transforms.check_results import check_results
+from thunder.transforms.memory_budget import roots
 
 __all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
 
@@ -278,7 +280,7 @@ class Compiled:
             traces = lower(captured.computation, options, options.executors)
             run = _in_modes(program(traces[-1]), modes)
             if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
-                run = _without_grad(run)
+                run = without_grad(run)
         if compat.distributed_is_used():
             check_agreement([traces[-1], *backward[-1:]])
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
@@ -395,11 +397,39 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
         return _in_modes(program(lower(gradients, options, options.executors)[-1]), modes), needed
 
     run = connected(
-        _in_modes(program(forward[-1]), modes), program(backward[-1]), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
+        _with_own_results(without_grad(_in_modes(program(forward[-1]), modes)), computation, cut.outputs), program(backward[-1]), _result_of(computation, cut.outputs),
+        [o.requires_grad for o in cut.outputs],
         make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
         make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options), dense=read_by_products(cut, options.executors),
     )  # fmt: skip
     return forward, backward, run
+
+
+def _with_own_results(forward: Callable, computation: Trace, outputs: list) -> Callable:
+    """`forward`, whose results are no views where they share memory with no argument and no other result: PyTorch refuses writes to views that an autograd function returns."""
+    lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
+    producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
+    shared = Counter(shown.get(o, o) for o in outputs)
+
+    def may_be_own_view(o: Proxy) -> bool:
+        root = shown.get(o, o)
+        if not isinstance(o, TensorProxy) or not o.requires_grad or root in arguments or shared[root] > 1 or OpTags.OPAQUE in producer[root].tags:
+            return False
+        return o is not root or "elementwise" not in producer[o].info
+
+    places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
+    if not places:
+        return forward
+
+    def run(*inputs):
+        results, saved = forward(*inputs)
+        results = list(results)
+        for i in places:
+            if results[i]._is_view():
+                results[i] = results[i].detach()
+        return tuple(results), saved
+
+    return run
 
 
 def _result_of(computation: Trace, outputs: list) -> Callable:
@@ -411,20 +441,6 @@ def _result_of(computation: Trace, outputs: list) -> Callable:
     numbers += "".join(f"  {o.name} = outputs[{i}]\n" for i, o in enumerate(outputs) if isinstance(o, UnbackedNumber))
     imports = "\n".join(sorted(printer.imports))
     return compile_source(f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}", "result", printer.context)
-
-
-def _without_grad(function: Callable) -> Callable:
-    """The entry's grad mode, set once: the program's values never require grad, whatever its inputs do."""
-
-    def run(*inputs):
-        before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        try:
-            return function(*inputs)
-        finally:
-            torch._C._set_grad_enabled(before)
-
-    return run
 
 
 def jit(

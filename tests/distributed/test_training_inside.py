@@ -1,10 +1,14 @@
 """backward, and under ddp the optimizer's step, inside of the compiled function."""
 
+import copy
+from unittest import mock
+
 import pytest
 import torch
 
 import thunder
 from tests.distributed.training import agree, batches, close, optimizer_of
+from thunder.core import regions
 from thunder.distributed import FSDPType, column_parallel, ddp, fsdp, no_sync
 from thunder.errors import CaptureError
 
@@ -68,6 +72,27 @@ def accumulates(rank, size, way):
         agree(mine, whole, repetition, gradients=True)
 
 
+def steps_in_regions(rank, size):
+    """Small regions of one size are launched together on a GPU: made to be here, too."""
+    with mock.patch.object(regions, "_small_space", lambda lines: {o.shape for line in lines for o in line.outputs}):
+        whole = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(4))).double()
+        mine = ddp(copy.deepcopy(whole))
+        whole.load_state_dict(mine.state_dict())
+        optimizers = optimizer_of(whole), optimizer_of(mine)
+
+        @thunder.jit(executors=["triton_fuser"])
+        def step(x):
+            mine(x).square().mean().backward()
+            optimizers[1].step()
+
+        x = batches(size, torch.float64)[0]
+        whole(x).square().mean().backward()
+        optimizers[0].step()
+        step(x.chunk(size)[rank])
+        agree(mine, whole, 0)
+    assert "TritonFusion" in str(thunder.last_traces(step)[-1])
+
+
 def asks_for_gradients(rank, size):
     whole, mine, sharded, split = made(), ddp(made()), fsdp(made()), column_parallel(torch.nn.Linear(4, 4), [""])
     x = batches(size, torch.float64)[0]
@@ -99,6 +124,10 @@ def test_backward_inside_synchronises_gradients(ranks):
 
 def test_the_optimizer_steps_inside_where_ranks_hold_all_parameters(ranks):
     ranks(2)(trains, "ddp", True)
+
+
+def test_what_steps_is_the_parameter_and_no_copy_of_it(ranks):
+    ranks(2)(steps_in_regions)
 
 
 def test_backward_inside_accumulates_under_no_sync(ranks):

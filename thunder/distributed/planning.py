@@ -178,7 +178,9 @@ def _options(model, device: str) -> JitOptions:
         executors = (*(e for e in executors if e not in here), *(e for e in there if e.exact or not eager))
     if any(isinstance(t, CUDAGraphTransform) for t in options.transforms):
         raise OptionError("thunder.distributed.plan: what CUDA graphs keep in memory is known when they are recorded: plan the module without CUDAGraphTransform")
-    return dataclasses.replace(options, executors=tuple(e.planned() for e in executors), device=Device(device), used_compile_options={})
+    options = dataclasses.replace(options, device=Device(device), used_compile_options={})
+    options.executors = tuple(e.configured(options).planned() for e in executors)
+    return options
 
 
 def _groups(size: int, shards: int | None) -> tuple:

@@ -16,17 +16,18 @@ import torch
 from thunder import _torch_compat as compat
 from thunder.ops.random import generator_of
 
-__all__ = ["connected"]
+__all__ = ["connected", "without_grad"]
 
 
 class ThunderFunction(torch.autograd.Function):
-    """Runs a compiled forward; its backward is the compiled backward. Printed as ThunderFunctionBackward."""
+    """Connects what a compiled forward gave to autograd; its backward is the compiled backward. Printed as ThunderFunctionBackward.
+
+    The forward has run before, since `apply` looks at each input first, which the device need not wait for.
+    """
 
     @staticmethod
-    def forward(ctx, program, *inputs):
-        if program.random:
-            ctx.generators = [generator_of(d).get_state() for d in program.random]
-        outputs, (tensors, others) = program.forward(*inputs)
+    def forward(ctx, given, *inputs):
+        program, ctx.generators, outputs, (tensors, others) = given
         ctx.program, ctx.others = program, others
         ctx.kept, ctx.numbers = program.take_kept(inputs), program.take_numbers(inputs)
         ctx.versions = _versions(ctx.kept)
@@ -45,7 +46,7 @@ class ThunderFunction(torch.autograd.Function):
             ctx.others = ctx.kept = ()
         given = [cotangents[i] for i in program.differentiable]
         del cotangents
-        missing = tuple(i for i, c in enumerate(given) if c is None)
+        missing = tuple([i for i, c in enumerate(given) if c is None])
         if torch.is_grad_enabled():
             return (None, *_differentiable_gradients(ctx, program, tensors, kept, given, missing))
         for i in program.dense:
@@ -71,7 +72,7 @@ def _differentiable_gradients(ctx, program: _Program, tensors: Sequence, kept: S
     run, needed = program.again(missing)
     kept_at, saved_at, numbers_at = program.inputs
     values = dict(zip(kept_at, kept, strict=True)) | dict(zip(numbers_at, ctx.numbers, strict=True)) | {i: tensors[place] for i, place in saved_at}
-    with _restored(program.random, getattr(ctx, "generators", ())):
+    with _restored(program.random, ctx.generators):
         return run(*(values[i] for i in needed), *(c for c in given if c is not None))
 
 
@@ -91,9 +92,9 @@ def _versions(tensors: Sequence) -> list[int]:
 
 def _taking(places: Sequence[int]) -> Callable[[tuple], tuple]:
     """(values) -> the values in some places, as a tuple."""
-    if len(places) < 2:
-        return lambda values: tuple(values[i] for i in places)
-    return operator.itemgetter(*places)
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return (lambda values: (values[places[0]],)) if places else lambda values: ()
 
 
 @contextlib.contextmanager
@@ -113,15 +114,12 @@ def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -
 class _Program:
     """What the calls of one compiled forward share."""
 
-    __slots__ = (
-        "forward", "backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense",
-    )  # fmt: skip
+    __slots__ = ("backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense")
 
     def __init__(
-        self, forward: Callable, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence,
-        random: Sequence | None, dense: Sequence[int],
+        self, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence, random: Sequence | None, dense: Sequence[int]
     ):  # fmt: skip
-        self.forward, self.backward, self.make_without, self.make_again = forward, backward, make_without, make_again
+        self.backward, self.make_without, self.make_again = backward, make_without, make_again
         self.made: dict[tuple, Callable] = {}
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
@@ -150,7 +148,7 @@ def connected(
 ) -> Callable:  # fmt: skip
     """A function of the program's inputs: its result, connected to autograd.
 
-    forward(*inputs) gives (outputs, (saved tensors, saved others)); backward(saved, cotangents) gives a gradient or None for each input; `rebuild(inputs,
+    forward(*inputs) gives (outputs, (saved tensors, saved others)), without grad; backward(saved, cotangents) gives a gradient or None for each input; `rebuild(inputs,
     outputs)` makes the program's result. requires_grad says which outputs cotangents come for.
 
     make_without(missing) gives the backward that is handed None for the cotangents in these places. make_again(missing) gives the backward as a differentiable
@@ -158,11 +156,26 @@ def connected(
     (place, place among the saved tensors) of others, and places of what is no tensor. random: the devices whose generators the forward may draw from; None where it
     cannot be run again. dense: places of the cotangents that are written out where they come broadcast.
     """
-    program = _Program(forward, backward, make_without, make_again, requires_grad, inputs, random, dense)
-    numbers = inputs[2]
-    apply = ThunderFunction.apply if numbers else compat.apply_to_tensors(ThunderFunction)
+    program = _Program(backward, make_without, make_again, requires_grad, inputs, random, dense)
+    unwrapped, apply = compat.applying(ThunderFunction, all_tensors=not inputs[2])
 
     def run(*inputs):
-        return rebuild(inputs, apply(program, *inputs))
+        inputs = unwrapped(inputs)
+        generators = [generator_of(d).get_state() for d in random] if random else ()
+        return rebuild(inputs, apply((program, generators, *forward(*inputs)), *inputs))
+
+    return run
+
+
+def without_grad(function: Callable) -> Callable:
+    """The entry's grad mode, set once: the program's values never require grad, whatever its inputs do."""
+
+    def run(*inputs):
+        before = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            return function(*inputs)
+        finally:
+            torch._C._set_grad_enabled(before)
 
     return run

@@ -114,8 +114,8 @@ def _in_primitives(line: BoundSymbol) -> bool:
         return False
     if not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
         return False
-    lines, aliases = parts(line)
-    return bool(lines or aliases) and all(fusible(sub) and _in_primitives(sub) for sub in lines)
+    lines, _ = parts(line)
+    return bool(lines) and all(fusible(sub) and _in_primitives(sub) for sub in lines)  # one that computes nothing is its input, of which a kernel would make a copy
 
 
 def _reduces(line: BoundSymbol) -> bool:

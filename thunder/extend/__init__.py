@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from thunder._lazy import names_from
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
@@ -210,7 +211,8 @@ def operation_id(given: Any) -> Any:
         from thunder.ops import lookup
 
         found = lookup(given)
-        found = getattr(found, "__wrapped__", found)  # what stands for it outside of autocast
+        while not isinstance(found, Symbol) and hasattr(found, "__wrapped__"):  # what stands for it outside of autocast, or for most arguments
+            found = found.__wrapped__
         if not isinstance(found, Symbol):
             name = getattr(given, "__name__", type(given).__name__)
             raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")
@@ -373,15 +375,5 @@ def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) ->
     return tuple(dict.fromkeys([*first, *second]))
 
 
-def __getattr__(name: str):
-    """What stands in files of its own, which import this one."""
-    home = _ELSEWHERE.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
-
-
-_ELSEWHERE = {
-    "FusionExecutor": "thunder.extend.fusion", "StatefulExecutor": "thunder.extend.stateful", "TemporaryExecutor": "thunder.extend.stateful",
-}  # fmt: skip
+# what stands in files of its own, which import this one
+__getattr__, __dir__ = names_from(__name__, {"thunder.extend.fusion": ("FusionExecutor",), "thunder.extend.stateful": ("StatefulExecutor", "TemporaryExecutor")})

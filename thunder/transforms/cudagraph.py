@@ -14,7 +14,15 @@ recording. So are, without grad, arguments that come in at the same address twic
   forwards before a backward), that call runs line by line, with memory of its own, and says so once. Whether what was saved is let go of is looked for when the backward
   has been launched, `look_for_free_results()`, so that the next forward need not before its launch.
 
-A value of a program that is read on another stream than the program's has to be waited for before it is let go of.
+Which order of streams holds, and by what:
+
+- A replay, the copies to where it looks for arguments, and the copies of its results are on the caller's stream, one after another.
+- It comes behind replays on other streams that use the same memory, and, as long as somebody has results of these, behind whatever is launched on their streams
+  (`Memory.on_this_stream`). PyTorch's autograd runs a backward on its forward's stream. So what reads a result on the stream that it was made on has read it, as in eager
+  PyTorch, where memory is given away in the order of its stream.
+- What arguments are copied to is freed when the streams of its replays have reached that point (`record_stream`); memory of the pool goes to recordings only, which wait for the
+  device first, one thread at a time.
+- What reads a result on another stream than the one it was made on has to be waited for before the result is let go of: nobody tells that a tensor's `record_stream` was called.
 """
 
 from __future__ import annotations
@@ -225,7 +233,7 @@ class Memory:
         self.recordings: list[Recording] = []
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
         self.index = device.index if device.index is not None else torch.cuda.current_device()
-        self.used_on: torch.cuda.Stream | None = None
+        self.streams: dict[int, torch.cuda.Stream] = {}  # that have to be waited for, by their handles
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
         """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
@@ -236,14 +244,10 @@ class Memory:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 outputs = run(*inputs)
+                graph.capture_end()
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
-                self._recover()
-                raise
-            try:
-                graph.capture_end()
-            except BaseException:
                 self._recover()
                 raise
         return graph.replay, outputs
@@ -258,13 +262,25 @@ class Memory:
         """Whether graphs may be recorded and replayed now: not while somebody else records."""
         return not torch.cuda.is_current_stream_capturing()
 
-    def on_this_stream(self) -> None:
-        """Orders what comes behind the last replay, which may have been on another stream."""
-        if self.used_on is None or current_stream(self.index) != self.used_on.cuda_stream:
-            stream = torch.cuda.current_stream(self.index)
-            if self.used_on is not None:
-                stream.wait_stream(self.used_on)
-            self.used_on = stream
+    def on_this_stream(self) -> int:
+        """Orders what comes behind replays on other streams, and behind what reads their results there. The current stream's handle."""
+        handle = current_stream(self.index)
+        if handle not in self.streams or len(self.streams) > 1:
+            self._join(handle, torch.cuda.current_stream(self.index))
+        return handle
+
+    def _join(self, handle: int, stream: torch.cuda.Stream) -> None:
+        """Where somebody has results of a stream, what he launches there later is to be waited for as well."""
+        read = {r.stream for r in self.recordings if r.handed_out}
+        for number, other in list(self.streams.items()):
+            if number != handle:
+                stream.wait_stream(other)
+                if number not in read:
+                    del self.streams[number]
+        self.streams[handle] = stream
+        for r in self.recordings:
+            for buffer in r.buffers:
+                buffer.record_stream(stream)  # it may be freed while a replay on this stream is under way
 
     def in_use(self, first: Recording) -> Recording | None:
         """A recording whose results a replay of `first` would overwrite while somebody has them."""
@@ -317,7 +333,8 @@ class GraphedRegion:
                 self.recordings.remove(recording)
                 recording = None
             if recording is None:
-                recording = self._record(strides, setting, tensors)
+                with _ONE_AT_A_TIME:
+                    recording = self._record(strides, setting, tensors)
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
                     return recording.replay(tensors)
@@ -369,6 +386,7 @@ class Recording:
     def __init__(self, region: GraphedRegion, strides: list, setting: list, tensors: Sequence[torch.Tensor], stay: Sequence[int]):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
         self.strides, self.setting, self.number = strides, setting, 0
+        self.stream = 0  # of the last replay, by its handle
         others = [i for i in range(len(tensors)) if i not in region.fixed]
         self.pooled = [i for i in others if _is_result(tensors[i])]
         self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
@@ -440,7 +458,7 @@ class Recording:
         return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
 
     def replay(self, tensors: Sequence[torch.Tensor]) -> list:
-        self.memory.on_this_stream()
+        self.stream = self.memory.on_this_stream()
         if self.buffers:
             torch._foreach_copy_(self.buffers, [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied])
         self.launch()
@@ -455,6 +473,7 @@ class Recording:
 
 
 _RECORDINGS: weakref.WeakSet[Recording] = weakref.WeakSet()
+_ONE_AT_A_TIME = threading.RLock()  # what one thread does before it records would end what another one records
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
