@@ -267,8 +267,11 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex", "inductor", "triton_fuser", "cross_entropy", "linear_cross_entropy", "apexex", "matvec", "sdpaex", "float8", "nvfuserex"):
+        for name in _OWN.split():
             importlib.import_module(f"thunder.executors.{name}")
+
+
+_OWN = "torchex pythonex inductor triton_fuser cross_entropy linear_cross_entropy embedding_gradient apexex matvec sdpaex float8 nvfuserex"
 
 
 _loading: list[bool] = []
