@@ -100,6 +100,7 @@ PROGRAMS = {
     "autograd.Function": (lambda x: Cube.apply(x.sin(), 2.0), [T(3)]),
     "autograd.Function with setup_context": (lambda x, y: Separate.apply(x, y.cos()), [T(3), T(3, seed=1)]),
     "temporary overwritten": (lambda x: x.sin().mul_(2).add_(x), [T(3)]),
+    "an einsum that is a view overwritten": (lambda x: ((y := x * 2), torch.einsum("ij->ji", y).mul_(3), torch.einsum("ii->i", y).add_(1))[0], [T(3, 3)]),
     "advanced indexing with repeats": (lambda x: x[torch.tensor([0, 0, 1]), :2].sin(), [T(3, 4)]),
     "negative step by flip": (lambda x: x.flip(0)[::2], [T(5)]),
     "expand": (lambda x: x.unsqueeze(1).expand(3, 4) * x.unsqueeze(1), [T(3)]),
@@ -162,6 +163,55 @@ def test_hooks_on_inputs_and_outputs_run():
     y.register_hook(lambda g: g * 10)
     y.sum().backward()
     assert torch.equal(seen[0], torch.full((3,), 20.0, dtype=torch.float64)) and torch.equal(x.grad, seen[0])
+
+
+W, FILTERS = torch.randn(3, 3, dtype=torch.float64), torch.randn(5, 2, 2, dtype=torch.float64)
+WRITTEN = {
+    "linear": lambda x: F.linear(x, W),
+    "linear of a vector": lambda x: F.linear(x[0, 0], W),
+    "matmul": lambda x: x[None] @ W,
+    "einsum": lambda x: torch.einsum("bij,kj->bik", x, W),
+    "a batch of one convolution": lambda x: F.conv1d(x[0], FILTERS),
+    "a pool": lambda x: F.avg_pool1d(x, 2),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 0),
+    "a view": lambda x: x.sin().view(3, 4),
+    "a permutation, and something else": lambda x: (x.sin().permute(2, 1, 0), x.sin())[0],
+    "a part": lambda x: x.sin()[1],
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_results_are_written_to(name):
+    """PyTorch lets programs write to what operations return, also where that is a view of memory that nobody else has."""
+    f, found = WRITTEN[name], []
+    for run in (f, thunder.jit(f)):
+        x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(2, 2, 3).requires_grad_()
+        for _ in range(2):
+            result = run(x * 2)
+            result.mul_(3)[..., 0].add_(1)
+            result.square().sum().backward()
+        found.append((result.detach(), x.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("f", [lambda x: x.view(-1), lambda x: torch.einsum("ij->ji", x), lambda x: (lambda y: (y.view(-1), y))(x.sin())])
+@pytest.mark.parametrize("of_result", [True, False])
+def test_results_that_share_memory_are_not_written_to(f, of_result):
+    """Their gradients would not know of it."""
+    x = T(3, 3) * 2
+    results = thunder.jit(f)(x)
+    result, other = results if isinstance(results, tuple) else (results, x)
+    with pytest.raises(RuntimeError, match="is a view and"):
+        (result if of_result else other).mul_(3)
+        result.sum().backward()
+
+
+def test_a_result_that_its_derivative_reads():
+    f = thunder.jit(lambda x: x.exp().view(-1))
+    result = f(T(2, 3))
+    result.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
 
 
 def test_saved_values_are_freed_with_the_graph():

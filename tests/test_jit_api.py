@@ -62,6 +62,7 @@ GLOBAL_MODULE = Twice()
         ({"executors": ["nobody"]}, "torch"),
         ({"interpretation": "by hand"}, "python interpreter"),
         ({"langctx": "numpy"}, "'torch'"),
+        ({"debug_options": {"check_traces": True}}, "thunder.DebugOptions"),
     ],
 )
 def test_bad_option_values_name_the_valid_ones(options, valid):
@@ -448,6 +449,37 @@ def test_every_public_name_is_there():
         assert getattr(thunder, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         thunder.nonsense
+
+
+PATHS = (
+    "thunder.distributed.checkpoint.save", "thunder.distributed.planning.Plan", "thunder.transforms.float8.Float8Transform", "thunder.transforms.cudagraph.CUDAGraphTransform",
+    "thunder.executors.torchex.no_autocast", "thunder.core.transforms.grad", "thunder.core.transforms.put_grads", "thunder.core.transform_common.dce", "thunder.core.prims.sin",
+    "thunder.core.devices.Device", "thunder.extend.FusionExecutor", "thunder.options.JitOptions", "thunder.transforms.autodiff.forward_and_backward_from_trace",
+)  # fmt: skip
+
+
+FIRST_OF_A_PROCESS = """
+import os, sys
+import torch, thunder
+for path in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        eval(path)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, path
+"""
+
+
+def test_paths_need_no_import_of_their_own():
+    """Each in a process that has imported nothing else of thunder, so that it does not go by what another path imported."""
+    run = subprocess.run([sys.executable, "-c", FIRST_OF_A_PROCESS, *PATHS], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("module", [thunder.core, thunder.distributed, thunder.executors, thunder.extend, thunder.transforms, thunder.core.transforms])
+def test_names_that_modules_do_not_have(module):
+    assert not hasattr(module, "nonsense") and not hasattr(module, "_nonsense")
+    assert all(hasattr(module, name) for name in dir(module))
 
 
 # ---------------------------------------------------------------------------------------------------------------- memory

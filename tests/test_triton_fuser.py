@@ -145,6 +145,44 @@ def test_pytorchs_samples_are_as_exact_as_in_float32(info):
     assert tried
 
 
+def roundings(got, exact):
+    """By how many steps of its type a result is off, at most."""
+    step = torch.nextafter(exact.to(got.dtype).abs(), torch.tensor(torch.inf, dtype=got.dtype)) - exact.to(got.dtype).abs()
+    return ((got.double() - exact).abs() / step.double()).max().item()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="an exponential of the device is less exact, by how much depends on the number")
+@pytest.mark.parametrize("name, most", [("tanh", 2), ("expm1", 5), ("log1p", 4), ("sqrt", 0.5)])  # the logarithm of NumPy is up to 3 off, the exponential 2, which become 4
+def test_functions_are_exact_to_some_digits(name, most):
+    torch.manual_seed(0)
+    function = getattr(torch, name)
+    x = torch.cat((torch.randn(20000) * 2, torch.randn(20000) * 0.2))
+    x = x.abs() if name in ("log1p", "sqrt") else x
+    got = thunder.jit(lambda x: function(x) + 0.0, executors=[Eager("functions")])(x)
+    assert roundings(got, function(x.double())) <= most
+    special = torch.tensor([0.0, torch.inf, torch.nan, -1.0, -torch.inf, -2.0, 1e-30, 89.0])
+    torch.testing.assert_close(thunder.jit(function, executors=[Eager("functions")])(special), function(special), equal_nan=True, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("number", [3, -7.5, 8, 2.0**127, 1e-3])
+def test_a_quotient_by_a_number_is_rounded_as_pytorch_rounds(number):
+    x = on_device(torch.randn(5000))
+    compiled = thunder.jit(lambda x: x / number, executors=[Eager("quotients")])
+    assert torch.equal(compiled(x), x / number)
+    assert ("div_rn" in fusions(compiled)[0].source) == (number not in (8,))
+
+
+def test_what_an_operation_returns_in_fewer_digits_is_rounded_where_it_is_stored():
+    """And what the program converts is rounded there."""
+    x = on_device(torch.randn(6, 40).bfloat16())
+    compiled = thunder.jit(lambda x: F.layer_norm(x, (40,)).sum(1, dtype=torch.float32), executors=[Eager("rounded")])
+    eager, exact = F.layer_norm(x, (40,)).sum(1, dtype=torch.float32), F.layer_norm(x.double(), (40,)).sum(1)
+    assert (compiled(x) - exact).abs().max() < 1e-5 < 1e-3 < (eager - exact).abs().max()
+    converted = thunder.jit(lambda x: (x.float() * 1.37).bfloat16().float() - x.float() * 1.37, executors=[Eager("rounded")])
+    torch.testing.assert_close(converted(x), (x.float() * 1.37).bfloat16().float() - x.float() * 1.37)
+    assert converted(x).abs().max() > 1e-3
+
+
 # ---------------------------------------------------------------------------------------------------------------- random regions
 
 

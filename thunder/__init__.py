@@ -9,7 +9,7 @@ Names are imported when they are first used, so that `thunder.interpreter` and `
 
 from __future__ import annotations
 
-import importlib
+from thunder._lazy import names_from
 
 __version__ = "0.1.0"
 
@@ -31,31 +31,13 @@ _FROM = {
     "thunder.extend": ("get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "resolve_executors"),
     "thunder.core.proxies": ("Proxy", "TensorProxy", "NumberProxy"),
     "thunder.core.trace": ("TraceCtx", "Trace"),
+    "thunder.core": ("devices", "dtypes"),
+    "thunder.core.dtypes": (
+        "bool8", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bfloat16", "float16", "float32", "float64", "complex32", "complex64",
+        "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+    ),
 }  # fmt: skip
-_MODULES = {
-    "devices": "thunder.core.devices", "dtypes": "thunder.core.dtypes", "torch": "thunder.torch", "extend": "thunder.extend", "core": "thunder.core",
-    "executors": "thunder.executors", "functional": "thunder.functional", "examine": "thunder.examine", "errors": "thunder.errors",
-    "distributed": "thunder.distributed", "interpreter": "thunder.interpreter", "transforms": "thunder.transforms", "ops": "thunder.ops",
-}  # fmt: skip
-_DTYPES = (
-    "bool8", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bfloat16", "float16", "float32", "float64", "complex32", "complex64",
-    "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
-)  # fmt: skip
-_HOME = {name: module for module, names in _FROM.items() for name in names} | dict.fromkeys(_DTYPES, "thunder.core.dtypes")
+_MODULES = ("core", "distributed", "errors", "examine", "executors", "extend", "functional", "interpreter", "ops", "torch", "transforms")
 
-__all__ = sorted({*_HOME, *_MODULES})
-
-
-def __getattr__(name: str):
-    if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(_MODULES[name])
-    else:
-        raise AttributeError(f"module 'thunder' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return __all__
+__all__ = sorted([*_MODULES, *(name for names in _FROM.values() for name in names)])
+__getattr__, __dir__ = names_from(__name__, _FROM)

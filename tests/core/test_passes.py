@@ -16,6 +16,7 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import MOST, SMALL, convex_regions, schedule
 from thunder.core.rewrite import rewrite
 from thunder.core.symbol import OpTags, Symbol
+from thunder.core.utils import without_collection
 from thunder.extend import resolve_executors
 from thunder.options import JitOptions
 from thunder.pipeline import lower
@@ -339,11 +340,12 @@ def calls_during(function):
         count += event == "call"
 
     before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
+    with without_collection():  # what a collection calls is not the function's
+        sys.setprofile(note)
+        try:
+            function()
+        finally:
+            sys.setprofile(before)
     return count
 
 

@@ -222,6 +222,16 @@ def test_what_runs_on_gpus_is_planned_without_one(lines):
     assert "sdpa_cudnn" in names and "sdpa_cudnn_backward" in names and any(name.startswith("TritonFusion") for name in names)
 
 
+def test_rows_are_planned_without_a_gpu_as_they_are_computed_with_one(lines):
+    layer = torch.nn.Linear(4096, 1024, bias=False, dtype=torch.bfloat16, device="meta")
+    for rows, options, device, taken in ((1, {}, "cuda", 1), (2, {}, "cuda", 0), (2, {"matvec_rows": 2}, "cuda", 1), (1, {"numerics": "eager"}, "cuda", 0), (1, {}, "cpu", 0)):
+        lines.clear()
+        with torch.no_grad():
+            found = plan(thunder.jit(layer, **options), torch.empty(rows, 4096, dtype=torch.bfloat16), world_size=1, device=device)
+        assert [line.sym.name for line in lines].count("few_rows_linear") == taken
+        assert found.busy >= layer.weight.nbytes / 10e12
+
+
 class Several(torch.nn.Module):
     """Buffers that are written to, an operation that PyTorch differentiates, and decisions about constants."""
 
@@ -339,6 +349,12 @@ def test_options_that_are_none_say_so(options, words):
 def test_what_is_no_module():
     with pytest.raises(TypeError, match="plan takes an nn.Module"):
         plan(torch.sin, torch.zeros(3), world_size=8)
+
+
+def test_what_the_model_raises():
+    for world_size in (1, 8):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            plan(MLP(), torch.empty(4, 5), world_size=world_size)
 
 
 def test_graphs_are_refused():

@@ -1,13 +1,5 @@
 """`thunder.core.transform_common`: names by which programs import the base of transforms and two passes, lazy re-exports."""
 
-from __future__ import annotations
+from thunder._lazy import names_from
 
-_HOMES = {"Transform": "thunder.transforms.base", "dce": "thunder.transforms.dce", "cse": "thunder.transforms.cse"}
-
-
-def __getattr__(name: str):
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOMES[name]), name)
+__getattr__, __dir__ = names_from(__name__, {"thunder.transforms.base": ("Transform",), "thunder.transforms.dce": ("dce",), "thunder.transforms.cse": ("cse",)})

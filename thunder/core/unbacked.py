@@ -31,11 +31,11 @@ def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[Unb
     return made, made.number()
 
 
-def fresh_size(origin: str = "a size that data decides") -> NumberProxy:
+def fresh_size() -> NumberProxy:
     """For meta rules: a size that is read from the result when the program runs. It stands alone in one dimension of a result."""
     recorder = current_recorder()
     assert recorder is not None, "a size that data decides is known in a trace only"
-    made, number = made_number(recorder, int, origin)
+    made, number = made_number(recorder, int, "a size that data decides")
     made.facts.least[made.name] = 0
     recorder.sizes = [*(recorder.sizes or ()), made]
     return number  # type: ignore[return-value]

@@ -9,7 +9,7 @@ split layers; `planning` and `costs` say what a step takes before it runs. The c
 
 from __future__ import annotations
 
-import importlib
+from thunder._lazy import names_from
 
 _FROM = {
     "thunder.distributed.data_parallel": ("ddp", "fsdp", "copy_default_process_group"),
@@ -23,16 +23,6 @@ _FROM = {
         "get_skip_data_parallel_grad_sync",
     ),
 }  # fmt: skip
-_HOME = {name: module for module, names in _FROM.items() for name in names}
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module 'thunder.distributed' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__():
-    return __all__
+__all__ = sorted(name for names in _FROM.values() for name in names)
+__getattr__, __dir__ = names_from(__name__, _FROM)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed as dist
 
-from thunder.distributed.placement import Placement, placed_parameters, placement_of, skip_data_parallel_grad_sync
+from thunder.distributed.placement import placed_parameters, placement_of, skip_data_parallel_grad_sync
+from thunder.distributed.synchronize import prepared_gradient
 from thunder.ops.collectives import all_reduce_together, reduce_scatter_together
 
 __all__ = ["no_sync", "synchronize_gradients", "clip_grad_norm_"]
@@ -48,7 +49,7 @@ def synchronize_gradients(module: torch.nn.Module) -> None:
         left = placement.accumulated
         local = parameter.grad if placement.shards is None else left.gradient
         if left.pending and local is not None:
-            local = _prepared(local, placement)
+            local = prepared_gradient(local, placement)
             alike.setdefault((placement.shards, placement.replicas, local.dtype), []).append((parameter, placement, local))
         left.pending, left.gradient = False, None
     for (shards, replicas, _), members in alike.items():
@@ -63,13 +64,6 @@ def synchronize_gradients(module: torch.nn.Module) -> None:
                 parameter.grad.add_(gradient)
             else:
                 parameter.grad = gradient
-
-
-def _prepared(gradient: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """What is reduced, as `synchronize.prepared_gradient` computes it in a program."""
-    g = gradient if placement.reduce_dtype is None else gradient.to(placement.reduce_dtype)
-    missing = placement.shards is not None and placement.held_shape[0] * placement.shards.size() - placement.shape[0]
-    return torch.nn.functional.pad(g, (*(0, 0) * (len(placement.shape) - 1), 0, missing)) if missing else g
 
 
 @torch.no_grad()

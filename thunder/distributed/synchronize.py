@@ -10,6 +10,7 @@ they are opened up when the program is made to run, and until then passes know w
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from thunder.core import codegen
 from thunder.core.proxies import Proxy, TensorProxy
@@ -54,10 +55,10 @@ def _typed_held(gradient: TensorProxy, placement: Placement, dtype) -> TensorPro
     return TensorProxy(shape=placement.held_shape, dtype=dtype, device=gradient.device)
 
 
-def prepared_gradient(gradient: TensorProxy, placement: Placement) -> TensorProxy:
-    """What is reduced: with as many rows as the ranks hold together."""
+def prepared_gradient(gradient: Any, placement: Placement) -> Any:
+    """What is reduced: with as many rows as the ranks hold together. Of a value of a program, or outside of one of a tensor."""
     if placement.reduce_dtype is not None:
-        gradient = LTORCH["to"](gradient, dtype=from_tensor_dtype(placement.reduce_dtype))
+        gradient = LTORCH["to"](gradient, dtype=placement.reduce_dtype)
     missing = placement.shards is not None and placement.held_shape[0] * placement.shards.size() - placement.shape[0]
     return LTORCH["pad"](gradient, (*(0, 0) * (len(placement.shape) - 1), 0, missing)) if missing else gradient
 

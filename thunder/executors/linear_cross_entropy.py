@@ -5,9 +5,9 @@
 Before: `t0 = ltorch.linear(x, w)`, `t1 = ltorch.to(t0, dtype=torch.float32)`, `t2 = ltorch.reshape(t1, (-1, n))`, `t3 = ltorch.cross_entropy(t2, target)`, where nobody
 else reads t0 to t2. After: `t4 = ltorch.reshape(x, (-1, d))`, `t3 = linear_cross_entropy(t4, w, target, ...)`.
 
-This is done for more logits than `LIMIT`. Rows are taken in parts. The logits of a part are made, its losses are read off them, and their gradient is written over
-them, from which the part's gradients of x and w follow. So the forward makes the gradients, for a cotangent of 1, and the backward multiplies by the cotangent it is
-given, which costs nothing where that is 1:
+This is done for more logits than `LIMIT`. Rows are taken in parts, whose logits take no more memory than that, or than the weight. The logits of a part are made, its losses are
+read off them, and their gradient is written over them, from which the part's gradients of x and w follow. So the forward makes the gradients, for a cotangent of 1, and the
+backward multiplies by the cotangent it is given, which costs nothing where that is 1:
 
     loss_i = lse_i - z_i[t_i],    dloss_i/dz_i = softmax(z_i) - onehot(t_i),    z = x w^T
 
@@ -38,12 +38,12 @@ from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 __all__ = ["linear_cross_entropy_ex"]
 
-LIMIT = 1 << 29  # bytes of logits that are made at once; below that there is little to save, and smaller products are slower
+LIMIT = 1 << 29  # bytes of logits that are made at once, or as many as the weight has; below that there is little to save, and smaller products are slower
 PARTS = 4  # at most: the gradient of the weight is rounded once for each
 
 
-def _rows_at_once(rows: int, classes: int, itemsize: int) -> int:
-    return -(-rows // max(1, min(PARTS, -(-rows * classes * itemsize // LIMIT))))
+def _rows_at_once(rows: int, classes: int, width: int, itemsize: int) -> int:
+    return -(-rows // max(1, min(PARTS, -(-rows * classes * itemsize // max(LIMIT, width * classes * itemsize)))))
 
 
 def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
@@ -51,7 +51,7 @@ def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
     keep = target != ignore_index
     scale = torch.ones((), dtype=dtype, device=hidden.device) if reduction == "sum" else keep.sum().to(dtype).reciprocal()
     rows, classes = hidden.shape[0], weight.shape[0]
-    part = _rows_at_once(rows, classes, hidden.element_size())
+    part = _rows_at_once(rows, classes, hidden.shape[1], hidden.element_size())
     losses = torch.empty(rows, dtype=_wide(dtype), device=hidden.device)
     of_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else None
     of_weight = torch.empty_like(weight, memory_format=torch.contiguous_format) if wanted[1] else None
@@ -152,7 +152,7 @@ def _logits(line: BoundSymbol) -> int:
     """Bytes of the logits that are there at a time."""
     hidden, weight = line.args[:2]
     classes = number_value(weight.shape[0])
-    return _rows_at_once(number_value(hidden.shape[0]), classes, hidden.dtype.bytes) * classes * hidden.dtype.bytes
+    return _rows_at_once(number_value(hidden.shape[0]), classes, number_value(hidden.shape[1]), hidden.dtype.bytes) * classes * hidden.dtype.bytes
 
 
 for _symbol, _wanted in ((linear_cross_entropy, lambda line: ()), (with_gradients, lambda line: line.args[-1])):

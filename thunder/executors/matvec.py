@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import sysconfig
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import OpTags
 from thunder.core.utils import has_triton
 from thunder.errors import OptionError
-from thunder.extend import OperatorExecutor, add_default_executor, register_executor
+from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_device
 
@@ -44,26 +45,40 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = N
 
 
 class MatvecExecutor(OperatorExecutor):
-    """Takes linear layers of at most so many rows."""
+    """Takes linear layers of at most so many rows. usable: says which GPUs its kernels are launched on."""
 
     capturable = True
 
-    def __init__(self, name: str, *, rows: int = 1, **options):
+    def __init__(self, name: str, *, rows: int = 1, usable: Callable[[Device], bool], **options):
         super().__init__(name, **options)
-        self.rows = rows
+        self.rows, self.usable = rows, usable
         self.few_rows_linear = self.register_operator(
             "few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear, tags=(OpTags.MATMUL_OP,)
         )  # fmt: skip
-        self.register_implementation(LTORCH["linear"], self.few_rows_linear, checker=functools.partial(_checker, self.rows))
+        self.register_implementation(LTORCH["linear"], self.few_rows_linear, checker=self._checker)
 
     def configured(self, options) -> MatvecExecutor:
         rows = options.get("matvec_rows", "how many rows of a linear layer the matvec executor takes, at most: 0 to 16", 1)
         if type(rows) is not int or not 0 <= rows <= ROWS:
             raise OptionError(f"matvec_rows={rows!r}: valid: 0 to {ROWS}")
-        return self if rows == self.rows else _of_rows(rows)
+        return self if rows == self.rows else _made(rows, self.usable)
+
+    def planned(self) -> MatvecExecutor:
+        return self if torch.cuda.is_available() else _made(self.rows, _assumed)
 
     def unavailable(self) -> str | None:
         return None if _can_launch() else "it needs the package triton, and what Triton launches kernels with: a C compiler and Python's headers"
+
+    def _checker(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
+        if x.device.type != "cuda" or len(weight.shape) != 2 or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape)) or not self.usable(x.device):
+            return False
+        if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+            return False
+        n, k = weight.shape
+        rows = math.prod(x.shape[:-1])
+        if x.dtype not in (bfloat16, float16) and not (x.dtype is float32 and rows == 1):
+            return False
+        return 0 < rows <= self.rows and SMALLEST <= n * k < LARGEST and k % 8 == 0
 
 
 @functools.cache
@@ -73,29 +88,21 @@ def _can_launch() -> bool:
 
 
 @functools.cache
-def _is_large(device: Device) -> bool:
+def _usable(device: Device) -> bool:
     """Whether a GPU is of the kind that was measured, by the memory its programs have: A100, H100 and later ones."""
-    return torch.cuda.get_device_properties(to_torch_device(device)).shared_memory_per_block_optin >= 1 << 17
+    return _can_launch() and torch.cuda.get_device_properties(to_torch_device(device)).shared_memory_per_block_optin >= 1 << 17
 
 
-def _checker(most: int, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
-    if x.device.type != "cuda" or not _can_launch() or not _is_large(x.device) or len(weight.shape) != 2 or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape)):
-        return False
-    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-        return False
-    n, k = weight.shape
-    rows = math.prod(x.shape[:-1])
-    if x.dtype not in (bfloat16, float16) and not (x.dtype is float32 and rows == 1):
-        return False
-    return 0 < rows <= most and SMALLEST <= n * k < LARGEST and k % 8 == 0
-
-
-matvec_ex = MatvecExecutor("matvec", version=torch.__version__)
-register_executor(matvec_ex)
-if torch.version.cuda is not None and _can_launch():
-    add_default_executor(matvec_ex)
+def _assumed(device: Device) -> bool:
+    """What `_usable` says on an H100 or H200."""
+    return True
 
 
 @functools.cache
-def _of_rows(rows: int) -> MatvecExecutor:
-    return MatvecExecutor("matvec", rows=rows, version=torch.__version__)
+def _made(rows: int, usable: Callable[[Device], bool]) -> MatvecExecutor:
+    return MatvecExecutor("matvec", rows=rows, usable=usable, version=torch.__version__)
+
+
+matvec_ex = _made(1, _usable)
+register_executor(matvec_ex)
+add_default_executor_of_gpus(matvec_ex, here=torch.version.cuda is not None and _can_launch())

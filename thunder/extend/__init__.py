@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from thunder._lazy import names_from
 from thunder.core.codegen import Printer
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
@@ -207,11 +208,10 @@ class OperatorExecutor(Executor):
 def operation_id(given: Any) -> Any:
     """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError for another function."""
     if callable(given) and not isinstance(given, Symbol):
-        from thunder.ops import lookup
+        from thunder.ops.define import operation_of
 
-        found = lookup(given)
-        found = getattr(found, "__wrapped__", found)  # what stands for it outside of autocast
-        if not isinstance(found, Symbol):
+        found = operation_of(given)
+        if found is None:
             name = getattr(given, "__name__", type(given).__name__)
             raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")
         given = found
@@ -267,8 +267,11 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex", "inductor", "triton_fuser", "cross_entropy", "linear_cross_entropy", "apexex", "matvec", "sdpaex", "float8", "nvfuserex"):
+        for name in _OWN.split():
             importlib.import_module(f"thunder.executors.{name}")
+
+
+_OWN = "torchex pythonex inductor triton_fuser cross_entropy linear_cross_entropy embedding_gradient apexex matvec sdpaex float8 nvfuserex"
 
 
 _loading: list[bool] = []
@@ -373,15 +376,5 @@ def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) ->
     return tuple(dict.fromkeys([*first, *second]))
 
 
-def __getattr__(name: str):
-    """What stands in files of its own, which import this one."""
-    home = _ELSEWHERE.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
-
-
-_ELSEWHERE = {
-    "FusionExecutor": "thunder.extend.fusion", "StatefulExecutor": "thunder.extend.stateful", "TemporaryExecutor": "thunder.extend.stateful",
-}  # fmt: skip
+# what stands in files of its own, which import this one
+__getattr__, __dir__ = names_from(__name__, {"thunder.extend.fusion": ("FusionExecutor",), "thunder.extend.stateful": ("StatefulExecutor", "TemporaryExecutor")})

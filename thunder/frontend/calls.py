@@ -398,7 +398,16 @@ def _call_symbol(c, symbol, args, kwargs):
     return symbol(*_materialized(c, args), **_materialized(c, kwargs))
 
 
+def _call_scripted(c, f, args, kwargs):
+    """TorchScript's code cannot be read; the Python function that it was made of can."""
+    original = compat.scripted_from(f)
+    if original is None:
+        c.refuse(f"{f.name} is TorchScript's", "call the Python function or module that it was scripted or traced from")
+    return call(c, original, args, kwargs)
+
+
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
+_BY_TYPE |= dict.fromkeys(compat.SCRIPTED, _call_scripted)
 _BY_TYPE |= torch_func.KINDS
 
 
@@ -751,13 +760,6 @@ def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
 
-def _fill(name):
-    def handler(c, f, args, kwargs):
-        return Host.call(c, f, args, kwargs)
-
-    return handler
-
-
 def _check_is_size(c, f, args, kwargs):
     """torch._check_is_size: of a number that only the run tells; others are checked by PyTorch's own function."""
     (n, *rest), most = args, kwargs.get("max")
@@ -807,7 +809,7 @@ HANDLERS: dict[int, object] = {}
 
 def _install() -> None:
     frame_calls = Host().frame_calls
-    HANDLERS.update(dict.fromkeys(frame_calls, _fill("frame")))
+    HANDLERS.update(dict.fromkeys(frame_calls, Host.call))
     M = torch.nn.Module
     table = {
         type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, print: _print,
@@ -858,11 +860,11 @@ def _module_setattr(c, f, args, kwargs):
     if id(m) in c.sources:
         parameters = m.__dict__.get("_parameters", {})
         if n in parameters and v is not None and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter) and not isinstance(v, torch.nn.Parameter):
-            raise TypeError(f"cannot assign '{_type_name(c, v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
+            raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
     c.raw_store(m, n, v)
 
 
-def _type_name(c, v) -> str:
+def _type_name(v) -> str:
     return "torch.FloatTensor" if type(v) is TensorProxy else type(v).__name__
 
 

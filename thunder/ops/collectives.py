@@ -172,6 +172,8 @@ def _run_all_to_all(a, group, async_op=False):
 
 
 def _run_all_gather_together(tensors, group):
+    if tensors[0].device.type != "cuda":  # two of Gloo's that take several tensors write over each other's memory when they run at once (PyTorch 2.13)
+        return tuple(_run_all_gather(a, group, True) for a in tensors)
     tensors = [a.contiguous() for a in tensors]
     outs = [a.new_empty((a.shape[0] * group.size(), *a.shape[1:])) for a in tensors]
     started = Started("all_gather", tensors, group, lambda: group.allgather_into_tensor_coalesced(outs, tensors))
@@ -206,7 +208,7 @@ def _spelled_op(op) -> str:
     return name
 
 
-def _with_group(position: int, op_at: int | None = None) -> Callable:
+def _with_group(position: int, op_at: int | None) -> Callable:
     """(args, kwargs) with the group, and the reduction, said."""
 
     def arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -226,9 +228,9 @@ def _typed(a: TensorProxy, out: TensorProxy, async_op: bool) -> TensorProxy:
     return FutureTensorProxy.of(out, a.requires_grad and (recorder is None or recorder.context.grad_enabled)) if async_op else out
 
 
-def _collective(run: Callable, group_at: int, op_at: int | None = None, tags: tuple = ()) -> Callable[[Callable], Symbol]:
+def _collective(run: Callable, group_at: int, op_at: int | None = None) -> Callable[[Callable], Symbol]:
     def define(meta: Callable) -> Symbol:
-        symbol = torch_prim(name=meta.__name__, fn=run, canonicalize=_with_group(group_at, op_at), tags=tags)(meta)
+        symbol = torch_prim(name=meta.__name__, fn=run, canonicalize=_with_group(group_at, op_at))(meta)
         symbol.explain = None  # asking PyTorch what is wrong would be a collective of this rank only
         return symbol
 

@@ -329,13 +329,9 @@ def _tensor_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return (data,), _options({k: v for k, v in kwargs.items() if k != "copy"}, kind)
 
 
-def _tensor_meta(data, *, device, dtype, requires_grad=False):
-    return _made(_data_shape(data), device, dtype)
-
-
 @torch_prim(torch.tensor, canonicalize=_tensor_arguments, fn=torch.tensor)
 def tensor(data, *, device, dtype, requires_grad=False):
-    return _tensor_meta(data, device=device, dtype=dtype)
+    return _made(_data_shape(data), device, dtype)
 
 
 @tensor.samples

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from thunder.core.proxies import NumberProxy, TensorProxy, concrete
+from thunder.core.proxies import TensorProxy, concrete
 
-__all__ = ["wrap_dim", "wrap_dims", "along", "is_empty", "is_int", "packed", "sizes_with_minus_one", "ceil_div", "check_tensor"]
-
-
-def is_int(x) -> bool:
-    return type(x) is int or (isinstance(x, NumberProxy) and x.python_type is int)
+__all__ = ["wrap_dim", "wrap_dims", "along", "is_empty", "packed", "sizes_with_minus_one", "ceil_div", "check_tensor"]
 
 
 def wrap_dim(dim, rank: int) -> int:
@@ -80,9 +76,6 @@ def pair(x, n: int) -> tuple:
     if not isinstance(x, Sequence):
         return (x,) * n
     return tuple(x) * n if len(x) == 1 else tuple(x)
-
-
-Canonicalizer = Callable[[tuple, dict], tuple[tuple, dict]]
 
 
 def along(a: TensorProxy, dim: int, entry) -> tuple:

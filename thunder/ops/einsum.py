@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from thunder.core.dtypes import bool8
-from thunder.core.proxies import like
-from thunder.core.symbol import OpTags
+from thunder.core.proxies import TensorProxy, like
+from thunder.core.symbol import OpTags, current_recorder
 from thunder.ops import opaque
-from thunder.ops.define import LTORCH, composite
+from thunder.ops.define import LTORCH, alias, composite
 from thunder.ops.linalg import matmul_prim
 from thunder.ops.promotion import result_type, same_device
 from thunder.ops.shape import permute, reshape, unsqueeze
@@ -116,6 +116,26 @@ def einsum(equation, *operands):
         if x not in labels:
             done, labels = unsqueeze(done, -1), [*labels, x]
     return permute(done, tuple(labels.index(x) for x in output))
+
+
+@alias(torch.einsum, torch.functional.einsum)
+def _einsum(*args, **kwargs):
+    """One operand of which nothing is summed is shown: views are recorded, so that writes are known to reach it."""
+    (equation, *operands), kwargs = _arguments(args, kwargs)
+    if len(operands) != 1 or not isinstance(operands[0], TensorProxy) or not _shows(equation, operands[0]):
+        return einsum(equation, *operands, **kwargs)
+    autocast = current_recorder().context.autocast  # type: ignore[union-attr]
+    if autocast is not None:
+        (equation, *operands), kwargs = autocast(einsum, (equation, *operands), kwargs)
+    return einsum.decomposition(equation, *operands)  # type: ignore[misc]
+
+
+def _shows(equation: str, operand: TensorProxy) -> bool:
+    try:
+        (labels,), output = parse(equation, [len(operand.shape)])
+    except RuntimeError:  # which the operation explains
+        return False
+    return set(labels) == set(output)
 
 
 def _diagonals(t, labels: list):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import operator as python_operator
 from collections.abc import Callable
-from typing import Any
 
 import numpy
 import torch
@@ -25,7 +24,6 @@ from thunder.ops.torch_types import named_results, scalar_type
 
 __all__ = ["unary", "binary", "broadcast_to"]
 
-Sampler = Callable[[Callable], Any]
 
 
 def broadcast_to(a: TensorProxy, shape: tuple) -> TensorProxy:

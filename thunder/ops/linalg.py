@@ -23,7 +23,7 @@ from thunder.ops.shape import permute, reshape, unsqueeze
 MATMUL = (OpTags.MATMUL_OP,)
 
 
-def _same_types(name: str, *tensors) -> None:
+def _same_types(*tensors) -> None:
     first = tensors[0]
     for t in tensors[1:]:
         if t.dtype is not first.dtype:
@@ -92,7 +92,7 @@ def _matmul_meta(a, b):
     if not isinstance(a, TensorProxy) or not isinstance(b, TensorProxy):
         check_tensor(a, "matmul")
         check_tensor(b, "matmul", "other", 2)
-    _same_types("matmul", a, b)
+    _same_types(a, b)
     return like(a, _product_shape(a.shape, b.shape))
 
 
@@ -265,7 +265,7 @@ def _plus_product(name: str, product_shape, multiply, functions: tuple, *, autoc
 
     def meta(a, x, y, *, beta=1, alpha=1):
         if name != "addr":
-            _same_types(name, a, x, y)
+            _same_types(a, x, y)
         shape = product_shape(name, x.shape, y.shape)
         if broadcast_shapes(a.shape, shape) != shape:
             raise RuntimeError(f"{name}: input {list(a.shape)} does not expand to {list(shape)}")

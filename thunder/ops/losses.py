@@ -141,13 +141,13 @@ poisson_nll_loss = pointwise(
 # ---------------------------------------------------------------------------------------------------------------- of probabilities
 
 
-def _same_shape(name: str, a, target) -> None:
+def _same_shape(a, target) -> None:
     if a.shape != target.shape:
         raise ValueError(f"Target size ({target.shape}) must be the same as input size ({a.shape})")
 
 
 def _bce_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean"):
-    _same_shape("binary_cross_entropy", a, target)
+    _same_shape(a, target)
     return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
 
 
@@ -170,7 +170,7 @@ def _(make):
 
 
 def _bce_logits_meta(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
-    _same_shape("binary_cross_entropy_with_logits", a, target)
+    _same_shape(a, target)
     return like(a, a.shape if _reduction(reduction, size_average, reduce) == "none" else ())
 
 

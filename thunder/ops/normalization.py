@@ -121,11 +121,11 @@ def _layer_norm_meta(a, normalized_shape, weight=None, bias=None, eps=1e-5):
     return like(a)
 
 
-def _whiten(x, dims, eps, keepdim=True):
+def _whiten(x, dims, eps):
     """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's reciprocal."""
-    mean = LTORCH["mean"](x, dims, keepdim)
+    mean = LTORCH["mean"](x, dims, True)
     centred = x - mean
-    rstd = LTORCH["rsqrt"](LTORCH["mean"](centred * centred, dims, keepdim) + eps)
+    rstd = LTORCH["rsqrt"](LTORCH["mean"](centred * centred, dims, True) + eps)
     return centred * rstd, mean, rstd
 
 

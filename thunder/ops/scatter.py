@@ -16,10 +16,10 @@ from thunder.ops.torch_types import scalar_type
 INTEGERS = ("int64", "int32")
 
 
-def _check_index(name: str, index, dtypes: tuple = INTEGERS) -> None:
+def _check_index(name: str, index) -> None:
     if not isinstance(index, TensorProxy):
         raise TypeError(f"{name}(): argument 'index' must be Tensor, not {type(index).__name__}")
-    if index.dtype.name not in dtypes and not is_empty(index):
+    if index.dtype.name not in INTEGERS and not is_empty(index):
         raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index")
 
 
@@ -61,7 +61,7 @@ def _(make):
     yield make(4, 3), 2, make(2, dtype=torch.int64, low=0, high=3)
 
 
-def _fits(a, index, d: int, name: str) -> None:
+def _fits(a, index, d: int) -> None:
     if is_empty(index):
         return
     if len(a.shape or (1,)) != len(index.shape or (1,)):
@@ -75,7 +75,7 @@ def _fits(a, index, d: int, name: str) -> None:
 def gather(a, dim, index, *, sparse_grad=False):
     d = wrap_dim(dim, len(a.shape))
     _check_index("gather", index)
-    _fits(a, index, d, "gather")
+    _fits(a, index, d)
     return like(a, index.shape)
 
 
@@ -181,7 +181,7 @@ def _scatter_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 def scatter(a, dim, index, src=None, *, value=None, reduce=None):
     d = wrap_dim(dim, len(a.shape))
     _check_index("scatter", index)
-    _fits(a, index, d, "scatter")
+    _fits(a, index, d)
     if isinstance(src, TensorProxy):
         _check_source("scatter", a, index, src)
     elif not is_number(src):
@@ -209,7 +209,7 @@ def _(make):
 def scatter_add(a, dim, index, src):
     d = wrap_dim(dim, len(a.shape))
     _check_index("scatter_add", index)
-    _fits(a, index, d, "scatter_add")
+    _fits(a, index, d)
     _check_source("scatter", a, index, src)
     return like(a)
 
@@ -224,7 +224,7 @@ def _(make):
 def scatter_reduce(a, dim, index, src, reduce, *, include_self=True):
     d = wrap_dim(dim, len(a.shape))
     _check_index("scatter_reduce", index)
-    _fits(a, index, d, "scatter_reduce")
+    _fits(a, index, d)
     _check_source("scatter", a, index, src)
     if reduce not in ("sum", "prod", "mean", "amax", "amin"):
         raise RuntimeError(f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}.")

@@ -350,12 +350,12 @@ def _(make):
     yield make(2, 3, 4), (0, 1), (2, 0)
 
 
-def slice_dim(a, dim: int, start, stop, step=1):
+def slice_dim(a, dim: int, start, stop):
     """Elements start <= i < stop of one dimension, in prims."""
     rank = len(a.shape)
-    starts, stops, steps = [0] * rank, list(a.shape), [1] * rank
-    starts[dim], stops[dim], steps[dim] = start, stop, step
-    return prims.slice_prim(a, tuple(starts), tuple(stops), tuple(steps))
+    starts, stops = [0] * rank, list(a.shape)
+    starts[dim], stops[dim] = start, stop
+    return prims.slice_prim(a, tuple(starts), tuple(stops), (1,) * rank)
 
 
 # ---------------------------------------------------------------------------------------------------------------- dimensions of size 1

@@ -112,14 +112,14 @@ for _symbol in (resolve_conj, resolve_neg):
 # ---------------------------------------------------------------------------------------------------------------- other values in the place of a view
 
 
-def _check_source(name: str, src: TensorProxy, shape: tuple) -> None:
+def _check_source(src: TensorProxy, shape: tuple) -> None:
     if src.shape != shape:
         raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(shape)}")
 
 
 @torch_prim(torch.diagonal_scatter, torch.Tensor.diagonal_scatter)
 def diagonal_scatter(a, src, offset=0, dim1=0, dim2=1):
-    _check_source("diagonal_scatter", src, diagonal.meta(a, offset, dim1, dim2).shape)
+    _check_source(src, diagonal.meta(a, offset, dim1, dim2).shape)
     return like(a)
 
 
@@ -139,7 +139,7 @@ def _(make):
 def as_strided_scatter(a, src, size, stride, storage_offset=None):
     if len(size) != len(stride):
         raise RuntimeError("mismatch in length of strides and shape")
-    _check_source("as_strided_scatter", src, tuple(size))
+    _check_source(src, tuple(size))
     return like(a)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from thunder._lazy import names_from
 from thunder.core.dtypes import COMPLEX
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure, proxies_in, same_shape
 from thunder.core.symbol import BoundSymbol, Context, OpTags, Recorder, Symbol, adopt, current_recorder, recording
@@ -421,10 +422,5 @@ def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[Boun
     return list(joint.bound_symbols[:border]), [b for b in rest if b.sym is get_grad_symbol], [b for b in rest if b.sym is not get_grad_symbol]
 
 
-def __getattr__(name: str):
-    """The steps after this one, under the path where Lightning Thunder's users find them; they import this module."""
-    if name in ("split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces"):
-        from thunder.transforms import partition
-
-        return getattr(partition, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# the steps after this one, under the path where Lightning Thunder's users find them; they import this module
+__getattr__, __dir__ = names_from(__name__, {"thunder.transforms.partition": ("split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces")})

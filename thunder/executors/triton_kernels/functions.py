@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from thunder.core.dtypes import BOOL, FLOAT, INTEGER
@@ -24,9 +25,17 @@ class Function:
 def _power(a: str, exponent: str) -> str:
     n = float(exponent)
     if n in (0.5, -0.5):
-        return f"tl.sqrt({a})" if n > 0 else f"tl.rsqrt({a})"
+        return f"_sqrt({a})" if n > 0 else f"tl.rsqrt({a})"
     product = " * ".join([a] * int(abs(n))) or f"{a} * 0 + 1"
     return f"1.0 / ({product})" if n < 0 else product
+
+
+def _quotient(a: str, b: str) -> str:
+    """By a number, as of a mean, rounded as PyTorch rounds it: numbers for doubles are no literals."""
+    if not b.lstrip("-")[:1].isdigit():
+        return f"{a} / {b}"
+    mantissa, exponent = math.frexp(float(b))
+    return f"{a} * {1 / float(b)!r}" if abs(mantissa) == 0.5 and -126 < exponent <= 126 else f"tl.div_rn({a}, {b})"
 
 
 _INFINITY = "float('inf')"
@@ -35,12 +44,12 @@ FUNCTIONS: dict[str, Function] = {
     # of an integer. ptxas 12.8 reads max(max(-a, -b), -c) as max(max(-a, b), -c) on capability 9.0: it is not shown that the 0 is one
     "opposite": Function("tl.program_id(2).to({0}.dtype) - {0}", (INTEGER,)),
     "add": Function("{} + {}", _NUMBERS), "sub": Function("{} - {}", _NUMBERS), "mul": Function("{} * {}", _NUMBERS), "multiply": Function("{} * {}", _NUMBERS),
-    "true_divide": Function("{} / {}"), "reciprocal": Function("1.0 / {}"), "square": Function("{0} * {0}", _NUMBERS), "pow": Function(_power),
+    "true_divide": Function(_quotient), "reciprocal": Function("1.0 / {}"), "square": Function("{0} * {0}", _NUMBERS), "pow": Function(_power),
     "maximum": Function("tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)"), "minimum": Function("tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)"),
     "exp": Function("tl.exp({})"), "exp2": Function("tl.exp2({})"), "log": Function("tl.log({})"), "log2": Function("tl.log2({})"),
     "expm1": Function("_expm1({})", in_double=False), "log1p": Function("_log1p({})", in_double=False), "tanh": Function("_tanh({})", in_double=False),
     "sin": Function("tl.sin({})"), "cos": Function("tl.cos({})"), "erf": Function("tl.erf({})"), "sigmoid": Function("1.0 / (1.0 + tl.exp(-{}))"),
-    "sqrt": Function("tl.sqrt({})"), "rsqrt": Function("tl.rsqrt({})"), "floor": Function("tl.floor({})"), "ceil": Function("tl.ceil({})"),
+    "sqrt": Function("_sqrt({})"), "rsqrt": Function("tl.rsqrt({})"), "floor": Function("tl.floor({})"), "ceil": Function("tl.ceil({})"),
     "trunc": Function("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))"),
     "sgn": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"), "sign": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"),
     "isnan": Function("{0} != {0}"), "isinf": Function("tl.abs({}) == " + _INFINITY), "isfinite": Function("tl.abs({}) < " + _INFINITY),
@@ -57,20 +66,27 @@ for _name, _old in {"ne": ("not_equal",), "lt": ("less",), "le": ("less_equal",)
     FUNCTIONS |= dict.fromkeys(_old, FUNCTIONS[_name])
 
 # Functions that Triton has no name for which its interpreter knows as well. _uniform gives the numbers of `ops.random.uniform_philox`.
-# tanh and expm1: the series where the closed form cancels, both within 2 ulp of float32 there.
+# tanh and expm1: a series where the closed form cancels (tanh's is fitted to the interval); log1p: the logarithm and what 1 + x lost. tanh is within 2 ulp of float32, log1p as
+# near as the logarithm, expm1 within twice what the exponential is off. Square roots and quotients of which is not said how they are rounded are 1 and 2 ulp off.
 # _nearest_bfloat16 is what the device does: the interpreter cuts digits off.
 HELPERS: dict[str, str] = {
+    "_sqrt": """
+@triton.jit
+def _sqrt(x):
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+""",
     "_expm1": """
 @triton.jit
 def _expm1(x):
-    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720 + x * (1 / 5040)))))))
-    return tl.where(tl.abs(x) < 0.25, series, tl.exp(x) - 1)
+    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720 + x * (1 / 5040 + x * (1 / 40320 + x * (1 / 362880)))))))))
+    return tl.where(tl.abs(x) < 0.5, series, tl.exp(x) - 1)
 """,
     "_log1p": """
 @triton.jit
 def _log1p(x):
     above = 1 + x
-    return tl.where(above == 1, x, tl.where(above == float("inf"), above, tl.log(above) * (x / (above - 1))))
+    lost = tl.where((above > 0) & (above < float("inf")), (x - (above - 1)) / above, 0.0)
+    return tl.where(above == 1, x, tl.log(above) + lost)
 """,
     "_nearest_bfloat16": """
 @triton.jit
@@ -90,9 +106,10 @@ def _uniform(seed, offset, place, page):
 @triton.jit
 def _tanh(x):
     s = x * x
-    series = x * (1 + s * (-1 / 3 + s * (2 / 15 + s * (-17 / 315 + s * (62 / 2835)))))
+    series = -0.05374348908662796 + s * (0.020650558173656464 + s * -0.00571701442822814)
+    series = x * (1 + s * (-0.3333328366279602 + s * (0.13331490755081177 + s * series)))
     e = tl.exp(-2 * tl.abs(x))
-    closed = (1 - e) / (1 + e)
-    return tl.where(tl.abs(x) < 0.25, series, tl.where(x < 0, -closed, closed))
+    closed = 1 - 2 * e / (1 + e)
+    return tl.where(tl.abs(x) < 0.625, series, tl.where(x < 0, -closed, closed))
 """,
 }

@@ -13,7 +13,7 @@ from typing import Any
 from thunder.core.dtypes import BOOL, FLOAT, dtype
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
-from thunder.core.symbol import BoundSymbol
+from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.executors.triton_kernels import index as places
 from thunder.executors.triton_kernels.functions import FUNCTIONS
 from thunder.executors.triton_kernels.index import Index, within
@@ -135,6 +135,16 @@ def _lower(line: BoundSymbol, values: dict[Proxy, Value]) -> None:
             values[old] = values[new]
         elif isinstance(old, TensorProxy):
             values[old] = Value("number", (), old.shape, old.dtype, new)
+    for out in line.outputs:
+        if (v := values[out]).kind == "cast" and v.dtype.bytes == 2 and v.dtype.category == FLOAT and v.operands[0].dtype.name == "float32" and _computes(line):
+            values[out] = Value("reshape", v.operands, v.shape, v.dtype, (v.shape,))  # rounded where it is stored, as elementwise results are: the program does not convert
+
+
+def _computes(line: BoundSymbol) -> bool:
+    """Whether a line does more than to convert and to move data."""
+    if primitive(line):
+        return OpTags.SHAPE_OP not in line.sym.tags and line.sym.id != "prims.convert_element_type"
+    return any(map(_computes, parts(line)[0]))
 
 
 def _out(line: BoundSymbol) -> TensorProxy:

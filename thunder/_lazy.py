@@ -1,0 +1,35 @@
+"""Names that are imported when they are first asked for (PEP 562)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def names_from(module: str, homes: Mapping[str, Sequence[str]] | None = None) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a module, for names that have their home in others, {home: names}, and for a package's own submodules.
+
+    A name that is both is the one of its home. Raises AttributeError for others, and what an import raises that fails.
+    """
+    home_of = {name: home for home, names in (homes or {}).items() for name in names}
+    own = vars(sys.modules[module])
+
+    def __getattr__(name: str) -> Any:
+        if name in home_of:
+            value = getattr(importlib.import_module(home_of[name]), name)
+        elif "__path__" in own and not name.startswith("_") and importlib.util.find_spec(f"{module}.{name}"):
+            value = importlib.import_module(f"{module}.{name}")
+        else:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        own[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        found = [m.name for m in pkgutil.iter_modules(own.get("__path__", ())) if not m.name.startswith("_")]
+        return sorted({*own.get("__all__", own), *home_of, *found})
+
+    return __getattr__, __dir__
