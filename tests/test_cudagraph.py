@@ -63,6 +63,9 @@ class ImitatedMemory(Memory):
     def on_this_stream(self):
         return 0
 
+    def launch_drawing(self, launch):
+        launch()
+
 
 class Imitated(CUDAGraphTransform):
     device_type = "cpu"
@@ -445,6 +448,10 @@ def test_a_recording_that_fails_on_the_device():
     positive = mine.register_operator("positive", meta=lambda a: thunder.TensorProxy(like=a), fn=lambda a: a if a.sum().item() > -1e9 else -a)
     compiled = thunder.jit(lambda x: F.dropout(positive(x.sin() + 1) * 2), transforms=[Bold()], executors=[mine, "torch"])
     x = torch.randn(4, device="cuda")
+    earlier = thunder.jit(lambda x: F.dropout(x * 2), transforms=[CUDAGraphTransform()], executors=["torch"])
+    for _ in range(2):
+        earlier(x)
+    assert recordings(earlier)
     compiled(x)
     with pytest.warns(UserWarning, match="runs without a CUDA graph: while it was recorded, PyTorch raised"):
         compiled(x)
@@ -452,6 +459,12 @@ def test_a_recording_that_fails_on_the_device():
     found = compiled(x)
     torch.manual_seed(0)
     torch.testing.assert_close(found, F.dropout((x.sin() + 1) * 2))
+    for _ in range(3):
+        torch.manual_seed(1)
+        found = earlier(x)
+        torch.manual_seed(1)
+        torch.testing.assert_close(found, F.dropout(x * 2))
+    assert recordings(earlier)
     works = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[CUDAGraphTransform()], executors=["torch"])
     for _ in range(3):
         torch.testing.assert_close(works(x), (x.sin() + 1) * 2)
@@ -534,25 +547,99 @@ def test_what_arguments_are_copied_to_is_not_given_away_while_another_stream_rea
     torch.testing.assert_close(out, (x.sin() + 1) * 2)
 
 
-def test_streams_are_waited_for_as_long_as_somebody_may_use_their_results(monkeypatch):
+def waited_for(monkeypatch, handle, action):
+    """Which streams an action on a stream waits for, by their handles."""
+
     class Stream:
         def __init__(self, handle):
-            self.handle = handle
+            self.cuda_stream = handle
 
         def wait_stream(self, other):
-            waits.append((self.handle, other.handle))
+            waits.append((self.cuda_stream, other.cuda_stream))
 
-    waits, streams, memory = [], [Stream(i) for i in range(3)], Memory.__new__(Memory)
+    waits = []
+    monkeypatch.setattr(cudagraph, "current_stream", lambda index: handle)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: Stream(handle))
+    action()
+    assert all(waiting == handle for waiting, _ in waits)
+    return [other for _, other in waits]
+
+
+def test_graphs_that_draw_random_numbers_come_one_after_another(monkeypatch):
+    memories, launched = [Memory.__new__(Memory) for _ in range(2)], []
+    for memory in memories:
+        memory.index = 0
+    monkeypatch.setattr(cudagraph, "_DRAWN", {})
+
+    def draws(handle, memory):
+        return waited_for(monkeypatch, handle, lambda: memory.launch_drawing(lambda: launched.append(handle)))
+
+    assert draws(1, memories[0]) == draws(1, memories[1]) == []
+    assert draws(2, memories[1]) == [1] and draws(2, memories[0]) == [] and draws(1, memories[0]) == [2]
+    assert launched == [1, 1, 2, 2, 1]
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_what_draws_is_known(transform, device):
+    for f, draws in ((lambda x: F.dropout(x, 0.5) * 2, True), (lambda x: x.sin() * 2, False)):
+        compiled = thunder.jit(f, transforms=[transform()], executors=["torch"])
+        for _ in range(2):
+            compiled(torch.ones(4, device=device))
+        assert [r.draws for r in recordings(compiled)] == [draws]
+
+
+def draws_late(x, w):
+    """In a graph, random numbers are drawn tens of milliseconds after the launch."""
+    for _ in range(16):
+        w = w @ w
+    return F.dropout(x + w[0, 0], 0.5) * 2
+
+
+@on_gpu
+def test_random_numbers_while_the_stream_of_recordings_is_late(monkeypatch):
+    transform = CUDAGraphTransform()
+    compiled, x, w = thunder.jit(draws_late, transforms=[transform]), torch.ones(64, device="cuda"), torch.eye(4096, device="cuda")
+
+    def late():
+        (memory,) = transform._memory.values()
+        with torch.cuda.stream(memory.stream):
+            torch.cuda._sleep(40_000_000)
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", late)  # called right before a recording begins
+    drawn = []
+    for f in (compiled, draws_late):
+        torch.manual_seed(3)
+        drawn.append([f(x, w) for _ in range(4)])
+    assert recordings(compiled)
+    torch.testing.assert_close(*drawn)
+
+
+@on_gpu
+def test_random_numbers_of_graphs_on_two_streams():
+    compiled = [thunder.jit(draws_late, transforms=[CUDAGraphTransform()]) for _ in range(2)]
+    streams, x, w = [torch.cuda.Stream() for _ in range(2)], torch.ones(64, device="cuda"), torch.eye(4096, device="cuda")
+    for f in compiled * 3:
+        f(x, w)
+    torch.cuda.synchronize()
+    torch.manual_seed(3)
+    expected = [draws_late(x, w) for _ in range(4)]
+    torch.cuda.synchronize()
+    torch.manual_seed(3)
+    found = []
+    for i in range(4):
+        with torch.cuda.stream(streams[i % 2]):
+            found.append(compiled[i % 2](x, w))
+    torch.cuda.synchronize()
+    assert all(map(recordings, compiled))
+    torch.testing.assert_close(found, expected)
+
+
+def test_streams_are_waited_for_as_long_as_somebody_may_use_their_results(monkeypatch):
+    memory = Memory.__new__(Memory)
     memory.index, memory.recordings, memory.streams = 0, [], {}
 
     def replays(handle):
-        """Which streams a replay on a stream waits for."""
-        waits.clear()
-        monkeypatch.setattr(cudagraph, "current_stream", lambda index: handle)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda index: streams[handle])
-        assert memory.on_this_stream() == handle
-        assert all(waiting == handle for waiting, _ in waits)
-        return [other for _, other in waits]
+        return waited_for(monkeypatch, handle, memory.on_this_stream)
 
     assert replays(0) == replays(0) == []
     assert replays(1) == [0]

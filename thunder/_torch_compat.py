@@ -261,13 +261,13 @@ def keeps_graph() -> bool:
 
 
 def applying(function: type[torch.autograd.Function], all_tensors: bool) -> tuple[Callable, Callable]:
-    """`function.apply` in two parts: what frees arguments from remains of torch.func, and `apply` for what it gives. Where all are tensors, the first is C. 2.11, 2.13"""
+    """`function.apply` in two parts: what frees arguments from remains of torch.func, and `apply` of a first argument and what it gives; for tensors, in C. 2.11, 2.13"""
     from torch._functorch.utils import unwrap_dead_wrappers
 
     apply, unwrap, transforming = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead, torch._C._are_functorch_transforms_active
 
-    def run(*arguments):
-        return function.apply(*arguments) if transforming() else apply(*arguments)
+    def run(first, others):
+        return function.apply(first, *others) if transforming() else apply(first, *others)
 
     return (lambda tensors: tuple(map(unwrap, tensors))) if all_tensors else unwrap_dead_wrappers, run
 

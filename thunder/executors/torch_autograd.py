@@ -162,7 +162,7 @@ def connected(
     def run(*inputs):
         inputs = unwrapped(inputs)
         generators = [generator_of(d).get_state() for d in random] if random else ()
-        return rebuild(inputs, apply((program, generators, *forward(*inputs)), *inputs))
+        return rebuild(inputs, apply((program, generators, *forward(*inputs)), inputs))
 
     return run
 

@@ -20,6 +20,7 @@ Which order of streams holds, and by what:
 - It comes behind replays on other streams that use the same memory, and, as long as somebody has results of these, behind whatever is launched on their streams
   (`Memory.on_this_stream`). PyTorch's autograd runs a backward on its forward's stream. So what reads a result on the stream that it was made on has read it, as in eager
   PyTorch, where memory is given away in the order of its stream.
+- Graphs that draw random numbers come one after another on a device, whatever their memory and streams (`Memory.launch_drawing`).
 - What arguments are copied to is freed when the streams of its replays have reached that point (`record_stream`); memory of the pool goes to recordings only, which wait for the
   device first, one thread at a time.
 - What reads a result on another stream than the one it was made on has to be waited for before the result is let go of: nobody tells that a tensor's `record_stream` was called.
@@ -237,7 +238,7 @@ class Memory:
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
         """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
-        graph = torch.cuda.CUDAGraph()
+        graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():  # nothing may be freed while a graph is recorded
@@ -250,13 +251,29 @@ class Memory:
                     graph.capture_end()
                 self._recover()
                 raise
+        caller.wait_stream(self.stream)  # where PyTorch writes, before it records, that random numbers begin at 0
+        _DRAWN[self.index] = caller
         return graph.replay, outputs
 
     def _recover(self) -> None:
-        """A recording that failed leaves the generator thinking that it is recorded."""
+        """A recording that failed leaves the generator thinking that it is recorded. With another state it is another one for earlier recordings."""
         generator = torch.cuda.default_generators[self.index]
         with contextlib.suppress(RuntimeError):
             generator.graphsafe_set_state(generator.clone_state())
+        for recording in [r for r in _RECORDINGS if r.draws and r.memory.index == self.index]:
+            region = recording.region()
+            if region is not None:
+                region.recordings[:] = [r for r in region.recordings if r is not recording]
+
+    def launch_drawing(self, launch: Callable[[], None]) -> None:
+        """Launches a graph that draws random numbers. Where they begin is in one place for all graphs of a device, which is written to at each launch."""
+        with _ONE_AT_A_TIME:
+            last = _DRAWN.get(self.index)
+            if last is None or last.cuda_stream != current_stream(self.index):
+                stream = _DRAWN[self.index] = torch.cuda.current_stream(self.index)
+                if last is not None:
+                    stream.wait_stream(last)
+            launch()
 
     def may_run(self) -> bool:
         """Whether graphs may be recorded and replayed now: not while somebody else records."""
@@ -315,6 +332,7 @@ class GraphedRegion:
     def __init__(self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int], returned: Sequence[bool]):
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
+        self.draws = any(OpTags.RANDOM_OP in line.sym.tags for line in trace.bound_symbols)
         self.recordings: list[Recording] = []
         self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
         self.moves = not all(returned)  # whether arguments are copied, and not read where they are: another recording would need room for its results
@@ -386,7 +404,7 @@ class Recording:
     def __init__(self, region: GraphedRegion, strides: list, setting: list, tensors: Sequence[torch.Tensor], stay: Sequence[int]):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
         self.strides, self.setting, self.number = strides, setting, 0
-        self.stream = 0  # of the last replay, by its handle
+        self.draws, self.stream = region.draws, 0  # the stream of the last replay, by its handle
         others = [i for i in range(len(tensors)) if i not in region.fixed]
         self.pooled = [i for i in others if _is_result(tensors[i])]
         self.pooled_addresses = [tensors[i].data_ptr() for i in self.pooled]
@@ -461,7 +479,10 @@ class Recording:
         self.stream = self.memory.on_this_stream()
         if self.buffers:
             torch._foreach_copy_(self.buffers, [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied])
-        self.launch()
+        if self.draws:
+            self.memory.launch_drawing(self.launch)
+        else:
+            self.launch()
         if self.counted:
             torch.autograd.graph.increment_version([tensors[i] for i in self.counted])
         values: list = [None if r is None else r.detach() for r in self.results]
@@ -473,7 +494,8 @@ class Recording:
 
 
 _RECORDINGS: weakref.WeakSet[Recording] = weakref.WeakSet()
-_ONE_AT_A_TIME = threading.RLock()  # what one thread does before it records would end what another one records
+_DRAWN: dict[int, torch.cuda.Stream] = {}  # by device, the stream where its graphs were told last where random numbers begin
+_ONE_AT_A_TIME = threading.RLock()  # what one thread does before it records would end what another one records, and change where its random numbers begin
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
