@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder
 from thunder.executors.inductor import inductor_ex, torch_compile_cat_ex, torch_compile_ex
@@ -312,3 +313,26 @@ def test_what_both_halves_would_write_is_written_once():
     regions = [line for line in backward.bound_symbols if line.sym.is_fusion]
     assert all(sub.sym.name != "sin" for line in regions for sub in line.subsymbols), "its product's input is saved"
     assert any(sub.sym.name == "cos" for line in regions for sub in line.subsymbols), "its derivative is not"
+
+
+def test_a_broadcast_cotangent_is_written_out_once():
+    """Each of the two products of a linear layer's gradients would copy it. None comes where an output plays no part, and other cotangents come as they are."""
+    x, w, v = (torch.randn(8, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+
+    def program(x, w, v):
+        return F.linear(x.sin() * 2.0, w), F.linear(x, v), x.cos() * 3.0
+
+    class Operands(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.mm.default:
+                found.extend(0 in t.stride() for t in args)
+            return function(*args, **(kwargs or {}))
+
+    for executors, copies in ((["inductor"], False), ([], True)):
+        compiled, found = thunder.jit(program, executors=executors), []
+        for loss in (lambda a, b, c: a.sum() + c.sum(), lambda a, b, c: a.sum() * 2.0 + b.square().sum()):
+            with Operands():
+                got = torch.autograd.grad(loss(*compiled(x, w, v)), (x, w, v), allow_unused=True)
+            for a, b in zip(got, torch.autograd.grad(loss(*program(x, w, v)), (x, w, v), allow_unused=True), strict=True):
+                torch.testing.assert_close(a, b)
+        assert any(found) is copies and len(found) > 4

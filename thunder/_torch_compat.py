@@ -280,6 +280,14 @@ def autocast_in(modes: tuple):
     return modes[3]
 
 
+SCRIPTED = torch._C.ScriptFunction, torch._C.ScriptMethod
+
+
+def scripted_from(function) -> Callable | None:
+    """What torch.jit.script made a function of TorchScript's of, as torch.compile asks for it; None for methods, and for what was traced, which decides nothing. 2.11, 2.13"""
+    return getattr(function, "_torchdynamo_inline", None) if getattr(function, "__qualname__", "") == "torch.jit.ScriptFunction" else None
+
+
 def children_of(spec) -> list:
     """The parts of a pytree's structure; `children_specs` before torch 2.12."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs
@@ -338,12 +346,15 @@ def quiet_fake_tensors():
         log.disabled = before
 
 
-def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = ()) -> tuple[Callable, list[tuple]]:
+def compile_with_inductor(
+    function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = (), rewritten: Callable = lambda graph: None
+) -> tuple[Callable, list[tuple]]:
     """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, and the strides that PyTorch gives the results.
 
     function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
     empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13.
-    reused: places of tensors on the CPU that results may be written over, as Inductor does with what only a backward has.
+    reused: places of tensors on the CPU that results may be written over, as Inductor does with what only a backward has. rewritten: for the graph of ATen operations that the
+    function is, another function that does the same, or None.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -359,6 +370,9 @@ def compile_with_inductor(function: Callable, tensors: Sequence[torch.Tensor], r
         strides = [o.stride() for o in function(*examples)]
         functional = torch.func.functionalize(function, remove="mutations")
         graph = make_fx(functional, decomposition_table=select_decomp_table())(*examples)
+        if (other := rewritten(graph)) is not None:
+            graph = make_fx(other)(*examples)
+            graph.graph.eliminate_dead_code()
     output = next(iter(reversed(graph.graph.nodes)))
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     # shapes are guarded, and strides looked at, before a region is called

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -27,7 +28,7 @@ from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import plan
+from thunder.transforms.memory_budget import plan, roots
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
@@ -37,7 +38,7 @@ from thunder.transforms.reuse_memory import reuse_memory
 from thunder.transforms.seed_random import seed_random
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = ["asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices"]
+__all__ = ["asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices", "read_by_products"]
 
 
 def asked_for(program: Trace, options: JitOptions) -> JitOptions:
@@ -129,6 +130,16 @@ def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
     return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(cut.backward, options, executors)], options)
+
+
+def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
+    """Places of the cotangents that several matrix products read, each of which would copy one that is broadcast, as the gradient of a sum is."""
+    if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
+        return []
+    lines = cut.backward.bound_symbols
+    shown = roots(lines, maybe=True)
+    reads = collections.Counter(root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {shown.get(i, i) for i in line.inputs})
+    return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
 
 
 def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence) -> tuple[Trace, list[int]]:

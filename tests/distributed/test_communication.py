@@ -1,5 +1,7 @@
 """What communication there is, and when: buckets, the order of starts and waits, and the bytes that live."""
 
+from unittest import mock
+
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -73,6 +75,16 @@ def buckets_in_pieces(rank, size):
 
 def test_large_buckets_are_communicated_in_pieces(ranks):
     ranks(2)(buckets_in_pieces)
+
+
+def gathers_one_by_one(rank, size):
+    with mock.patch.object(torch.distributed.ProcessGroup, "allgather_into_tensor_coalesced", side_effect=AssertionError):
+        buckets(rank, size, ZERO3, BLOCK, [2, 4, 4, 4, 2], [2, 4, 4, 4, 2] + [2, 2, 2])
+
+
+def test_gloo_is_given_no_several_tensors_to_gather(ranks):
+    """Two such of its collectives that run at once break the memory of the process, once in some hundred thousand."""
+    ranks(2)(gathers_one_by_one)
 
 
 def buckets_by_size(rank, size):

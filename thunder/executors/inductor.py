@@ -26,6 +26,7 @@ from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.utils import has_triton
 from thunder.errors import MissingImplementationError
+from thunder.executors.inductor_joins import joined_by_parts
 from thunder.executors.torchex import torch_ex
 from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
@@ -152,7 +153,7 @@ class InductorRegion:
         """What runs the region from now on, and its results for these tensors."""
         reused = [i for i in self.over.values() if tensors[i].is_contiguous()]
         try:
-            run, expected = compile_with_inductor(self._run_lines, tensors, reused)
+            run, expected = compile_with_inductor(self._run_lines, tensors, reused, *([joined_by_parts] if tensors[0].device.type == "cpu" else ()))
         except Exception as error:
             names = ", ".join(dict.fromkeys(line.sym.name for line in self.region.lines))
             raise MissingImplementationError(

@@ -49,6 +49,8 @@ class ThunderFunction(torch.autograd.Function):
         missing = tuple([i for i, c in enumerate(given) if c is None])
         if torch.is_grad_enabled():
             return (None, *_differentiable_gradients(ctx, program, tensors, kept, given, missing))
+        for i in program.dense:
+            given[i] = _written_out(given[i])
         saved = [list(tensors), others]
         del tensors, others, kept
         return (None, *(program.without(missing) if missing else program.backward)(saved, given))
@@ -72,6 +74,12 @@ def _differentiable_gradients(ctx, program: _Program, tensors: Sequence, kept: S
     values = dict(zip(kept_at, kept, strict=True)) | dict(zip(numbers_at, ctx.numbers, strict=True)) | {i: tensors[place] for i, place in saved_at}
     with _restored(program.random, ctx.generators):
         return run(*(values[i] for i in needed), *(c for c in given if c is not None))
+
+
+def _written_out(cotangent: torch.Tensor | None) -> torch.Tensor | None:
+    """The same, with memory for each number where it is broadcast."""
+    broadcast = cotangent is not None and cotangent.layout is torch.strided and 0 in cotangent.stride()
+    return cotangent.contiguous() if broadcast else cotangent
 
 
 def _versions(tensors: Sequence) -> list[int]:
@@ -106,15 +114,17 @@ def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -
 class _Program:
     """What the calls of one compiled forward share."""
 
-    __slots__ = ("backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random")
+    __slots__ = ("backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense")
 
-    def __init__(self, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence, random: Sequence | None):
+    def __init__(
+        self, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence, random: Sequence | None, dense: Sequence[int]
+    ):  # fmt: skip
         self.backward, self.make_without, self.make_again = backward, make_without, make_again
         self.made: dict[tuple, Callable] = {}
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
         self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
-        self.inputs, self.random = inputs, random
+        self.inputs, self.random, self.dense = inputs, random, dense
         self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
 
     def once(self, key: tuple, make: Callable):
@@ -133,7 +143,8 @@ class _Program:
 
 
 def connected(
-    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable, make_again: Callable, inputs: Sequence, random: Sequence | None
+    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable, make_again: Callable, inputs: Sequence,
+    random: Sequence | None, dense: Sequence[int],
 ) -> Callable:  # fmt: skip
     """A function of the program's inputs: its result, connected to autograd.
 
@@ -143,9 +154,9 @@ def connected(
     make_without(missing) gives the backward that is handed None for the cotangents in these places. make_again(missing) gives the backward as a differentiable
     function of some inputs and of the cotangents that are not missing, and which inputs these are. `inputs` says where these come from: places of tensors that are kept,
     (place, place among the saved tensors) of others, and places of what is no tensor. random: the devices whose generators the forward may draw from; None where it
-    cannot be run again.
+    cannot be run again. dense: places of the cotangents that are written out where they come broadcast.
     """
-    program = _Program(backward, make_without, make_again, requires_grad, inputs, random)
+    program = _Program(backward, make_without, make_again, requires_grad, inputs, random, dense)
     unwrapped, apply = compat.applying(ThunderFunction, all_tensors=not inputs[2])
 
     def run(*inputs):

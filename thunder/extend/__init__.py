@@ -208,12 +208,10 @@ class OperatorExecutor(Executor):
 def operation_id(given: Any) -> Any:
     """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError for another function."""
     if callable(given) and not isinstance(given, Symbol):
-        from thunder.ops import lookup
+        from thunder.ops.define import operation_of
 
-        found = lookup(given)
-        while not isinstance(found, Symbol) and hasattr(found, "__wrapped__"):  # what stands for it outside of autocast, or for most arguments
-            found = found.__wrapped__
-        if not isinstance(found, Symbol):
+        found = operation_of(given)
+        if found is None:
             name = getattr(given, "__name__", type(given).__name__)
             raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")
         given = found

@@ -172,6 +172,8 @@ def _run_all_to_all(a, group, async_op=False):
 
 
 def _run_all_gather_together(tensors, group):
+    if tensors[0].device.type != "cuda":  # two of Gloo's that take several tensors write over each other's memory when they run at once (PyTorch 2.13)
+        return tuple(_run_all_gather(a, group, True) for a in tensors)
     tensors = [a.contiguous() for a in tensors]
     outs = [a.new_empty((a.shape[0] * group.size(), *a.shape[1:])) for a in tensors]
     started = Started("all_gather", tensors, group, lambda: group.allgather_into_tensor_coalesced(outs, tensors))
