@@ -566,6 +566,41 @@ def test_streams_are_waited_for_as_long_as_somebody_may_use_their_results(monkey
 
 
 @on_gpu
+def test_threads_that_record_at_once_while_another_one_allocates():
+    """Random numbers would be an error of PyTorch's, which has one generator: it is that of the recording."""
+    inputs, modules, done, found, wrong = torch.randn(4, 3, 8, device="cuda"), [model("cuda").requires_grad_(False) for _ in range(4)], threading.Event(), [], []
+    expected = [module(x) for module, x in zip(modules, inputs, strict=True)]
+    torch.cuda.synchronize()
+
+    def allocates():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not done.is_set():
+                x = torch.full((1000,), 3.0, device="cuda")
+                y = x * 2
+                del x
+                if not y.eq(6).all():
+                    wrong.append(y)
+
+    def records(module, x, y):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            compiled = thunder.jit(module, transforms=[CUDAGraphTransform()])
+            outputs = [compiled(x) for _ in range(4)]
+            torch.cuda.current_stream().synchronize()
+            found.append((len(recordings(compiled)), [torch.allclose(o, y, atol=1e-5) for o in outputs]))
+
+    other = threading.Thread(target=allocates)
+    threads = [threading.Thread(target=records, args=row) for row in zip(modules, inputs, expected, strict=True)]
+    other.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    other.join()
+    assert found == [(1, [True] * 4)] * 4 and not wrong
+
+
+@on_gpu
 def test_memory_is_shared_by_the_programs_of_one_transform():
     """Two large values inside, small results."""
     module = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 64)).cuda().requires_grad_(False)

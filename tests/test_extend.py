@@ -12,6 +12,7 @@ from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import OpTags
 from thunder.errors import MissingImplementationError, OptionError
 from thunder.extend import OperatorExecutor
+from thunder.ops.define import operation_of
 
 A, B = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])
 
@@ -56,6 +57,24 @@ def names(compiled, i=-1):
 
 
 # ---------------------------------------------------------------------------------------------------------------- the notebook
+
+
+F = torch.nn.functional
+I, W = torch.tensor([0, 1, 1]), torch.randn(3, 4)
+SEVERAL = {
+    F.silu: (W,), F.relu: (W,), torch.relu: (W,), F.embedding: (I, W), F.batch_norm: (W, torch.zeros(4), torch.ones(4)), F.scaled_dot_product_attention: (W[None],) * 3,
+    torch.einsum: ("ij,kj->ik", W, W), torch.trapz: (W,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SEVERAL, ids=lambda f: f.__name__)
+def test_functions_whose_arguments_decide_what_they_record(myex, function):
+    """A torch function stands for the operation of its name, or the usual one."""
+    args, calls = SEVERAL[function], []
+    op = myex.register_operator("op", like=lambda *args, **kwargs: operation_of(function)(*args, **kwargs), fn=lambda *args, **kwargs: calls.append(args) or function(*args))
+    myex.register_implementation(function, op)
+    thunder.jit(lambda *args: function(*args), executors=[myex])(*args)
+    assert len(calls) == 1
 
 
 def test_cell_9_a_registered_operator(myex):

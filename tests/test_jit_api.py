@@ -62,6 +62,7 @@ GLOBAL_MODULE = Twice()
         ({"executors": ["nobody"]}, "torch"),
         ({"interpretation": "by hand"}, "python interpreter"),
         ({"langctx": "numpy"}, "'torch'"),
+        ({"debug_options": {"check_traces": True}}, "thunder.DebugOptions"),
     ],
 )
 def test_bad_option_values_name_the_valid_ones(options, valid):

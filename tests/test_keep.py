@@ -14,7 +14,10 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() else 
 
 import thunder
 import thunder.pipeline
+from thunder.core.proxies import Proxy
+from thunder.distributed.costs import Memory
 from thunder.executors.triton_fuser import TritonFuser
+from thunder.transforms import keep as module
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -69,6 +72,52 @@ def test_layers_are_alike():
 def test_what_the_user_saves_memory_of_is_not_kept():
     assert saved(model(), 4, memory_budget=0.7) < 4 * 4
     assert saved(model(checkpointed=True), 4) <= 4
+
+
+class Normed(nn.Module):
+    """Each layer reads a norm of the sum so far: what the backward computes again it makes of that."""
+
+    def __init__(self, depth: int, width: int):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+
+    def forward(self, x):
+        for layer in self.layers:
+            wide = x.double()
+            x = x + layer((wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype))
+        return x.square().mean()
+
+
+def peak(model, x) -> int:
+    """The most bytes that the values of a compiled step take at a time, arguments and what belongs to them left out."""
+    compiled = thunder.jit(model, executors=[TritonFuser("peak")])
+    compiled(x).backward()
+    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
+    memory = Memory(DEVICE, [p.name for p in forward.args if isinstance(p, Proxy)])
+    memory.run(forward)
+    outputs, (saved, _) = forward.output
+    memory.keep({p.name for p in outputs})
+    memory.hand_over([(p.name, p.name) for p in saved])
+    memory.run(backward)
+    return memory.peak
+
+
+@pytest.mark.parametrize("rows", [8, 16, 24, 32, 48, 64, 96])
+def test_the_peak_rises_by_little(rows, monkeypatch):
+    """Counted on the programs that run, for what is kept as estimated before they are made."""
+    torch.manual_seed(0)
+    layers, x = Normed(6, 32).to(DEVICE), torch.randn(rows, 32, device=DEVICE)
+    kept = peak(layers, x)
+    monkeypatch.setattr(thunder.pipeline, "keep", lambda joint, chosen, *_: chosen)
+    assert kept <= module.ROOM * peak(layers, x) + 1024  # numbers of rows
+
+
+def test_what_is_computed_again_needs_what_it_is_made_of():
+    compiled = thunder.jit(lambda x, y: (x + y).double().exp() * y)
+    compiled(torch.randn(3), torch.randn(3))
+    lines = [line for line in thunder.last_traces(compiled)[0].bound_symbols if line.outputs]
+    total, wide, exponential, _ = (line.output for line in lines[-4:])
+    assert module._sources(lines, {}, frozenset((wide, exponential))) == {wide: {total}, exponential: {total}}
 
 
 def test_the_peak_stays(monkeypatch):

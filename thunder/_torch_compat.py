@@ -280,6 +280,14 @@ def autocast_in(modes: tuple):
     return modes[3]
 
 
+SCRIPTED = torch._C.ScriptFunction, torch._C.ScriptMethod
+
+
+def scripted_from(function) -> Callable | None:
+    """What torch.jit.script made a function of TorchScript's of, as torch.compile asks for it; None for methods, and for what was traced, which decides nothing. 2.11, 2.13"""
+    return getattr(function, "_torchdynamo_inline", None) if getattr(function, "__qualname__", "") == "torch.jit.ScriptFunction" else None
+
+
 def children_of(spec) -> list:
     """The parts of a pytree's structure; `children_specs` before torch 2.12."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import functools
 import sys
 import threading
@@ -283,6 +284,9 @@ class Compiled:
                 run = without_grad(run)
         if compat.distributed_is_used():
             check_agreement([traces[-1], *backward[-1:]])
+        for name in options.compile_options.keys() - options.used_compile_options.keys():
+            if meant := difflib.get_close_matches(name, (*jit.__kwdefaults__, *options.used_compile_options), 1, 0.8):
+                warn_user(f"thunder.jit was given {name}=, which nothing asks for: did you mean {meant[0]}=?", UserWarning)
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
     def _capture(self, args: tuple, kwargs: dict, changing: dict, last: bool) -> Captured:
@@ -492,7 +496,9 @@ def jit(
     given_transforms = check_transforms(() if transforms is None else transforms)
     chosen = with_executors_of(given_transforms, resolve_executors(executors))
     numerics, chosen = resolve_numerics(numerics, chosen, given_transforms, () if executors is None else executors)
-    debug = debug_options or DebugOptions()
+    debug = DebugOptions() if debug_options is None else debug_options
+    if not isinstance(debug, DebugOptions):
+        raise OptionError(f"debug_options={debug!r} is not an option; valid: thunder.DebugOptions(...)")
     if record_history:
         debug = DebugOptions(**(debug._values | {"record_interpreter_history": True}))
     options = JitOptions(
@@ -521,7 +527,7 @@ def jit_with(fn: Callable, options: JitOptions):
     if isinstance(fn, Compiled):
         fn = fn.fn
     if isinstance(fn, torch.nn.Module):
-        _refuse_distributed(fn)
+        _refuse_wrapped(fn)
     compiled = Compiled(fn, options)
     if not isinstance(fn, torch.nn.Module):
         return compiled
@@ -532,8 +538,10 @@ def jit_with(fn: Callable, options: JitOptions):
     return module
 
 
-def _refuse_distributed(module: torch.nn.Module) -> None:
-    """Wrappers of PyTorch's go around a compiled module, not into it. Raises NotImplementedError for them."""
+def _refuse_wrapped(module: torch.nn.Module) -> None:
+    """Wrappers of PyTorch's go around a compiled module, not into it. Raises NotImplementedError for them, and for modules of TorchScript."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise NotImplementedError("thunder.jit of a TorchScript module: compile the module that it was scripted or traced from")
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         raise NotImplementedError("thunder.jit of a DistributedDataParallel module: compile the module first, then wrap the result in DistributedDataParallel")
     if any(kind.__module__.startswith("torch.distributed.fsdp") for m in module.modules() for kind in type(m).__mro__):

@@ -83,7 +83,7 @@ def gathers_one_by_one(rank, size):
 
 
 def test_gloo_is_given_no_several_tensors_to_gather(ranks):
-    """Two such of its collectives that ran at once broke the process's memory, about once in 50,000."""
+    """Two such of its collectives that run at once break the memory of the process, once in some hundred thousand."""
     ranks(2)(gathers_one_by_one)
 
 

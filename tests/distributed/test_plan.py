@@ -351,6 +351,12 @@ def test_what_is_no_module():
         plan(torch.sin, torch.zeros(3), world_size=8)
 
 
+def test_what_the_model_raises():
+    for world_size in (1, 8):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            plan(MLP(), torch.empty(4, 5), world_size=world_size)
+
+
 def test_graphs_are_refused():
     from thunder.transforms.cudagraph import CUDAGraphTransform
 

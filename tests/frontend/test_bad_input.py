@@ -24,6 +24,14 @@ REFUSED: dict[str, tuple] = {}
 SWITCH = {"bad": True}
 
 
+def decided(x):
+    return x * 2 if x.sum() > 0 else x
+
+
+with warnings.catch_warnings(action="ignore"):  # torch.jit's are of its own
+    SCRIPTED, SCRIPTED_MODULE, TRACED = torch.jit.script(decided), torch.jit.script(nn.Linear(3, 3)), torch.jit.trace(decided, X)
+
+
 def refused(says: str, *args):
     """says: part of the reason. The line of the program that ends in `# here` is the one that the error must show."""
 
@@ -148,6 +156,24 @@ def torch_compile_inside(x):
 @refused("a generator leaves")
 def generator_as_a_result(x):
     return (x * i for i in range(2))
+
+
+@refused("a coroutine leaves")
+def coroutine_as_a_result(x):
+    async def doubled():
+        return x * 2
+
+    return doubled()
+
+
+@refused("forward is TorchScript's")
+def a_scripted_module(x):
+    return SCRIPTED_MODULE(x)  # here
+
+
+@refused("decided is TorchScript's")
+def a_traced_function(x):
+    return TRACED(x)  # here
 
 
 @refused("a map leaves")
@@ -511,3 +537,33 @@ def test_sharp_edges(function, word):
 def test_wrong_options_name_the_valid_ones(options, valid):
     with pytest.raises(ValueError, match=valid):
         thunder.jit(may_fail, **options)
+
+
+@pytest.mark.parametrize(("options", "meant"), [({"executor": ["torch"]}, "executors"), ({"memory_bugdet": 0.5}, "memory_budget")])
+def test_options_that_are_nearly_others(options, meant):
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=f"{next(iter(options))}=, which nothing asks for: did you mean {meant}="):
+            thunder.jit(lambda x: x * 2, **options)(X.clone().requires_grad_())
+
+
+def test_other_options_are_for_whoever_asks():
+    with warnings.catch_warnings(action="error"):
+        assert torch.equal(thunder.jit(lambda x: x * 2, something_else=1)(X), X * 2)
+
+
+def test_scripted_functions_are_read_as_python():
+    compiled = thunder.jit(lambda x: SCRIPTED(x) if x.ndim == 2 else x)
+    with pytest.raises(CaptureError, match="truth of a tensor"):
+        compiled(X)
+    with warnings.catch_warnings(action="ignore"):
+        scripted = torch.jit.script(nn.functional.softsign)
+    x = X.clone().requires_grad_()
+    result = thunder.jit(lambda x: scripted(x) * 2)(x)
+    assert torch.equal(result, nn.functional.softsign(x) * 2)
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, 2 / (1 + X) ** 2)
+
+
+def test_modules_of_torchscript_are_refused():
+    with pytest.raises(NotImplementedError, match="compile the module that it was scripted or traced from"):
+        thunder.jit(SCRIPTED_MODULE)

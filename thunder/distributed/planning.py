@@ -24,7 +24,7 @@ from thunder.distributed.data_parallel import check_bucket_size, check_member, m
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placing_copies
 from thunder.errors import OptionError
 from thunder.extend import add_executor_lists, get_always_executors, get_default_executors
-from thunder.frontend import Captured, capture
+from thunder.frontend import Captured, FailsWithParts, capture
 from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import asked_for, lower, lower_with_derivatives
 from thunder.transforms.cudagraph import CUDAGraphTransform
@@ -210,7 +210,10 @@ def _compiled(module: torch.nn.Module, options: JitOptions, prepare: Callable[[s
 
 def _captured(compiled, args: tuple, kwargs: dict, options: JitOptions) -> tuple[Captured, JitOptions]:
     overrides = compiled._lc_cd.overrides
-    captured = capture(compiled._lc_original, args, kwargs, options, {}, overrides)
+    try:
+        captured = capture(compiled._lc_original, args, kwargs, options, {}, overrides)
+    except FailsWithParts as failure:
+        raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
     captured.transform(options, overrides, compiled)
     return captured, asked_for(captured.computation, options)
 

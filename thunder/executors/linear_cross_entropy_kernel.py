@@ -40,7 +40,7 @@ def _over_rows(logits, target, keep, chosen, scale, losses, classes: tl.constexp
 def over_rows(logits: torch.Tensor, target: torch.Tensor, keep: torch.Tensor, chosen: torch.Tensor, scale: torch.Tensor, losses: torch.Tensor, gradient: bool) -> None:
     """Losses (N,) in float32 of logits (N, C), rows of which lie together; with `gradient` their gradients, times `scale` (), over the logits. Rows not kept are 0."""
     rows, classes = logits.shape
-    block = min(8192, triton.next_power_of_2(classes))
+    block = min(2048, triton.next_power_of_2(classes))
     if rows:
         with torch.cuda.device_of(logits):
-            _over_rows[(rows,)](logits, target, keep, chosen, scale, losses, classes, logits.stride(0), gradient=gradient, block=block, num_warps=16 if block == 8192 else 4)
+            _over_rows[(rows,)](logits, target, keep, chosen, scale, losses, classes, logits.stride(0), gradient=gradient, block=block, num_warps=8 if block == 2048 else 4)

@@ -208,12 +208,10 @@ class OperatorExecutor(Executor):
 def operation_id(given: Any) -> Any:
     """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError for another function."""
     if callable(given) and not isinstance(given, Symbol):
-        from thunder.ops import lookup
+        from thunder.ops.define import operation_of
 
-        found = lookup(given)
-        while not isinstance(found, Symbol) and hasattr(found, "__wrapped__"):  # what stands for it outside of autocast, or for most arguments
-            found = found.__wrapped__
-        if not isinstance(found, Symbol):
+        found = operation_of(given)
+        if found is None:
             name = getattr(given, "__name__", type(given).__name__)
             raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")
         given = found
@@ -269,8 +267,11 @@ def _load() -> None:
     """The executors that come with thunder register themselves when the registry is first asked."""
     if not _loading:
         _loading.append(True)
-        for name in ("torchex", "pythonex", "inductor", "triton_fuser", "cross_entropy", "linear_cross_entropy", "apexex", "matvec", "sdpaex", "float8", "nvfuserex"):
+        for name in _OWN.split():
             importlib.import_module(f"thunder.executors.{name}")
+
+
+_OWN = "torchex pythonex inductor triton_fuser cross_entropy linear_cross_entropy embedding_gradient apexex matvec sdpaex float8 nvfuserex"
 
 
 _loading: list[bool] = []

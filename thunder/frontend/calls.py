@@ -398,7 +398,16 @@ def _call_symbol(c, symbol, args, kwargs):
     return symbol(*_materialized(c, args), **_materialized(c, kwargs))
 
 
+def _call_scripted(c, f, args, kwargs):
+    """TorchScript's code cannot be read; the Python function that it was made of can."""
+    original = compat.scripted_from(f)
+    if original is None:
+        c.refuse(f"{f.name} is TorchScript's", "call the Python function or module that it was scripted or traced from")
+    return call(c, original, args, kwargs)
+
+
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
+_BY_TYPE |= dict.fromkeys(compat.SCRIPTED, _call_scripted)
 _BY_TYPE |= torch_func.KINDS
 
 

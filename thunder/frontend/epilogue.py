@@ -108,7 +108,11 @@ class EpilogueWriter:
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
         if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(value).__name__ in ("map", "filter", "zip", "enumerate"):
-            c.refuse(f"a {type(value).__name__} leaves the compiled function", "return a list or a tuple: list(...) of it")
+            awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
+            if isinstance(value, types.CoroutineType):
+                value.close()  # nobody will await it
+            remedy = "compile the functions that it calls, and await it outside" if awaited else "return a list or a tuple: list(...) of it"
+            c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
         if t is types.FunctionType:
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         if self._is_fixed(value, t):

@@ -18,7 +18,8 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
 __all__ = [
-    "prim", "composite", "torch_prim", "alias", "lookup", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace", "register_list_inplace",
+    "prim", "composite", "torch_prim", "alias", "lookup", "operation_of", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace",
+    "register_list_inplace",
 ]  # fmt: skip
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
@@ -38,6 +39,14 @@ def lookup(function) -> Callable | None:
     if found is None and STAND_INS and isinstance(function, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
         return STAND_INS.get(str(getattr(function, "_qualified_op_name", None) or function._schema.name))
     return found
+
+
+def operation_of(function: Callable) -> Symbol | None:
+    """The operation that a torch function stands for; where the arguments decide which, the one of its name, and else the usual one. None for other functions."""
+    found = lookup(function)
+    if found is not None and not isinstance(found, Symbol):
+        found = LTORCH.get(getattr(function, "__name__", ""), getattr(found, "__wrapped__", None))
+    return found if isinstance(found, Symbol) else None
 
 
 def inplace_of(function) -> Symbol | None:

@@ -130,9 +130,6 @@ def _einsum(*args, **kwargs):
     return einsum.decomposition(equation, *operands)  # type: ignore[misc]
 
 
-_einsum.__wrapped__ = einsum  # type: ignore[attr-defined]
-
-
 def _shows(equation: str, operand: TensorProxy) -> bool:
     try:
         (labels,), output = parse(equation, [len(operand.shape)])

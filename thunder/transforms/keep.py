@@ -1,8 +1,8 @@
-"""Keep: what would be computed again only to be written to memory stays in memory from the forward, as long as that does not raise the peak.
+"""Keep: what would be computed again only to be written to memory stays in memory from the forward, as long as that raises the peak by no more than 15 %.
 
 What a fused kernel computes again costs nothing where the kernel itself reads it. What a matrix product or an attention kernel of the backward reads is written once more, though
 the forward wrote it for a reader like that: keeping it saves a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all that
-was saved for it: up to there, memory is taken anyway. What is alike is kept or not as one, so that the layers of a model have the same kernels.
+was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept or not as one, so that a model's layers have the same kernels.
 
 Before: `t0 = silu(x)` and `t1 = mm(t0, w)` in the forward, `bw_t0 = silu(x)` and `t2 = mm(bw_t0, g)` in the backward. After: the backward reads `t0`.
 """
@@ -10,7 +10,7 @@ Before: `t0 = silu(x)` and `t1 = mm(t0, w)` in the forward, `bw_t0 = silu(x)` an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from thunder.core.proxies import Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol
@@ -20,7 +20,7 @@ from thunder.transforms.memory_budget import nbytes, roots
 
 __all__ = ["keep"]
 
-SHARE = 0.9  # of the peak that the forward may fill, whose last lines need more beside what is counted than others
+ROOM = 1.15  # times the peak without what is kept: up to there the backward may fill the memory, where gradients come on top; the forward only up to the peak
 
 
 def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], bool], at_any_peak: Callable[[BoundSymbol], bool] = lambda line: False) -> frozenset[Proxy]:
@@ -35,14 +35,14 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
     shown = roots(lines, maybe=True)
     apart = [not fuses(line) and not any(o in shown for o in line.outputs) for line in lines]
     makers: dict[TensorProxy, int] = {o: i for i, line in enumerate(lines) for o in line.outputs if o not in shown and isinstance(o, TensorProxy)}
+    made_of = _sources(forward, shown, chosen)
     last: dict[Proxy, int] = {}  # the line until which a value is in memory
     written: set[Proxy] = set()  # what a line of the forward reads that stands apart
     again: dict[Proxy, tuple[int, int]] = {}  # what such lines of the backward read: the first and the last of them
     for i, line in enumerate(lines):
         for value in line.inputs:
             root = shown.get(value, value)
-            if i < half or root not in chosen:
-                last[root] = i
+            last |= dict.fromkeys((root,) if i < half or root not in chosen else made_of[root], i)
             if apart[i] and i < half:
                 written.add(root)
             elif apart[i]:
@@ -68,10 +68,21 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
             _hold(changed, value, *span)
         filled = list(itertools.accumulate(changed))
         begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
-        if always or max(filled[begin:half], default=0) <= SHARE * peak and max(filled[half : end + 1], default=0) <= peak:
+        if always or max(filled[begin:half], default=0) <= peak and max(filled[half : end + 1], default=0) <= ROOM * peak:
             changes = changed
             kept.update(group)
     return chosen - kept
+
+
+def _sources(forward: Sequence[BoundSymbol], shown: dict[Proxy, Proxy], chosen: frozenset[Proxy]) -> dict[Proxy, frozenset[Proxy]]:
+    """For values that are computed again, what is read for that."""
+    found: dict[Proxy, frozenset[Proxy]] = {}
+    for line in forward:
+        if made := [o for o in line.outputs if o in chosen]:
+            roots = {shown.get(i, i) for i in line.inputs}
+            read = frozenset().union(*(found[r] if r in found else (r,) for r in roots))
+            found |= dict.fromkeys(made, read)
+    return found
 
 
 def _hold(changes: list[int], value: TensorProxy, begin: int, end: int) -> None:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import Symbol
 from thunder.errors import MissingImplementationError
-from thunder.ops import LTORCH, PRIMS, lookup
+from thunder.ops import LTORCH, PRIMS
+from thunder.ops.define import operation_of
 
 __all__ = ["register_grad", "register_augmented_forward", "register_backward", "VJPDual"]
 
@@ -24,8 +25,8 @@ def _operation(given: Any) -> Symbol:
     """An operation given as itself, as its id (`ltorch.sin`, `prims.sin`) or as a torch function that stands for it."""
     if isinstance(given, Symbol):
         return given
-    found = _by_id().get(given) if isinstance(given, str) else lookup(given) if callable(given) else None
-    if not isinstance(found, Symbol):
+    found = _by_id().get(given) if isinstance(given, str) else operation_of(given) if callable(given) else None
+    if found is None:
         raise TypeError(f"{getattr(given, '__name__', repr(given))} is no operation of thunder's: give an operation (thunder.torch.sin), its id ('ltorch.sin') or a torch function")
     return found
 

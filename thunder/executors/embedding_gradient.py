@@ -1,0 +1,54 @@
+"""The embedding_gradient executor: the gradient of a large table of embeddings, whose rows are written once each.
+
+Before: `t1 = torch.ops.aten.embedding_dense_backward.default(g, indices, 128256, -1, False)`. After: `t1 = embedding_gradient(g, indices, 128256, -1, False)`.
+
+The indices are sorted. A program for each row of the table writes zeros or the sum of what has its index, so that no pass fills the table before. Sums are in float32 and in the
+order of the indices: every run gives the same. Tables and numbers of indices are taken from sizes on at which this was measured to be faster (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from thunder.core.dtypes import bfloat16, float16, float32
+from thunder.core.proxies import NumberProxy, TensorProxy
+from thunder.core.utils import has_triton
+from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
+from thunder.ops.backward import embedding_backward
+
+__all__ = ["embedding_gradient_ex"]
+
+SMALLEST = 1 << 27  # bytes of a table
+FEWEST = 1024  # indices
+
+
+def _gradient(g: torch.Tensor, indices: torch.Tensor, count: int, padding_idx: int, scale: bool) -> torch.Tensor:
+    from thunder.executors.embedding_gradient_kernel import summed_by_index
+
+    return summed_by_index(g, indices, count, padding_idx)
+
+
+def _checker(g: TensorProxy, indices: TensorProxy, count: int, padding_idx: int, scale: bool) -> bool:
+    if scale or g.device.type != "cuda" or not has_triton() or g.dtype not in (bfloat16, float16, float32):
+        return False
+    if any(isinstance(n, NumberProxy) for n in (*g.shape, *indices.shape, count)):
+        return False
+    return math.prod(indices.shape) >= FEWEST and count * g.shape[-1] * g.dtype.bytes >= SMALLEST
+
+
+class EmbeddingGradientExecutor(OperatorExecutor):
+    """Takes gradients of embeddings on a GPU."""
+
+    capturable = True
+
+    def unavailable(self) -> str | None:
+        return None if has_triton() else "it needs the package triton: install it"
+
+
+embedding_gradient_ex = EmbeddingGradientExecutor("embedding_gradient", version=torch.__version__)
+embedding_gradient = embedding_gradient_ex.register_operator("embedding_gradient", meta=embedding_backward.meta, fn=_gradient)
+embedding_gradient_ex.register_implementation(embedding_backward, embedding_gradient, checker=_checker)
+register_executor(embedding_gradient_ex)
+add_default_executor_of_gpus(embedding_gradient_ex, here=torch.version.cuda is not None and has_triton())
