@@ -292,10 +292,11 @@ def a_closure_keeps_a_running_sum(x):
     return total
 
 
+@pytest.mark.parametrize("executors", [None, ["triton_fuser"]], ids=["default", "fused"])
 @pytest.mark.parametrize("name", TABLE)
-def test_the_table(name):
+def test_the_table(name, executors):
     f, args, times = TABLE[name]
-    compiled = thunder.jit(f, debug_options=thunder.DebugOptions(check_traces=True))
+    compiled = thunder.jit(f, executors=executors, debug_options=thunder.DebugOptions(check_traces=True))
     for _ in range(times):
         agree(f, compiled, args)
     assert thunder.cache_misses(compiled) == 1
@@ -444,13 +445,28 @@ def test_requires_grad_flips_between_calls():
 )  # fmt: skip
 def test_writes_behind_autograds_back(f):
     found = []
-    for g in (f, thunder.jit(f)):
+    for g in (f, thunder.jit(f), thunder.jit(f, executors=["triton_fuser"])):
         p = torch.arange(1.0, 4.0, requires_grad=True)
         value = g(p)
         version = p._version
         value.backward()
         found.append((value.item(), p.tolist(), p.grad.tolist(), version))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.zero_, torch.Tensor.t_])
+def test_what_is_written_to_is_not_computed_of_again(change):
+    def f(x, w):
+        z = ((x * 2).sin() * w).exp()
+        change(x)
+        return z.sum()
+
+    found = []
+    for g in (f, thunder.jit(f, executors=["triton_fuser"])):
+        x, w = torch.arange(16.0).reshape(4, 4) / 8, torch.ones(4, 4, requires_grad=True)
+        g(x, w).backward()
+        found.append((x, w.grad))
+    torch.testing.assert_close(*found)
 
 
 def view_made_without_grad(w):

@@ -7,6 +7,7 @@ convex regions only.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -234,16 +235,18 @@ def with_own_copies(regions: Sequence[Region], output: Sequence[Proxy], takes: C
     """Regions that compute again what is cheap, where they would read it from another region: writing and reading it costs more than reading what it is made of.
 
     regions: in an order in which they can run. takes: lines that are run as regions. cheap: those of them that cost nothing beside what they read. A value is copied where what
-    it is made of, and the region does not read anyway, has no more bytes than the value.
+    it is made of, and the region does not read anyway, has no more bytes than the value. Never past a line with an effect, which may write to what the copy would read.
     """
     taken = [all(map(takes, r.lines)) for r in regions]
+    effects = list(itertools.accumulate(any(OpTags.DONT_DCE in line.sym.tags for line in r.lines) for r in regions))
     home = {o: (n, line) for n, r in enumerate(regions) for line in r.lines for o in line.outputs}
     lines_of: list[list[BoundSymbol]] = []
     for n, region in enumerate(regions):
         inputs, copies = set(region.inputs), {}
         front: list[BoundSymbol] = []
         for value in region.inputs if taken[n] else ():
-            if value not in home or not taken[home[value][0]] or (chain := _chain(value, home, regions[home[value][0]].lines, cheap)) is None:
+            at = home[value][0] if value in home else None
+            if at is None or not taken[at] or effects[at] != effects[n] or (chain := _chain(value, home, regions[at].lines, cheap)) is None:
                 continue
             made, sources = chain
             if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from thunder.core.proxies import Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.ops.inplace import writes_back
 from thunder.ops.memory import MAY_COPY
 from thunder.transforms.autodiff import sides
 from thunder.transforms.min_cut import sink_side
@@ -129,6 +130,10 @@ class _Flow:
         self.free = free
         self.maker = {o: line for line in self.forward for o in line.outputs}
         self.root = roots(self.forward)
+        shown = roots(self.forward, maybe=True)
+        written = {shown.get(a, a) for line in self.forward if writes_back(line) for a in line.inputs[:1]}
+        # what a backward would read otherwise than the forward did
+        self.gone = {v for line in self.forward for v in (*line.inputs, *line.outputs) if shown.get(v, v) in written}
         read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         self.time = {line: estimated_time(line) for line in self.forward}
@@ -137,7 +142,7 @@ class _Flow:
         return self.root.get(value, value)
 
     def price(self, line: BoundSymbol, price: float) -> float:
-        if _is_fixed(line):
+        if _is_fixed(line) or not self.gone.isdisjoint(line.inputs):
             return math.inf
         if self.free is not None and not line.sym.tags & {OpTags.MATMUL_OP, OpTags.REDUCTION_OP} and self.free(line):
             return 1e-3  # bytes: not done for nothing
@@ -172,8 +177,8 @@ class _Flow:
         return self._reaches
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are computed again. Views of values are made again from what they show."""
-        chosen |= {v for v in self.root if self.root[v] in chosen or self.root[v] not in self.maker or v not in self.required}
+        """What is saved, and what it costs, when these values are computed again. Views of values are made again from what they show, unless that is written to."""
+        chosen |= {v for v in self.root if self.root[v] in chosen or self.root[v] not in self.maker and v not in self.gone or v not in self.required}
         saved, again, stack = {}, {}, list(self.required)
         seen = set()
         while stack:
