@@ -106,7 +106,7 @@ def test_what_kernels_call_compiles(directory):
 from thunder.executors.triton_kernels import binary
 from thunder.executors.triton_kernels.emit import HEADER
 from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
-calls = [f"{name}(x)" for name in HELPERS if name != "_uniform"] + ["_uniform(seed, 3, i, 0)", FUNCTIONS["true_divide"].text("x", "3.0"), "_sqrt(x.to(tl.float64))"]
+calls = [f"{name}(x)" for name in HELPERS if name != "_uniform"] + ["_uniform(seed, 3, i, 0)", FUNCTIONS["true_divide"].text("x", "3.0"), "_sqrt(x.to(tl.float64))", "_rsqrt(x.to(tl.float64))"]
 body = ["i = tl.arange(0, 64)", "x = tl.load(a + i)", "seed = tl.load(b + tl.zeros([1], tl.int32))", "tl.store(a + i, " + " + ".join(calls) + ")"]
 text = HEADER + "".join(HELPERS.values()) + "\\n@triton.jit\\ndef kernel(a, b):\\n    " + "\\n    ".join(body) + "\\n"
 made = binary.binary_of(binary.Request("kernel", text, (("*fp32", True), ("*i64", True)), 4, 90)).result()

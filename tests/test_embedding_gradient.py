@@ -24,7 +24,7 @@ def test_the_kernels(kind, width, dtype, padding):
     torch.manual_seed(0)
     count = 50
     indices = {
-        "some": torch.randint(count, (7, 30)), "few rows": torch.randint(3, 6, (260,)), "one row": torch.full((2, 150), 7), "all rows": torch.arange(count), "int32": torch.randint(9, (400,)).int(),
+        "some": torch.randint(count, (7, 30)), "few rows": torch.randint(3, 6, (260,)), "one row": torch.full((2, 300), 7), "all rows": torch.arange(count), "int32": torch.randint(9, (400,)).int(),
     }[kind].to(DEVICE)  # fmt: skip
     g = torch.randn(*indices.shape, width, device=DEVICE).to(dtype)
     exact = torch.ops.aten.embedding_dense_backward.default(g.double(), indices, count, padding, False)
@@ -42,6 +42,7 @@ def taken(trace) -> int:
 @pytest.mark.parametrize("options, expected", [({}, 1), ({"padding_idx": 5}, 1), ({"scale_grad_by_freq": True}, 0)])
 def test_in_programs(options, expected, monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "NARROWEST", 0)
     torch.manual_seed(0)
     weight, indices = torch.randn(300, 64, device=DEVICE, requires_grad=True), torch.randint(40, (2, 1024), device=DEVICE)
     compiled = thunder.jit(lambda i, w: F.embedding(i, w, **options).sin())
@@ -51,9 +52,11 @@ def test_in_programs(options, expected, monkeypatch):
     assert taken(thunder.last_backward_traces(compiled)[-1]) == expected
 
 
-@pytest.mark.parametrize("count, rows, expected", [(32000, 2048, True), (32000, 512, False), (2000, 2048, False)])
-def test_large_tables_and_many_indices_are_taken_on_gpus(count, rows, expected):
-    g = TensorProxy("g", shape=(1, rows, 4096), device="cuda", dtype=bfloat16)
+@pytest.mark.parametrize(
+    "count, width, rows, expected", [(32000, 4096, 2048, True), (32000, 4096, 512, False), (2000, 4096, 2048, False), (10**6, 64, 2048, False), (32000, 4096, 1 << 15, False)]
+)
+def test_large_tables_and_many_indices_are_taken_on_gpus(count, width, rows, expected):
+    g = TensorProxy("g", shape=(1, rows, width), device="cuda", dtype=bfloat16)
     indices = TensorProxy("i", shape=(1, rows), device="cuda", dtype=int64)
     assert module._checker(g, indices, count, -1, False) is expected
     assert not module.embedding_gradient_ex.exact  # sums are in another order than PyTorch's

@@ -1,4 +1,4 @@
-"""What the backward reads again stays in memory, as far as that does not raise the peak."""
+"""What the backward reads again stays in memory, as far as that raises the peak by little."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_what_is_computed_again_needs_what_it_is_made_of():
     assert module._sources(lines, {}, frozenset((wide, exponential))) == {wide: {total}, exponential: {total}}
 
 
-def test_the_peak_stays(monkeypatch):
+def test_the_peak_of_a_gpu_rises_by_little(monkeypatch):
     if DEVICE == "cpu":
         pytest.skip("PyTorch counts the peak of the memory of GPUs alone")
     torch.manual_seed(0)
@@ -135,4 +135,4 @@ def test_the_peak_stays(monkeypatch):
             before = torch.cuda.memory_allocated()
             torch.autograd.grad(compiled(x), list(layers.parameters()))
         peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert peaks[0] <= 1.01 * peaks[1]
+    assert peaks[0] <= 1.01 * module.ROOM * peaks[1]

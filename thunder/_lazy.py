@@ -29,7 +29,8 @@ def names_from(module: str, homes: Mapping[str, Sequence[str]] | None = None) ->
         return value
 
     def __dir__() -> list[str]:
-        found = [m.name for m in pkgutil.iter_modules(own.get("__path__", ())) if not m.name.startswith("_")]
-        return sorted({*own.get("__all__", own), *home_of, *found})
+        if "__all__" in own:
+            return list(own["__all__"])
+        return sorted({*own, *home_of, *(m.name for m in pkgutil.iter_modules(own.get("__path__", ())) if not m.name.startswith("_"))})
 
     return __getattr__, __dir__

@@ -441,6 +441,8 @@ def test_requires_grad_flips_between_calls():
     [
         lambda p: (p.data.mul_(3), (p * p).sum())[1], lambda p: (p.detach().mul_(3), (p * 2).sum())[1], lambda p: ((p * p).sum(), p.data.mul_(3))[0],
         lambda p: (q := p * 2, q.data.add_(1), (q * q).sum())[2], lambda p: (q := p * 2, q[0].detach().add_(1), (q * p).sum())[2],
+        lambda p: (q := p * 2, q.view(torch.int32).bitwise_and_(-65536), (q * p).sum())[2], lambda p: (q := p * 2, q[1:].view(torch.uint8)[:2].zero_(), (q * q).sum())[2],
+        lambda p: (p.view(torch.bfloat16).mul_(2), (p * p).sum())[1],
     ],
 )  # fmt: skip
 def test_writes_behind_autograds_back(f):

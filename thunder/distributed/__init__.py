@@ -24,5 +24,5 @@ _FROM = {
     ),
 }  # fmt: skip
 
-__all__ = sorted(name for names in _FROM.values() for name in names)
+__all__ = sorted(["checkpoint", *(name for names in _FROM.values() for name in names)])
 __getattr__, __dir__ = names_from(__name__, _FROM)

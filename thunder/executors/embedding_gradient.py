@@ -20,8 +20,8 @@ from thunder.ops.backward import embedding_backward
 
 __all__ = ["embedding_gradient_ex"]
 
-SMALLEST = 1 << 27  # bytes of a table
-FEWEST = 1024  # indices
+SMALLEST, NARROWEST = 1 << 27, 1 << 12  # bytes of a table, and of a row
+INDICES = range(2048, (1 << 14) + 1)  # how many; of many that are all the same PyTorch sums up parts at a time
 
 
 def _gradient(g: torch.Tensor, indices: torch.Tensor, count: int, padding_idx: int, scale: bool) -> torch.Tensor:
@@ -35,7 +35,8 @@ def _checker(g: TensorProxy, indices: TensorProxy, count: int, padding_idx: int,
         return False
     if any(isinstance(n, NumberProxy) for n in (*g.shape, *indices.shape, count)):
         return False
-    return math.prod(indices.shape) >= FEWEST and count * g.shape[-1] * g.dtype.bytes >= SMALLEST
+    row = g.shape[-1] * g.dtype.bytes
+    return math.prod(indices.shape) in INDICES and row >= NARROWEST and count * row >= SMALLEST
 
 
 class EmbeddingGradientExecutor(OperatorExecutor):

@@ -51,6 +51,6 @@ def summed_by_index(g: torch.Tensor, indices: torch.Tensor, count: int, padding:
     block = min(4096, triton.next_power_of_2(width))
     with torch.cuda.device_of(g):
         _each_row[(count, triton.cdiv(width, block))](g, order, starts, out, width, padding, most=MOST, tokens=4, block=block, num_warps=4)
-        block = min(128, block)
-        _long_rows[(triton.cdiv(rows.numel(), MOST), triton.cdiv(width, block))](g, order, rows, starts, out, width, padding, most=MOST, tokens=64, block=block, num_warps=4)
+        block = min(32, block)
+        _long_rows[(triton.cdiv(rows.numel(), MOST), triton.cdiv(width, block))](g, order, rows, starts, out, width, padding, most=MOST, tokens=256, block=block, num_warps=4)
     return out

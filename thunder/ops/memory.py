@@ -160,7 +160,7 @@ class Memory:
         x = self.holder(target)
         while x in self.view_of:
             view, (line, x) = x, self.view_of[x]
-            if line.sym.name in ("detach", "data"):
+            if _is_unseen(line):
                 return
             if line.context is not None and not line.context.grad_enabled:
                 raise RuntimeError("A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make both inside of the block or outside.")
@@ -186,7 +186,7 @@ class Memory:
         found = set()
         while x in self.view_of:
             line, x = self.view_of[x]
-            if line.sym.name in ("detach", "data"):
+            if _is_unseen(line):
                 found.add(line.sym.name)
         return found
 
@@ -427,6 +427,12 @@ def may_view(line: BoundSymbol) -> bool:
     return decide is None or decide(*line.args, **line.kwargs)
 
 
+def _is_unseen(line: BoundSymbol) -> bool:
+    """Whether autograd does not see through a view, so that what is written to it is written behind its back."""
+    detaches = line.sym.info.get("detaches")
+    return line.sym.name in ("detach", "data") or detaches is not None and detaches(*line.args, **line.kwargs)
+
+
 # ---------------------------------------------------------------------------------------------------------------- writing through views
 
 
@@ -453,7 +459,9 @@ def _reshaped(line: BoundSymbol, view, whole, part):
 
 
 def _viewed(line: BoundSymbol, view, whole, part):
-    return _reshaped(line, view, whole, part) if part.dtype is whole.dtype else LTORCH["view"](part, whole.dtype)
+    if not _is_unseen(line):
+        return _reshaped(line, view, whole, part)
+    return _detached(line, view, whole, LTORCH["view"](part, whole.dtype))
 
 
 def _copyable(write: Callable) -> Callable:

@@ -25,13 +25,13 @@ class Function:
 def _power(a: str, exponent: str) -> str:
     n = float(exponent)
     if n in (0.5, -0.5):
-        return f"_sqrt({a})" if n > 0 else f"tl.rsqrt({a})"
+        return f"_sqrt({a})" if n > 0 else f"_rsqrt({a})"
     product = " * ".join([a] * int(abs(n))) or f"{a} * 0 + 1"
     return f"1.0 / ({product})" if n < 0 else product
 
 
 def _quotient(a: str, b: str) -> str:
-    """By a number, as of a mean, rounded as PyTorch rounds it: numbers for doubles are no literals."""
+    """By a number, as of a mean, rounded to the nearest: numbers for doubles are no literals."""
     if not b.lstrip("-")[:1].isdigit():
         return f"{a} / {b}"
     mantissa, exponent = math.frexp(float(b))
@@ -49,7 +49,7 @@ FUNCTIONS: dict[str, Function] = {
     "exp": Function("tl.exp({})"), "exp2": Function("tl.exp2({})"), "log": Function("tl.log({})"), "log2": Function("tl.log2({})"),
     "expm1": Function("_expm1({})", in_double=False), "log1p": Function("_log1p({})", in_double=False), "tanh": Function("_tanh({})", in_double=False),
     "sin": Function("tl.sin({})"), "cos": Function("tl.cos({})"), "erf": Function("tl.erf({})"), "sigmoid": Function("1.0 / (1.0 + tl.exp(-{}))"),
-    "sqrt": Function("_sqrt({})"), "rsqrt": Function("tl.rsqrt({})"), "floor": Function("tl.floor({})"), "ceil": Function("tl.ceil({})"),
+    "sqrt": Function("_sqrt({})"), "rsqrt": Function("_rsqrt({})"), "floor": Function("tl.floor({})"), "ceil": Function("tl.ceil({})"),
     "trunc": Function("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))"),
     "sgn": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"), "sign": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"),
     "isnan": Function("{0} != {0}"), "isinf": Function("tl.abs({}) == " + _INFINITY), "isfinite": Function("tl.abs({}) < " + _INFINITY),
@@ -66,14 +66,22 @@ for _name, _old in {"ne": ("not_equal",), "lt": ("less",), "le": ("less_equal",)
     FUNCTIONS |= dict.fromkeys(_old, FUNCTIONS[_name])
 
 # Functions that Triton has no name for which its interpreter knows as well. _uniform gives the numbers of `ops.random.uniform_philox`.
-# tanh and expm1: a series where the closed form cancels (tanh's is fitted to the interval); log1p: the logarithm and what 1 + x lost. tanh is within 2 ulp of float32, log1p as
-# near as the logarithm, expm1 within twice what the exponential is off. Square roots and quotients of which is not said how they are rounded are 1 and 2 ulp off.
+# tanh and expm1: a series where the closed form cancels (tanh's is fitted to the interval); log1p: the logarithm and what 1 + x lost; rsqrt: a step of Newton's method. tanh is
+# within 2 ulp of float32, rsqrt within 1, log1p as near as the logarithm, expm1 within twice what the exponential is off. Square roots and quotients of which is not said how they
+# are rounded are 1 and 2 ulp off.
 # _nearest_bfloat16 is what the device does: the interpreter cuts digits off.
 HELPERS: dict[str, str] = {
     "_sqrt": """
 @triton.jit
 def _sqrt(x):
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+""",
+    "_rsqrt": """
+@triton.jit
+def _rsqrt(x):
+    near = tl.rsqrt(x)
+    rest = 1 - x * near * near
+    return tl.where(tl.abs(rest) < 0.5, near + near * (rest * 0.5), near)
 """,
     "_expm1": """
 @triton.jit
