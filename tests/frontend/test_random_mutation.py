@@ -2,6 +2,7 @@
 
 import collections
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -146,3 +147,11 @@ def test_random_programs_of_views_and_writes():
 
     run()
     assert sum(refused.values()) < 50, refused
+
+
+def test_a_view_that_strides_do_not_allow_is_pytorchs_error_in_a_fused_region():
+    steps = [("view", 0, 0, 0), ("view", 56, 0, 0), ("view", 0, 1, 0), ("write", 41, 2, 0), ("view", 0, 0, 0), ("view", 0, 2, 0), ("write", 0, 0, 0)]
+    arguments = torch.ones(4, 4), torch.ones(4, 4), torch.ones((), requires_grad=True)
+    for run in (program, thunder.jit(program, executors=["triton_fuser"])):
+        with pytest.raises(RuntimeError):
+            run(steps, *arguments)

@@ -147,7 +147,8 @@ MORE_CALLS = {
 
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_training_is_never_heavier_than_eager(name):
-    """Bytes saved for the backward, and ATen calls of forward and backward. Where PyTorch's own graph is kept, detaching its ends is all that comes on top."""
+    """Bytes saved for the backward, and ATen calls of forward and backward. Where PyTorch's own graph is kept, detaching its ends is all that comes on top; a result that is a view
+    of memory of its own is detached, since PyTorch refuses writes to views that an autograd function returns."""
     for case in gradient_cases(name, (torch.float64,)):
         if case.which != "all":
             continue
@@ -160,8 +161,9 @@ def test_training_is_never_heavier_than_eager(name):
                 case.step(run)
             calls.append(counter.calls)
         more = calls[0].total() - calls[1].total()
-        if any("_with_graph" in line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols):
-            more -= calls[0]["aten.detach.default"] - calls[1]["aten.detach.default"]
+        detached = calls[0]["aten.detach.default"] - calls[1]["aten.detach.default"]
+        kept = any("_with_graph" in line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols)
+        more -= detached if kept else max(0, min(detached, len(case.forward)))
         assert more <= 0 or (name in MORE_CALLS and more <= 4), (more, calls[0] - calls[1], calls[1] - calls[0])
 
 

@@ -32,7 +32,10 @@ def run_line(line: BoundSymbol, values: dict[Proxy, object]) -> None:
     def real(x):
         return values[x] if isinstance(x, Proxy) else x.concrete() if isinstance(x, NumberProxy) else as_torch(x)
 
-    result = line.sym.fn(*map_structure(real, line.args), **map_structure(real, line.kwargs))
+    try:
+        result = line.sym.fn(*map_structure(real, line.args), **map_structure(real, line.kwargs))
+    except ValueError as error:  # of a view of fake tensors that strides do not allow, where PyTorch's functions raise RuntimeError
+        raise RuntimeError(str(error)) from error
     _name(line.output, result, values)
 
 
