@@ -1,6 +1,7 @@
 """Random programs of views and writes, compared with themselves in eager: values, shared memory, which versions change, errors, gradients."""
 
 import collections
+import random
 
 import pytest
 import torch
@@ -162,11 +163,7 @@ def close(ours, theirs, tolerance) -> None:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * max(1.0, largest), equal_nan=True)
 
 
-def steps_of(kinds, most: int):
-    return st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 99), st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=most)
-
-
-STEPS, MIXED_STEPS = steps_of(KINDS, 10), steps_of(MIXED, 14)
+STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 99), st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=10)
 
 
 def test_random_programs_of_views_and_writes():
@@ -197,20 +194,26 @@ WAYS = {  # how many programs, how often each is called, with what
 @pytest.mark.filterwarnings("ignore:.*ran without its CUDA graph:UserWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what Triton's interpreter computes and nobody uses
 def test_random_programs_of_all_kinds(way, monkeypatch):
-    """Views and writes among reductions, joins, conversions; results twice, arguments as they are, results that nobody has; with what runs on a GPU by default, as far as a CPU can."""
+    """Views and writes among reductions, joins, conversions; results twice, arguments as they are, results that nobody has; with what runs on a GPU by default, as far as a CPU can.
+
+    Drawn evenly, and longer than what hypothesis prefers: of that, none in hundreds has an argument that is written to, saved and written to.
+    """
     if "fused" in way:
         pytest.importorskip("triton")
     monkeypatch.setattr(regions, "_small_space", small_space)
     count, calls, options = WAYS[way]
     refused: collections.Counter = collections.Counter()
 
-    @settings(max_examples=count, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    @given(MIXED_STEPS, st.sampled_from(list(ARGUMENTS)))
-    def run(steps, kind):
-        compare(steps, kind, refused, calls, **options())
-
-    run()
-    assert sum(refused.values()) < count / 5, refused
+    for seed in range(count):
+        draw = random.Random(seed)
+        steps = [(draw.choice(MIXED), draw.randrange(100), draw.randrange(10), draw.randrange(10)) for _ in range(draw.randint(2, 14))]
+        kind = draw.choice(list(ARGUMENTS))
+        try:
+            compare(steps, kind, refused, calls, **options())
+        except Exception as error:
+            error.add_note(f"seed {seed}: {kind!r}, {steps}")
+            raise
+    assert sum(refused.values()) < count / 4, refused
 
 
 def test_a_view_that_strides_do_not_allow_is_pytorchs_error_in_a_fused_region():
