@@ -7,8 +7,9 @@ outside says why in a comment above it.
 
 A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from then on. What it reads is copied to where the
 recording expects it, except for parameters, buffers, what it writes to, and what other graphs saved for it: their addresses are looked at, and other ones are another
-recording. So are, without grad, arguments that come in at the same address twice, until they do not. A long forward is two recordings: the device works on the first while the host launches the other.
-Recordings share memory, where their results stay until the next replay:
+recording. So are, without grad, arguments that come in at the same address twice, until they do not. A long forward is two recordings: the device works on the first while
+the host launches the other. In a backward, products that nobody reads are on a second stream (`side_stream`). Recordings share memory, where their results stay until the
+next replay:
 
 - what the program returns is copied out of it, except for gradients, as they are large;
 - gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would overwrite it (gradients that are accumulated, two
@@ -49,6 +50,7 @@ from thunder.errors import warn_user
 from thunder.ops.inplace import count_write, writes_back
 from thunder.ops.random import holding
 from thunder.ops.torch_types import to_torch_device
+from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
 from thunder.transforms.memory_budget import nbytes, roots
@@ -58,6 +60,7 @@ __all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory"]
 
 RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
 HEAD = 32  # lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for the host to launch the rest
+LEAST_BESIDE = 10**9  # multiplications and additions of a product on the side stream, where a graph launches it without the host
 
 
 class CUDAGraphTransform(Transform):
@@ -126,8 +129,9 @@ class CUDAGraphTransform(Transform):
                 continue
             name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
             written = _written(region)
+            program = del_last_used(Trace(name, region.inputs, region.lines, list(region.outputs), trace.names))
             run = GraphedRegion(
-                f"{name} of {trace.name}", del_last_used(Trace(name, region.inputs, region.lines, list(region.outputs), trace.names)), self._memory_of(region, backward),
+                f"{name} of {trace.name}", side_stream.side_stream(program, LEAST_BESIDE) if backward else program, self._memory_of(region, backward),
                 fixed=[i for i, p in enumerate(region.inputs) if p.name in parameters or p in written],
                 expected=[i for i, p in enumerate(region.inputs) if p.name in expected and p.name not in parameters],
                 returned=[o in returned for o in region.outputs],
@@ -260,6 +264,7 @@ class Memory:
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
         """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
         graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        side_stream.join()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():  # nothing may be freed while a graph is recorded
@@ -270,6 +275,7 @@ class Memory:
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
+                side_stream.forget()
                 self._recover()
                 raise
         caller.wait_stream(self.stream)  # where PyTorch writes, before it records, that random numbers begin at 0
