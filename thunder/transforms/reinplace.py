@@ -20,11 +20,11 @@ import torch
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.ops.define import LTORCH, inplace_form
-from thunder.ops.inplace import write_back
+from thunder.ops.define import LTORCH, inplace_form, torch_path
+from thunder.ops.inplace import also_written, write_back
 from thunder.transforms.memory_budget import roots
 
-__all__ = ["in_place_form", "reinplace"]
+__all__ = ["in_place_form", "reinplace", "run_in_place"]
 
 
 def reinplace(trace: Trace) -> Trace:
@@ -60,6 +60,13 @@ def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     return (function, {0: line.args[0]}) if function is not None else None
 
 
+def run_in_place(line: BoundSymbol, function: Callable) -> BoundSymbol:
+    """The line with the in-place form of its operation."""
+    module, name = torch_path(function) or (None, function.__name__)
+    made = Symbol(name, id=f"inplace.{name}", module=module, is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
+    return line.replace(sym=made, subsymbols=line.subsymbols)
+
+
 class _State:
     """What is read where, and which lines write back."""
 
@@ -71,6 +78,7 @@ class _State:
         self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
         self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
+        beside = {self.root(line.args[0]) for line in lines if line.sym.id == _ALSO_WRITTEN}  # arguments that are views of others
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
                 self.copies[line.args[0]] = line.args[1], i
@@ -78,6 +86,9 @@ class _State:
                 continue
             for value in line.inputs:
                 self.reads.setdefault(self.root(value), []).append(i)
+        # what is read through them is what they are before the first write
+        through = [i for i, line in enumerate(lines) if line.sym.id != _ALSO_WRITTEN and not beside.isdisjoint(map(self.root, line.inputs))] if beside else []
+        self.last_beside = through[-1] if through else -1
         for value in trace.output_proxies:
             self.reads.setdefault(self.root(value), []).append(len(lines))
 
@@ -96,6 +107,8 @@ class _State:
             return False
         if home is None:
             return result.name in self.written and self.root(target) not in self.home and not any(r > i for r in reads)
+        if i < self.last_beside:
+            return False
         _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
         return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 
@@ -121,9 +134,7 @@ class _State:
             home = self.home.get(target)
             if home is not None:
                 self._at_home(line.outputs[o], home)
-        path = ("Tensor", function.__name__) if getattr(torch.Tensor, function.__name__, None) == function else (None, function.__name__)
-        made = Symbol(path[1], id=f"inplace.{path[1]}", module=path[0], is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
-        return line.replace(sym=made, subsymbols=line.subsymbols)
+        return run_in_place(line, function)
 
 
 def _overwrites(line: BoundSymbol) -> TensorProxy | None:
@@ -153,4 +164,5 @@ def _raise(line: BoundSymbol):
 
 
 _WRITE_BACK = f"torch.{write_back.id}"
+_ALSO_WRITTEN = f"torch.{also_written.id}"
 _DETACH = f"torch.{LTORCH['detach'].id}"
