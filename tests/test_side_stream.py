@@ -167,6 +167,35 @@ def test_on_the_device(transforms, monkeypatch):
 
 
 @on_gpu
+@pytest.mark.parametrize("captured", [False, True], ids=["launched", "recorded by the user"])
+def test_on_a_stream_of_the_users(captured, monkeypatch):
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**9,))
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(4))).to("cuda", torch.bfloat16)
+    parameters, x = list(module.parameters()), torch.randn(1024, 2048, device="cuda", dtype=torch.bfloat16)
+    compiled, stream = thunder.jit(module), torch.cuda.Stream()
+    cotangent = torch.randn_like(x)
+
+    def step():
+        return torch.autograd.grad(compiled(x), parameters, cotangent)
+
+    expected = torch.autograd.grad(module(x), parameters, cotangent)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            found = step()
+    stream.synchronize()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        graph.replay()
+        torch.cuda.synchronize()
+    assert all(map(torch.equal, found, expected))
+    assert len(beside(compiled)) == 3
+
+
+@on_gpu
 def test_a_recording_that_fails_while_products_are_under_way(monkeypatch):
     module, x = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda(), torch.randn(1024, 1024, device="cuda")
     parameters = list(module.parameters())
