@@ -169,17 +169,18 @@ def test_on_the_device(transforms, monkeypatch):
 @on_gpu
 @pytest.mark.parametrize("captured", [False, True], ids=["launched", "recorded by the user"])
 def test_on_a_stream_of_the_users(captured, monkeypatch):
-    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**9,))
     torch.manual_seed(0)
     module = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(4))).to("cuda", torch.bfloat16)
     parameters, x = list(module.parameters()), torch.randn(1024, 2048, device="cuda", dtype=torch.bfloat16)
-    compiled, stream = thunder.jit(module), torch.cuda.Stream()
-    cotangent = torch.randn_like(x)
+    stream, cotangent = torch.cuda.Stream(), torch.randn_like(x)
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**20,))
+    expected = torch.autograd.grad(thunder.jit(module)(x), parameters, cotangent)
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**9,))
+    compiled = thunder.jit(module)
 
     def step():
         return torch.autograd.grad(compiled(x), parameters, cotangent)
 
-    expected = torch.autograd.grad(module(x), parameters, cotangent)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(5):
