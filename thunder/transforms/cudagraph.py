@@ -543,14 +543,23 @@ def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
 
 
 def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
-    """What shows outputs in the memory of the input that they share it with."""
+    """What shows outputs in the memory of the input that they share it with: as views of it, or detached from it where they are."""
     shown = inputs[source]
     if any(o.dtype != shown.dtype for o in members):
         raise Refused("a result shows an argument as another type")
-    parts = [None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset()) for o in members]
-    return lambda tensors: [
-        tensors[source] if p is None else tensors[source].as_strided(p[0], p[1], tensors[source].storage_offset() + p[2]) for p in parts
-    ]  # fmt: skip
+
+    def is_view(o):
+        return o._base is not None and (o._base is shown or o._base is shown._base)
+
+    parts = [None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset(), is_view(o)) for o in members]
+
+    def show(tensor, part):
+        if part is None:
+            return tensor
+        shape, strides, offset, related = part
+        return (tensor if related else tensor.detach()).as_strided(shape, strides, tensor.storage_offset() + offset)
+
+    return lambda tensors: [show(tensors[source], p) for p in parts]
 
 
 def _copied(members: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:

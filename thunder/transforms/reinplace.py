@@ -109,7 +109,9 @@ class _State:
             return result.name in self.written and self.root(target) not in self.home and not any(r > i for r in reads)
         if i < self.last_beside:
             return False
-        _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
+        last, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
+        if last is not result and any(r > at for r in self.reads.get(self.root(result), ())):  # as what is saved: the last value is written over it
+            return False
         return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 
     def as_it_is(self, line: BoundSymbol) -> list[BoundSymbol]:
