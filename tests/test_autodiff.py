@@ -177,6 +177,7 @@ WRITTEN = {
     "a view": lambda x: x.sin().view(3, 4),
     "a permutation, and something else": lambda x: (x.sin().permute(2, 1, 0), x.sin())[0],
     "a part": lambda x: x.sin()[1],
+    "an operation in place": lambda x: F.linear(x, W).mul_(2),
 }
 
 

@@ -47,17 +47,17 @@ class ImitatedMemory(Memory):
         torch.set_rng_state(generator)
         results = {r.untyped_storage()._cdata: r for other in cudagraph._RECORDINGS for r in other.results if r is not None}
         views = [(results.get(t.untyped_storage()._cdata, t), t.shape, t.stride(), t.storage_offset()) for t in inputs]  # a graph knows addresses, and holds nothing
-        memory = {t.untyped_storage().data_ptr() for t in inputs}
+        given = {t.untyped_storage()._cdata for t in inputs}
         del inputs
-        kept = [o.detach() for o in outputs]
-        for o in outputs:  # a recording computes nothing
-            if o.untyped_storage().data_ptr() not in memory:
+        kept = [None if o.untyped_storage()._cdata in given else o.detach() for o in outputs]
+        for o in kept:  # a recording computes nothing
+            if o is not None:
                 once(o.data).fill_(torch.nan if o.is_floating_point() else 99)
 
         def replay():
             self.replays += 1
             for o, new in zip(kept, run(*(t.as_strided(*view) for t, *view in views)), strict=True):
-                if o.data_ptr() != new.data_ptr():
+                if o is not None and o.data_ptr() != new.data_ptr():
                     once(o.data).copy_(once(new))
 
         return replay, outputs
@@ -106,6 +106,32 @@ def check_step(compiled, module, x, cotangent=None):
     cotangent = torch.randn_like(out) if cotangent is None else cotangent
     parameters = list(module.parameters())
     torch.testing.assert_close(torch.autograd.grad(out, parameters, cotangent), torch.autograd.grad(expected, parameters, cotangent))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_long_forward_is_launched_in_two_parts(transform, device):
+    """The device works on the first while the host looks at what the other reads. Nothing but what the second reads, or the backward, stays for that."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(m for _ in range(cudagraph.HEAD * 2) for m in (nn.Linear(8, 8), nn.Tanh()))).to(device)
+    compiled = thunder.jit(module, transforms=[transform()], executors=["torch"])
+    for _ in range(5):
+        check_step(compiled, module, torch.randn(3, 8, device=device))
+    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
+    head, rest = graphs(forward)
+    assert cudagraph.HEAD <= len(head.subsymbols) < 2 * cudagraph.HEAD < len(rest.subsymbols) and len(graphs(backward)) == 1
+    assert len(set(head.outputs) - set(forward.output_proxies)) <= 1
+    assert len(recordings(compiled)) == 3 and all(line.sym.fn.off is None for line in (head, rest))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_step(compiled, module, torch.randn(3, 8, device=device))
+    first, second = (torch.randn(3, 8, device=device) for _ in range(2))
+    with pytest.warns(UserWarning, match="ran without its CUDA graph"):
+        outs = [compiled(first), compiled(second)]
+    for x, out in zip((first, second), outs, strict=True):
+        expected = module(x)
+        torch.testing.assert_close(out, expected)
+        parameters = list(module.parameters())
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(expected.sum(), parameters))
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)

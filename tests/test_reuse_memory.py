@@ -28,6 +28,10 @@ def written_over(compiled, backward=False) -> list[str]:
     return [line.header for line in trace.bound_symbols if line.header]
 
 
+def in_place(compiled) -> list[str]:
+    return [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.id == f"inplace.{line.sym.name}"]
+
+
 def check(program, *args, transforms=()):
     """The comments of a program's fusions, after its results were compared; twice, since the second call finds its kernels."""
     compiled = thunder.jit(program, executors=[TritonFuser("reusing")], transforms=list(transforms))
@@ -170,3 +174,88 @@ def test_what_is_saved_and_gradients():
         sides.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y), retain_graph=True), *torch.autograd.grad(y, leaves, torch.ones_like(y))])
     torch.testing.assert_close(*sides)
     assert written_over(compiled) == [] and len(written_over(compiled, backward=True)) == 1
+
+
+ALONE = {
+    "gelu_": lambda h, x: F.gelu(h, approximate="tanh"),
+    "relu_": lambda h, x: F.relu(h, False),
+    "silu_": lambda h, x: F.silu(h),
+    "mish_": lambda h, x: F.mish(h, inplace=False),
+    "elu_": lambda h, x: F.elu(h, 0.5),
+    "celu_": lambda h, x: F.celu(h, alpha=0.5),
+    "leaky_relu_": lambda h, x: F.leaky_relu(h, 0.1, False),
+    "hardtanh_": lambda h, x: F.hardtanh(h, -0.5, max_val=2.0),
+    "tanh_": lambda h, x: torch.tanh(h),
+    "pow_": lambda h, x: h**3,
+    "mul_": lambda h, x: h * x[0],
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_lone_operation_computes_in_the_memory_of_a_product(name):
+    def program(x, w, v):
+        return ALONE[name](F.linear(x, w), x) @ v
+
+    compiled = thunder.jit(program, executors=[TritonFuser("alone")])
+    for _ in range(2):
+        assert torch.equal(compiled(X, W, V), program(X, W, V))
+    assert in_place(compiled) == [name]
+    assert thunder.verify(compiled, X, W, V).first is None
+
+
+def test_a_lone_operation_takes_no_memory():
+    """Of the numbers that a hidden layer has there is one set, where eager has two."""
+    x, layers = data(4, 6, 8), torch.nn.Sequential(torch.nn.Linear(8, 512), torch.nn.GELU(), torch.nn.Linear(512, 8)).to(DEVICE)
+    compiled, taken = thunder.jit(layers, executors=[TritonFuser("bytes")]), []
+    with torch.no_grad():
+        assert torch.equal(compiled(x), layers(x))
+        for run in (layers, compiled):
+            with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
+                run(x)
+            memory = "self_device_memory_usage" if DEVICE == "cuda" else "self_cpu_memory_usage"
+            taken.append(sum(max(0, getattr(event, memory)) for event in profile.events()) // (4 * 6 * 512 * 4))
+    assert taken == [2, 1]
+
+
+NOT_ALONE = {
+    "returned": lambda x, w: torch.tanh(x @ w),
+    "a view of it is returned": lambda x, w: torch.tanh(x @ w)[1:],
+    "what it reads is returned": lambda x, w: (torch.tanh(h := x @ w) @ w, h),
+    "what it reads is read later": lambda x, w: torch.tanh(h := x @ w) @ w + h @ w,
+    "a view of what it reads is read later": lambda x, w: ((v := (h := x @ w).t()), torch.tanh(h) @ w, v @ x)[1:],
+    "a view of what it reads is read beside": lambda x, w: torch.mul(h := w @ w, h.t()) @ w,
+    "an argument": lambda x, w: torch.tanh(x) @ w,
+    "a view": lambda x, w: torch.tanh((x @ w)[1:]) @ w,
+    "another type": lambda x, w: torch.mul(x @ w, x.double()) @ w.double(),
+    "a broadcast product": lambda x, w: torch.mul(x[0] @ w, x) @ w,
+    "an operation of PyTorch's made it": lambda x, w: torch.tanh(x.cumsum(0)) @ w,
+    "an operation of PyTorch's has read it": lambda x, w: (torch.cumsum(h := x @ w, 0) @ w, torch.tanh(h) @ w),
+    "no operation on elements": lambda x, w: torch.cumsum(x @ w, 0) @ w,
+}
+
+
+@pytest.mark.parametrize("name", NOT_ALONE)
+def test_what_a_lone_operation_does_not_write_over(name):
+    compiled = thunder.jit(NOT_ALONE[name], executors=[TritonFuser("not alone")])
+    given = X.clone(), W.clone()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*given), NOT_ALONE[name](X, W), rtol=0, atol=0)
+        assert all(map(torch.equal, given, (X, W)))
+    assert in_place(compiled) == []
+
+
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # in a thread of autograd that is new
+@pytest.mark.parametrize("function", [F.gelu, torch.tanh])
+def test_what_a_lone_operation_reads_or_makes_is_saved(function):
+    """gelu's derivative reads what goes in, tanh's what comes out; both may be read again."""
+
+    def program(x, w, v):
+        return function(x @ w) @ v
+
+    compiled, sides = thunder.jit(program, executors=[TritonFuser("saved alone")]), []
+    for run in (compiled, program):
+        leaves = [t.clone().requires_grad_() for t in (X, W, V)]
+        y = run(*leaves)
+        y.mul_(2)
+        sides.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y), retain_graph=True), *torch.autograd.grad(y, leaves, torch.ones_like(y))])
+    torch.testing.assert_close(*sides)

@@ -413,13 +413,14 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list) -> C
     """`forward`, whose results are no views where they share memory with no argument and no other result: PyTorch refuses writes to views that an autograd function returns."""
     lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
     producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
+    written = computation.tables.get("written", {})  # in memory that was there
     shared = Counter(shown.get(o, o) for o in outputs)
 
     def may_be_own_view(o: Proxy) -> bool:
         root = shown.get(o, o)
         if not isinstance(o, TensorProxy) or not o.requires_grad or root in arguments or shared[root] > 1 or OpTags.OPAQUE in producer[root].tags:
             return False
-        return o is not root or "elementwise" not in producer[o].info
+        return o is not root or "elementwise" not in producer[o].info or o.name in written
 
     places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
     if not places:

@@ -12,7 +12,7 @@ from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
 from thunder.ops.data import convert
-from thunder.ops.define import LTORCH, composite
+from thunder.ops.define import LTORCH, composite, register_inplace
 from thunder.ops.inplace import overwriting
 from thunder.ops.promotion import to_float
 from thunder.ops.ternary import clamp, where
@@ -33,8 +33,11 @@ def activation(*torch_functions: Callable, meta: Callable | None = None, autocas
 
     def define(decomposition: Callable) -> Symbol:
         symbol = composite(*torch_functions, meta=meta or _float_like, autocast=autocast)(decomposition)
+        symbol.info["elementwise"] = True
         if "inplace" in symbol.parameters:
             overwriting(symbol)
+        else:
+            register_inplace(symbol, symbol.name)
 
         def samples(make):
             yield make(4, 3)

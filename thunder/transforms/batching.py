@@ -224,7 +224,7 @@ def _elementwise(batch: _Batch, line: BoundSymbol):
 _rule("where", "round", "clone", "detach", "contiguous", "addcmul", "addcdiv", "lerp", "clamp")(_elementwise)
 
 
-@_rule("zeros_like", "ones_like", "full_like", "to", "softplus", "gelu", "relu", "silu", "leaky_relu", "elu", "masked_fill", "nan_to_num")
+@_rule("zeros_like", "ones_like", "full_like", "to", "masked_fill", "nan_to_num")
 def _same(batch: _Batch, line: BoundSymbol):
     """The same call."""
     return line.sym(batch.at(line.args[0]), *line.args[1:], **line.kwargs) if _mapped_only_first(batch, line) else None

@@ -20,11 +20,11 @@ import torch
 from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
-from thunder.ops.define import LTORCH, inplace_form
+from thunder.ops.define import LTORCH, inplace_form, torch_path
 from thunder.ops.inplace import also_written, write_back
 from thunder.transforms.memory_budget import roots
 
-__all__ = ["in_place_form", "reinplace"]
+__all__ = ["in_place_form", "reinplace", "run_in_place"]
 
 
 def reinplace(trace: Trace) -> Trace:
@@ -58,6 +58,13 @@ def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
     # a view computes nothing: its in-place form (detach_, t_) changes what a tensor is, and not what it holds
     function = None if original.tags & {OpTags.RANDOM_OP, OpTags.VIEW} else inplace_form(original)
     return (function, {0: line.args[0]}) if function is not None else None
+
+
+def run_in_place(line: BoundSymbol, function: Callable) -> BoundSymbol:
+    """The line with the in-place form of its operation."""
+    module, name = torch_path(function) or (None, function.__name__)
+    made = Symbol(name, id=f"inplace.{name}", module=module, is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
+    return line.replace(sym=made, subsymbols=line.subsymbols)
 
 
 class _State:
@@ -129,9 +136,7 @@ class _State:
             home = self.home.get(target)
             if home is not None:
                 self._at_home(line.outputs[o], home)
-        path = ("Tensor", function.__name__) if getattr(torch.Tensor, function.__name__, None) == function else (None, function.__name__)
-        made = Symbol(path[1], id=f"inplace.{path[1]}", module=path[0], is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
-        return line.replace(sym=made, subsymbols=line.subsymbols)
+        return run_in_place(line, function)
 
 
 def _overwrites(line: BoundSymbol) -> TensorProxy | None:

@@ -1,6 +1,7 @@
-"""Reuse Memory: a fused kernel writes a result over an input that nobody reads any more.
+"""Reuse Memory: a fused kernel, or a lone elementwise operation, writes a result over an input that nobody reads any more.
 
 Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the comment `t2 is written over t1`, and no memory for t2.
+Before: `t1 = torch.nn.functional.linear(x, w)`, `t2 = torch.tanh(t1)`, `t3 = torch.nn.functional.linear(t2, v)`. After: the same, with `t2 = Tensor.tanh_(t1)`.
 
 Written over is only what surely has its memory to itself: what a product or a fused kernel of the same program has made, that products and fused kernels alone have read, or
 views of it, and that is neither returned nor saved. Whether a kernel reads it only where it writes, and before, is for its executor to say (`FusionExecutor.writing_over`). It is
@@ -10,13 +11,15 @@ the last pass, so that what users' transforms read counts.
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.extend import FusionExecutor
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.memory_budget import roots
+from thunder.transforms.reinplace import in_place_form, run_in_place
 
 __all__ = ["reuse_memory"]
 
@@ -24,7 +27,7 @@ PRODUCTS = frozenset(f"torch.ltorch.{name}" for name in ("linear", "matmul", "mm
 
 
 def reuse_memory(trace: Trace) -> Trace:
-    """Lets fusions write over inputs that die with them."""
+    """Lets fusions and elementwise operations write over inputs that die with them."""
     shown = roots(trace.bound_symbols, maybe=True)
 
     def root(value: Proxy) -> Proxy:
@@ -36,22 +39,40 @@ def reuse_memory(trace: Trace) -> Trace:
             last |= dict.fromkeys(map(root, line.inputs), i)
     last |= dict.fromkeys(map(root, trace.output_proxies), len(trace.bound_symbols))
     owned: set[Proxy] = set()
+
+    def dying(i: int, line: BoundSymbol) -> list[int]:
+        """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it would be written over."""
+        read = collections.Counter(map(root, line.inputs))
+        return [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i and read[p] == 1]
+
     lines: list[BoundSymbol] = []
     for i, line in enumerate(trace.bound_symbols):
         executor = line.sym.executor
         fuser = executor if isinstance(executor, FusionExecutor) and executor.owns_results and line.sym.is_fusion else None
-        product = line.sym.id in PRODUCTS
+        function = _in_place_function(line) if fuser is None and not owned.isdisjoint(line.inputs) else None
+        makes = fuser is not None or line.sym.id in PRODUCTS
         if fuser is not None:
-            read = collections.Counter(map(root, line.inputs))  # beside a view of it, a value is read where it would be written over
-            dying = [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i and read[p] == 1]
-            lines.append(_writing_over(line, fuser, dying) if dying else line)
-        else:
-            lines.append(line)
-        if fuser is not None or product:
+            found = dying(i, line)
+            line = _writing_over(line, fuser, found) if found else line
+        # what a linear layer gives is a view of something that nobody has, and what leaves the program must be none
+        elif function is not None and 0 in dying(i, line) and last.get(line.outputs[0]) != len(trace.bound_symbols):
+            line, makes = run_in_place(line, function), True
+        lines.append(line)
+        if makes:
             owned |= {o for o in line.outputs if isinstance(o, TensorProxy)}
         elif line.sym is not python_del and not (line.outputs and all(o in shown for o in line.outputs)):  # it may keep what it reads, or give it under another name
             owned.difference_update(map(root, line.inputs))
     return trace.replace(bound_symbols=lines)
+
+
+def _in_place_function(line: BoundSymbol) -> Callable | None:
+    """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the result's type and shape."""
+    form = in_place_form(line) if OpTags.IN_PLACE not in line.sym.tags else None
+    if form is None or "elementwise" not in line.subsymbols[0].sym.info:
+        return None
+    target, result = line.args[0], line.outputs[0]
+    fits = isinstance(target, TensorProxy) and isinstance(result, TensorProxy) and target.dtype is result.dtype and same_shape(target.shape, result.shape)
+    return form[0] if fits else None
 
 
 def _writing_over(line: BoundSymbol, fuser: FusionExecutor, dying: list[int]) -> BoundSymbol:
