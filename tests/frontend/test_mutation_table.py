@@ -535,6 +535,53 @@ def test_what_is_saved_of_an_argument_is_not_written_over():
     assert (x == 3).all()
 
 
+def detached_and_weighed(x, w):
+    a = (x * 1).detach()
+    return a.mul_(w)
+
+
+def beside_what_it_was_detached_from(x, w):
+    b = x * 1
+    a = b.detach()
+    a.mul_(w)
+    return a, b
+
+
+def reads_what_it_was_detached_from(x, w):
+    b = x * w
+    a = b.detach()
+    a.sub_(b.clone())
+    return a
+
+
+def both_are_written_to(x, w):
+    b = x * w
+    a = b.detach()
+    a.mul_(w)
+    b.add_(1)
+    return a, b
+
+
+def a_part_of_what_was_detached(x, w):
+    a = (x * 1).data
+    v = a[0:2]
+    v.mul_(w)
+    a.add_(w)
+    return v, a, a * 2
+
+
+@pytest.mark.parametrize("f", [detached_and_weighed, beside_what_it_was_detached_from, reads_what_it_was_detached_from, both_are_written_to, a_part_of_what_was_detached])
+def test_what_is_written_to_a_detached_tensor_is_its_history(f):
+    found = []
+    for g in (f, thunder.jit(f)):
+        w = torch.tensor(1.5, requires_grad=True)
+        results = flat(g(X, w))
+        gradient = torch.autograd.grad(sum(r.sum() * (i + 1) for i, r in enumerate(results) if r.requires_grad), w)[0]
+        memory = [r.untyped_storage().data_ptr() == results[0].untyped_storage().data_ptr() for r in results]
+        found.append(([r.tolist() for r in results], [r.requires_grad for r in results], memory, gradient.item()))
+    assert found[0] == found[1]
+
+
 # ---------------------------------------------------------------------------------------------------------------- caches
 
 

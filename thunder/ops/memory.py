@@ -39,6 +39,7 @@ class Memory:
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
         self.stale: set[Proxy] = set()  # views to make again before they are read
+        self.histories: dict[Proxy, TensorProxy] = {}  # views that autograd does not see through -> the last value written to them, which says where they come from
         self.copies: set[Proxy] = set()  # what turned out to be a copy
         self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
         self.counted: set[Proxy] = set()  # what was written to not only through `.data`, so that its version counts on
@@ -116,6 +117,9 @@ class Memory:
         for old, new in zip(line.outputs, leaves(made), strict=True):
             if old in self.stale:
                 self.stale.discard(old)
+                if (history := self.histories.get(old)) is not None and not new.requires_grad:
+                    with _grad_enabled(True):
+                        new = _holding.record(current_recorder(), (history, new), {}, like(new))
                 self.current[old], self.owner[new] = new, old
 
     # --- writing
@@ -132,6 +136,7 @@ class Memory:
             self.counted.add(base)
         self.versions[value.name] = target.name
         self._hold(target, _with_history(self.latest(target), value))
+        self._note_history(target)
         while target in self.view_of:
             line, shown = self.view_of[target]
             whole = through(line, target, self.latest(shown), value)
@@ -141,7 +146,13 @@ class Memory:
             self.versions[whole.name] = shown.name
             whole = _with_history(self.latest(shown), whole)
             self._hold(shown, whole, kept=target)
+            self._note_history(shown)
             target, value = shown, whole
+
+    def _note_history(self, x: TensorProxy) -> None:
+        """What is written to a view that autograd does not see through is the view's own history, whatever its memory is written to from elsewhere."""
+        if self.current[x].requires_grad and self._detaching(x):
+            self.histories[x] = self.current[x]
 
     def declare(self, target: TensorProxy) -> set[str]:
         """`target` is about to be written to. Raises where that is not allowed; says which operations that autograd does not see through it is shown by."""
@@ -543,7 +554,7 @@ def _unbind_key(line: BoundSymbol, view: TensorProxy, whole: TensorProxy) -> tup
 def _detached(line: BoundSymbol, view, whole, part):
     """What autograd knows of the whole stays as it is."""
     if not whole.requires_grad:
-        return part
+        return LTORCH["detach"](part) if part.requires_grad else part
     with _grad_enabled(True):
         return _holding(whole, part)
 
