@@ -59,7 +59,7 @@ def side_stream(trace: Trace, least: int | None = None) -> Trace:
 
 
 def _is_product(line: BoundSymbol, least: int) -> bool:
-    if line.sym.id != "torch.ltorch.mm" or not isinstance(line.output, TensorProxy) or line.output.device.type not in DEVICES:
+    if line.sym.id != "torch.ltorch.mm" or len(line.args) != 2 or line.kwargs or not isinstance(line.output, TensorProxy) or line.output.device.type not in DEVICES:
         return False
     sizes = *line.args[0].shape, line.args[1].shape[1]
     return all(type(n) is int for n in sizes) and 2 * sizes[0] * sizes[1] * sizes[2] >= least
