@@ -23,6 +23,11 @@ from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion, Memo
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to record graphs on")
 
 
+def once(t):
+    """The elements of an expanded tensor, each once."""
+    return t[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in t.stride())]
+
+
 class ImitatedMemory(Memory):
     def __init__(self, device):
         self.device, self.index, self.lock, self.recordings, self.streams = device, 0, threading.RLock(), [], {}
@@ -42,18 +47,18 @@ class ImitatedMemory(Memory):
         torch.set_rng_state(generator)
         results = {r.untyped_storage()._cdata: r for other in cudagraph._RECORDINGS for r in other.results if r is not None}
         views = [(results.get(t.untyped_storage()._cdata, t), t.shape, t.stride(), t.storage_offset()) for t in inputs]  # a graph knows addresses, and holds nothing
-        addresses = {t.data_ptr() for t in inputs}
+        given = {t.untyped_storage()._cdata for t in inputs}
         del inputs
-        kept = [o.detach() for o in outputs]
-        for o in outputs:  # a recording computes nothing
-            if o.data_ptr() not in addresses:
-                o.data.fill_(torch.nan if o.is_floating_point() else 99)
+        kept = [None if o.untyped_storage()._cdata in given else o.detach() for o in outputs]
+        for o in kept:  # a recording computes nothing
+            if o is not None:
+                once(o.data).fill_(torch.nan if o.is_floating_point() else 99)
 
         def replay():
             self.replays += 1
             for o, new in zip(kept, run(*(t.as_strided(*view) for t, *view in views)), strict=True):
-                if o.data_ptr() != new.data_ptr():
-                    o.data.copy_(new)
+                if o is not None and o.data_ptr() != new.data_ptr():
+                    once(o.data).copy_(once(new))
 
         return replay, outputs
 
@@ -101,6 +106,44 @@ def check_step(compiled, module, x, cotangent=None):
     cotangent = torch.randn_like(out) if cotangent is None else cotangent
     parameters = list(module.parameters())
     torch.testing.assert_close(torch.autograd.grad(out, parameters, cotangent), torch.autograd.grad(expected, parameters, cotangent))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_long_forward_is_launched_in_two_parts(transform, device):
+    """The device works on the first while the host looks at what the other reads. Nothing but what the second reads, or the backward, stays for that."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(m for _ in range(cudagraph.HEAD * 2) for m in (nn.Linear(8, 8), nn.Tanh()))).to(device)
+    compiled = thunder.jit(module, transforms=[transform()], executors=["torch"])
+    for _ in range(5):
+        check_step(compiled, module, torch.randn(3, 8, device=device))
+    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
+    head, rest = graphs(forward)
+    assert cudagraph.HEAD <= len(head.subsymbols) < 2 * cudagraph.HEAD < len(rest.subsymbols) and len(graphs(backward)) == 1
+    assert len(set(head.outputs) - set(forward.output_proxies)) <= 1
+    assert len(recordings(compiled)) == 3 and all(line.sym.fn.off is None for line in (head, rest))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_step(compiled, module, torch.randn(3, 8, device=device))
+    first, second = (torch.randn(3, 8, device=device) for _ in range(2))
+    with pytest.warns(UserWarning, match="ran without its CUDA graph"):
+        outs = [compiled(first), compiled(second)]
+    for x, out in zip((first, second), outs, strict=True):
+        expected = module(x)
+        torch.testing.assert_close(out, expected)
+        parameters = list(module.parameters())
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(expected.sum(), parameters))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+@pytest.mark.parametrize("f", [lambda x: (x.detach(), x + 1), lambda x: (x.detach()[0], x * 2), lambda x: (x[0], x[1].detach(), x * 2)])
+def test_a_result_that_was_detached_from_an_argument_is_so_in_each_call(f, transform, device):
+    compiled = thunder.jit(f, transforms=[transform()])
+    x = torch.randn(3, 3, device=device, requires_grad=True)
+    for _ in range(4):
+        results, expected = compiled(x), f(x)
+        assert [r.requires_grad for r in results] == [e.requires_grad for e in expected]
+        assert [r.untyped_storage().data_ptr() == x.data_ptr() for r in results] == [e.untyped_storage().data_ptr() == x.data_ptr() for e in expected]
+        assert all(map(torch.equal, results, expected))
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)

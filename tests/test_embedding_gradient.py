@@ -60,3 +60,14 @@ def test_large_tables_and_many_indices_are_taken_on_gpus(count, width, rows, exp
     indices = TensorProxy("i", shape=(1, rows), device="cuda", dtype=int64)
     assert module._checker(g, indices, count, -1, False) is expected
     assert not module.embedding_gradient_ex.exact  # sums are in another order than PyTorch's
+
+
+def test_sparse_gradients_are_pytorchs():
+    """No fuser takes their embedding apart, of whose parts the gradient is dense."""
+    index, table = torch.tensor([1, 1, 2], device=DEVICE), torch.randn(7, 3, device=DEVICE, requires_grad=True)
+
+    def program(index, table):
+        return F.embedding(index, table, 2, sparse=True) * 2 + 1
+
+    ours, expected = (torch.autograd.grad(f(index, table).sum(), table)[0] for f in (thunder.jit(program, executors=["triton_fuser"]), program))
+    assert ours.is_sparse and torch.equal(ours._indices(), expected._indices()) and torch.equal(ours._values(), expected._values())

@@ -353,3 +353,21 @@ def test_what_a_fusion_executor_takes_is_computed_again_where_that_saves_bytes()
     assert all(torch.equal(a, b) for a, b in zip(found["torch"][1], found["fused"][1]))
     assert found["fused"][0] == 32 * 8 * 4 < found["torch"][0]
     assert any("joined" in n for n in names(compiled, backward=True)) and "bw_" in str(thunder.last_backward_traces(compiled)[-1])
+
+
+def test_a_copy_of_a_cheap_value_reads_a_copy():
+    """The last region computes `a` and `b` again: `a` first, though it reads `b` first."""
+
+    class Copying(Joining):
+        def is_cheap(self, line):
+            return True
+
+    def program(x, w):
+        a = x * 2 + 1
+        b = a + a @ w
+        return (b * (b @ w)) * a
+
+    compiled = thunder.jit(program, executors=[executor := Copying()])
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    assert torch.equal(compiled(x, w), program(x, w))
+    assert [line.sym.name for line in executor.seen[-1].lines] == ["mul", "add", "add", "mul", "mul"]

@@ -210,7 +210,7 @@ def test_a_lone_operation_takes_no_memory():
     with torch.no_grad():
         assert torch.equal(compiled(x), layers(x))
         for run in (layers, compiled):
-            with torch.profiler.profile(profile_memory=True) as profile:
+            with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
                 run(x)
             memory = "self_device_memory_usage" if DEVICE == "cuda" else "self_cpu_memory_usage"
             taken.append(sum(max(0, getattr(event, memory)) for event in profile.events()) // (4 * 6 * 512 * 4))

@@ -296,10 +296,11 @@ def gradients(function, x, w):
 
 
 @pytest.mark.parametrize("name", DIFFERENTIATED)
+@pytest.mark.parametrize("budget", [1.0, 0.5])
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
-def test_gradients_equal_eagers(name):
+def test_gradients_equal_eagers(name, budget):
     program, w = DIFFERENTIATED[name], torch.linspace(-1, 1, 12).reshape(4, 3)
-    compiled = thunder.jit(program, debug_options=thunder.DebugOptions(check_traces=True))
+    compiled = thunder.jit(program, memory_budget=budget, debug_options=thunder.DebugOptions(check_traces=True))
     for x in DATA:
         want, got = outcome(gradients, program, x, w), outcome(gradients, compiled, x, w)
         assert len(got) == len(want), (got, want)

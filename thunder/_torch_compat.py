@@ -22,7 +22,7 @@ __all__ = [
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
-    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch", "applying",
+    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch", "applying", "unwrap_of",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
@@ -237,7 +237,7 @@ def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence
 
 def _python_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool):
     def facts(t: torch.Tensor) -> list:
-        return [t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), t.stride() if strides else None]
+        return [t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), unwrap_of(t), t.stride() if strides else None]
 
     expected = [(type(t), facts(t), s) for t, s in zip(tensors, sizes, strict=True)]
 
@@ -260,16 +260,19 @@ def keeps_graph() -> bool:
         return True
 
 
-def applying(function: type[torch.autograd.Function], all_tensors: bool) -> tuple[Callable, Callable]:
-    """`function.apply` in two parts: what frees arguments from remains of torch.func, and `apply` of a first argument and what it gives; for tensors, in C. 2.11, 2.13"""
-    from torch._functorch.utils import unwrap_dead_wrappers
-
-    apply, unwrap, transforming = super(torch.autograd.Function, function).apply, torch._C._functorch.unwrap_if_dead, torch._C._are_functorch_transforms_active
+def applying(function: type[torch.autograd.Function]) -> Callable:
+    """`function.apply` of a first argument and others, none of which torch.func has left behind: that it would look for in each. 2.11, 2.13"""
+    apply, transforming = super(torch.autograd.Function, function).apply, torch._C._are_functorch_transforms_active
 
     def run(first, others):
         return function.apply(first, *others) if transforming() else apply(first, *others)
 
-    return (lambda tensors: tuple(map(unwrap, tensors))) if all_tensors else unwrap_dead_wrappers, run
+    return run
+
+
+def unwrap_of(tensor: torch.Tensor) -> Callable | None:
+    """What gives the tensor that a wrapper of torch.func's stands for; None for what is no wrapper. 2.11, 2.13"""
+    return torch._C._functorch.unwrap_if_dead if torch._C._functorch.is_functorch_wrapped_tensor(tensor) else None
 
 
 def grad_enabled_in(modes: tuple) -> bool:

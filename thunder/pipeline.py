@@ -36,6 +36,7 @@ from thunder.transforms.recompute import recompute
 from thunder.transforms.reinplace import reinplace
 from thunder.transforms.reuse_memory import reuse_memory
 from thunder.transforms.seed_random import seed_random
+from thunder.transforms.side_stream import has_side_stream, side_stream
 from thunder.transforms.without_cotangents import without_cotangents
 
 __all__ = ["asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices", "read_by_products"]
@@ -82,6 +83,7 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
             for t in options.transforms
             if asked(t, "transform_trace_post_optimization")
         ),
+        *([("Side Stream", side_stream)] if has_side_stream(program) else ()),
         *([("Reuse Memory", reuse_memory)] if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors) else ()),
     ]
 
@@ -120,9 +122,8 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
 
-    execution = _execution(acquired, options, executors)
-    forward = _run(traces, [("Grad transform pass", differentiated), *execution], options)
-    backward = _run([cut[0].backward], execution, options)
+    forward = _run(traces, [("Grad transform pass", differentiated), *_execution(acquired, options, executors)], options)
+    backward = _run([cut[0].backward], _execution(cut[0].backward, options, executors), options)
     return forward, backward, cut[0]
 
 

@@ -5,6 +5,7 @@ import torch
 
 import thunder
 from tests.frontend.test_mutation import flat
+from tests.test_fusion import Joining
 from thunder.errors import CaptureError
 
 SHARED = {
@@ -27,6 +28,9 @@ SHARED = {
 }
 
 
+TWO = torch.tensor(2.0)
+
+
 def writes_to_the_first(x, y, *rest):
     x.add_(1)
     return x.sum() + y.sum(), [r.sum() for r in rest]
@@ -39,9 +43,9 @@ def writes_to_both(x, y, *rest):
 
 
 def reads_before_it_writes(x, y, *rest):
-    before = y * 2
+    before = y * TWO
     x.zero_()
-    y.add_(1)
+    y.add_(TWO)  # a fused region joins it with the product
     return before, y, x, [r * 1 for r in rest]
 
 
@@ -59,8 +63,9 @@ def whole():
 
 @pytest.mark.filterwarnings("ignore::thunder.errors.RecompileWarning")  # many ways on purpose
 @pytest.mark.parametrize("f", [writes_to_the_first, writes_to_both, reads_before_it_writes, writes_to_views], ids=lambda f: f.__name__)
-def test_arguments_that_share_memory_are_eagers(f):
-    compiled = thunder.jit(f)
+@pytest.mark.parametrize("executors", [None, [Joining()]], ids=["torch", "joined"])
+def test_arguments_that_share_memory_are_eagers(f, executors):
+    compiled = thunder.jit(f, executors=executors)
     for again in range(2):
         for name, make in SHARED.items():
             ours, eagers = whole(), whole()

@@ -520,6 +520,21 @@ def test_a_filled_tensor_still_requires_grad():
         assert ours.tolist() == [[0.0] * 4] * 2 + [[3.0] * 4] * 2
 
 
+def test_what_is_saved_of_an_argument_is_not_written_over():
+    """PyTorch's backward says that it is gone."""
+
+    def f(x, w):
+        x.clamp_(-1, 1)
+        y = x * w
+        x.fill_(3)
+        return y
+
+    x, w = X.clone(), torch.tensor(1.5, requires_grad=True)
+    (gradient,) = torch.autograd.grad(thunder.jit(f)(x, w).sum(), w)
+    torch.testing.assert_close(gradient, X.clamp(-1, 1).sum())
+    assert (x == 3).all()
+
+
 # ---------------------------------------------------------------------------------------------------------------- caches
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "like",
     "concrete",
     "number_value",
+    "element_count",
     "type_string",
     "proxies_in",
     "has_numbers",
@@ -541,6 +542,11 @@ def number_value(x):
 
 
 _ESTIMATE = 64
+
+
+def element_count(value: TensorProxy) -> int:
+    """How many elements a tensor has, for estimates: see `number_value`."""
+    return math.prod(map(number_value, value.shape))
 
 
 def same_shape(a: tuple, b: tuple) -> bool:

@@ -243,7 +243,7 @@ def with_own_copies(regions: Sequence[Region], output: Sequence[Proxy], takes: C
     lines_of: list[list[BoundSymbol]] = []
     for n, region in enumerate(regions):
         inputs, copies = set(region.inputs), {}
-        front: list[BoundSymbol] = []
+        fronts: list[tuple[int, list[BoundSymbol]]] = []
         for value in region.inputs if taken[n] else ():
             at = home[value][0] if value in home else None
             if at is None or not taken[at] or effects[at] != effects[n] or (chain := _chain(value, home, regions[at].lines, cheap)) is None:
@@ -252,8 +252,9 @@ def with_own_copies(regions: Sequence[Region], output: Sequence[Proxy], takes: C
             if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):
                 continue
             inputs |= sources
-            front += [line for line in made if line.outputs[0] not in copies]
+            fronts.append((at, [line for line in made if line.outputs[0] not in copies]))
             copies |= {o: _copy(o, line) for line in made for o in line.outputs if o not in copies}
+        front = [line for _, made in sorted(fronts, key=lambda f: f[0]) for line in made]  # a copy may read one of an earlier region
         lines_of.append([line.swap(copies) for line in (*front, *region.lines)] if copies else list(region.lines))
     read = {v for lines in lines_of for v in Region(lines, set()).inputs} | set(output)
     result = []

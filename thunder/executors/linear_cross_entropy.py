@@ -26,7 +26,7 @@ from itertools import pairwise
 import torch
 
 from thunder.core.dtypes import bfloat16, float32, float64
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, number_value
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, element_count, like, number_value
 from thunder.core.rewrite import Rewriter, rewrite
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
@@ -157,7 +157,7 @@ def _logits(line: BoundSymbol) -> int:
 
 for _symbol, _wanted in ((linear_cross_entropy, lambda line: ()), (with_gradients, lambda line: line.args[-1])):
     _symbol.info |= {
-        "multiply_adds": lambda line, wanted=_wanted: (1 + sum(wanted(line))) * line.args[0].numel_value * number_value(line.args[1].shape[0]), "scratch": _logits,
+        "multiply_adds": lambda line, wanted=_wanted: (1 + sum(wanted(line))) * element_count(line.args[0]) * number_value(line.args[1].shape[0]), "scratch": _logits,
     }  # fmt: skip
 
 

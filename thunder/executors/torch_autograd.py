@@ -157,10 +157,9 @@ def connected(
     cannot be run again. dense: places of the cotangents that are written out where they come broadcast.
     """
     program = _Program(backward, make_without, make_again, requires_grad, inputs, random, dense)
-    unwrapped, apply = compat.applying(ThunderFunction, all_tensors=not inputs[2])
+    apply = compat.applying(ThunderFunction)
 
     def run(*inputs):
-        inputs = unwrapped(inputs)
         generators = [generator_of(d).get_state() for d in random] if random else ()
         return rebuild(inputs, apply((program, generators, *forward(*inputs)), inputs))
 

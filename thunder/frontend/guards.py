@@ -229,8 +229,13 @@ class PrologueWriter:
         return self._returning_inputs()
 
     def _returning_inputs(self) -> tuple[Trace, Callable]:
-        inputs = tuple(Text(self.variable(s)) for s in self.capture.input_sources)
+        inputs = tuple(Text(self._input(s)) for s in self.capture.input_sources)
         return written("prologue", "fn, args, kwargs", self.lines, inputs, self.names, self.objects)
+
+    def _input(self, source: Source) -> str:
+        """An input of the computation. What a torch.func transform that has ended left behind stands for the tensor in it, as for eager's operations."""
+        tensor, v = self.capture.tensor_guards.get(source, (None,))[0], self.variable(source)
+        return v if tensor is None or (unwrap := compat.unwrap_of(tensor)) is None else f"{self.pin(unwrap, 'unwrap')}({v})"
 
     def _call_shape(self) -> None:
         capture = self.capture

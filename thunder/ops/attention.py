@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from thunder import _torch_compat as compat
 from thunder.core.dtypes import float32, float64
-from thunder.core.proxies import TensorProxy, like, number_value
+from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward, opaque
 from thunder.ops.backward import sum_to
@@ -94,7 +94,7 @@ attention_with_dropout = composite(fn=_FUNCTION, name="scaled_dot_product_attent
 
 def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
     """The multiply-adds of a product as large as that of queries and keys."""
-    return query.numel_value * number_value(key.shape[-2]) // (2 if is_causal else 1)
+    return element_count(query) * number_value(key.shape[-2]) // (2 if is_causal else 1)
 
 
 for _symbol in (scaled_dot_product_attention, attention_with_dropout):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from thunder.core.proxies import TensorProxy, like, number_value
+from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
 from thunder.ops import backward
 from thunder.ops import shape_prims as prims
@@ -317,7 +317,7 @@ for _rank, _plain, _transposed in ((1, conv1d, conv_transpose1d), (2, conv2d, co
 
 def _multiply_adds(x: TensorProxy, weight: TensorProxy) -> int:
     """x: the result, under transposition what comes in: each of its elements meets the kernels of a group's channels."""
-    return x.numel_value * weight.numel_value // max(1, number_value(weight.shape[0]))
+    return element_count(x) * element_count(weight) // max(1, number_value(weight.shape[0]))
 
 
 for _symbol in (conv1d, conv2d, conv3d):

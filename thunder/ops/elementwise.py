@@ -524,7 +524,8 @@ for _name, _old in {"eq": None, "ne": "not_equal", "lt": "less", "le": "less_equ
 def _angle_rule(symbol: Symbol) -> None:
     def rule(a, b):
         g = yield symbol(a, b)
-        inverse = op("reciprocal")(a * a + b * b)
+        squares = a * a + b * b
+        inverse = op("masked_fill")(op("reciprocal")(squares), op("eq")(squares, 0), 0)
         return tuple(sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None for x, slope in ((a, lambda: b), (b, lambda: -a)))
 
     symbol.vjp(rule)

@@ -34,10 +34,23 @@ def _embedding_meta(a, weight, *, padding_idx=None, scale_grad_by_freq=False, sp
     return like(weight, (*a.shape, weight.shape[1]))
 
 
+@torch_prim(fn=F.embedding)
+def sparse_embedding(a, weight, *, padding_idx=None, scale_grad_by_freq=False, sparse=True):
+    """What no kernel of others computes, since a derivative of theirs is dense."""
+    return _embedding_meta(a, weight, padding_idx=padding_idx)
+
+
 @composite(F.embedding, meta=_embedding_meta, canonicalize=_plain_arguments)
 def embedding(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
+    if sparse:
+        return sparse_embedding(a, weight, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=True)
     rows = take(weight, 0, prims.reshape(a, (a.numel_value,)))
     return prims.reshape(rows, (*a.shape, weight.shape[1]))
+
+
+@sparse_embedding.samples
+def _(make):
+    yield (make(2, 3, dtype=torch.int64, low=0, high=5), make(5, 4)), {"sparse": True}
 
 
 @embedding.samples

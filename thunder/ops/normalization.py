@@ -18,7 +18,7 @@ from thunder.ops.dims import is_empty, numel, wrap_dim
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
-_EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "complex64": 2.0**-23, "complex128": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 def compute_dtype(d):

@@ -506,6 +506,11 @@ def _(make):
     yield make(4, 3), 1, 1
     yield make(4, 3), 3, 0, True
     yield make(4, 3), math.inf, 1
+    yield make(4, 3), -math.inf
+    yield make(4, 3) * torch.tensor([1.0, 0.0, 1.0]), 0.5, 1
+    yield make(4, 3), 1.5
+    yield make(4, 3), -2.0, 0
+    yield (make(4, 3),), {"dtype": torch.float64}
 
 
 def _nuclear_meta(a, dim, keepdim, dtype):
@@ -531,10 +536,15 @@ def _norm_meta(a, p="fro", dim=None, keepdim=False, dtype=None):
 
 
 @composite(torch.norm, torch.Tensor.norm, meta=_norm_meta, tags=_RED, autocast="cuda:float32")
-def norm(a, p="fro", dim=None, keepdim=False, dtype=None):
+def norm(a, p="fro", dim=None, keepdim=False, *, dtype=None):
     if p == "nuc":
         return nuclear_norm(a, dim, keepdim, dtype)
     return vector_norm(a, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
+
+
+@alias(torch.Tensor.norm)
+def _norm_method(a, p="fro", dim=None, keepdim=False, dtype=None):
+    return norm(a, p, dim, keepdim, dtype=dtype)
 
 
 @norm.samples
@@ -542,6 +552,8 @@ def _(make):
     yield make(4, 3), "nuc"
     yield make(4, 3)
     yield make(4, 3), 2, 1, True
+    yield (make(4, 3), 1.5, 0), {"dtype": torch.float64}
+    yield (make(4, 3), "nuc"), {"dtype": torch.float64}
 
 
 def _dist_meta(a, b, p=2):
@@ -811,7 +823,7 @@ _scan_pair_rule(cummin)
 
 
 def _norm_gradient(g, y, a, order, dim, keepdim: bool):
-    """PyTorch's subgradients: 0 where the norm is 0; an infinite norm's is shared by the elements that reach it. None for order 0, which counts."""
+    """PyTorch's subgradients: 0 where the norm is 0, below order 1 where an element is; an infinite norm's is shared by those that reach it. None for order 0, which counts."""
     g, y = _unreduced(g, a, dim, keepdim), _unreduced(y, a, dim, keepdim)
     if order == 0:
         return None
@@ -819,30 +831,35 @@ def _norm_gradient(g, y, a, order, dim, keepdim: bool):
         return LTORCH["sgn"](a) * g
     if order == 2:
         return g * LTORCH["masked_fill"](a / y, LTORCH["eq"](y, 0), 0)
-    if order == math.inf:
+    if abs(order) == math.inf:
         reached = LTORCH["eq"](LTORCH["abs"](a), y)
         return LTORCH["sgn"](a) * (reached / sum(reached, canonical_dims(a, dim), True)) * g
-    return a * LTORCH["pow"](LTORCH["abs"](a), order - 2) * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
+    sizes = LTORCH["abs"](a)
+    if order < 1:
+        return LTORCH["sgn"](a) * LTORCH["masked_fill"](LTORCH["pow"](sizes, order - 1), LTORCH["eq"](a, 0), 0) * g * LTORCH["pow"](y, 1 - order)
+    scaled = LTORCH["sgn"](a) * LTORCH["pow"](sizes, order - 1) if order < 2 else a * LTORCH["pow"](sizes, order - 2)
+    return scaled * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
 
 
 def _norm_rule(symbol: Symbol, order_of) -> None:
     def rule(a, *args, **kwargs):
-        order, dim, keepdim, dtype = order_of(*args, **kwargs)
-        if order != 0 and (order is None or dtype is not None or not (order in (1, 2) or order > 2) or 0 in [n for n in a.shape if type(n) is int]):
+        order, dim, keepdim = order_of(*args, **kwargs)
+        if order != 0 and (order is None or 0 in [n for n in a.shape if type(n) is int]):
             return NotImplemented
         y = symbol(a, *args, **kwargs)
         g = yield y
-        return (_norm_gradient(g, y, a, order, dim, keepdim),)
+        of_a = _norm_gradient(g, y, a, order, dim, keepdim)
+        return (of_a if of_a is None else convert(of_a, a.dtype),)
 
     symbol.vjp(rule)
     symbol.info["complex_rule"] = lambda a, *args, **kwargs: order_of(*args, **kwargs)[0] == 0
 
 
-def _norm_arguments(p="fro", dim=None, keepdim=False, dtype=None):
-    return 2 if p in ("fro", None) else None if p == "nuc" else p, dim, keepdim, dtype
+def _norm_arguments(p="fro", dim=None, keepdim=False, *, dtype=None):
+    return 2 if p in ("fro", None) else None if p == "nuc" else p, dim, keepdim
 
 
-_norm_rule(vector_norm, lambda ord=2, dim=None, keepdim=False, *, dtype=None: (ord, dim, keepdim, dtype))
+_norm_rule(vector_norm, lambda ord=2, dim=None, keepdim=False, *, dtype=None: (ord, dim, keepdim))
 _norm_rule(norm, _norm_arguments)
 
 # PyTorch composes these of the same operations

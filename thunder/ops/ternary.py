@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from thunder.core import dtypes
@@ -114,9 +116,12 @@ def _clamp_meta(a, min=None, max=None, *, name="clamp"):
 def _clamp(name: str) -> Symbol:
     def decomposition(a, min=None, max=None):
         out, kind = a, _elementwise_meta(a, *(x for x in (min, max) if x is not None)).dtype
-        for bound, compare in ((min, LTORCH["lt"]), (max, LTORCH["gt"])):
-            if bound is not None:
-                bound = convert(bound, kind) if type(bound) is TensorProxy else bound
+        for bound, compare, extreme in ((min, LTORCH["lt"], LTORCH["maximum"]), (max, LTORCH["gt"], LTORCH["minimum"])):
+            if type(bound) is TensorProxy:
+                out = extreme(convert(out, kind), convert(bound, kind))
+            elif type(bound) is float and math.isnan(bound):  # it is taken by all, as by the extremes
+                out = LTORCH["full_like"](out, bound, dtype=kind)
+            elif bound is not None:
                 out = where(compare(out, bound), bound, out)
         return convert(out, kind)
 
@@ -133,6 +138,8 @@ for _symbol in (clamp, clip):
         yield make(4, 3), -0.5, 0.5
         yield (make(4, 3),), {"min": 0}
         yield make(4, 3), make(3), make(4, 1, low=3, high=4)
+        yield make(4, 3), -0.5, math.nan
+        yield make(4, 3), make(3) * torch.tensor([1, math.nan, 1]), make(4, 1)
 
 
 def _inside(a, min, max):

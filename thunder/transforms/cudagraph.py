@@ -7,7 +7,9 @@ outside says why in a comment above it.
 
 A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from then on. What it reads is copied to where the
 recording expects it, except for parameters, buffers, what it writes to, and what other graphs saved for it: their addresses are looked at, and other ones are another
-recording. So are, without grad, arguments that come in at the same address twice, until they do not. Recordings share memory, where their results stay until the next replay:
+recording. So are, without grad, arguments that come in at the same address twice, until they do not. A long forward is two recordings: the device works on the first while
+the host launches the other. In a backward, products that nobody reads are on a second stream (`side_stream`). Recordings share memory, where their results stay until the
+next replay:
 
 - what the program returns is copied out of it, except for gradients, as they are large;
 - gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would overwrite it (gradients that are accumulated, two
@@ -48,14 +50,17 @@ from thunder.errors import warn_user
 from thunder.ops.inplace import count_write, writes_back
 from thunder.ops.random import holding
 from thunder.ops.torch_types import to_torch_device
+from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
-from thunder.transforms.memory_budget import roots
+from thunder.transforms.memory_budget import nbytes, roots
 from thunder.transforms.reinplace import in_place_form
 
 __all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory"]
 
 RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
+HEAD = 32  # lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for the host to launch the rest
+LEAST_BESIDE = 10**9  # multiplications and additions of a product on the side stream, where a graph launches it without the host
 
 
 class CUDAGraphTransform(Transform):
@@ -110,6 +115,8 @@ class CUDAGraphTransform(Transform):
         backward = TraceTag.BACKWARD in trace.tags
         saved = set(proxies_in(trace.output[1], [])) if TraceTag.AUGMENTED_FORWARD in trace.tags else set()
         returned = set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
+        if saved:
+            groups = _head_apart(groups, lines, trace.output_proxies)
         shown = roots(lines, maybe=True)
         returned |= {shown.get(p, p) for p in returned}
         names, made_before, used_before = self._last if backward else (None, frozenset(), [])
@@ -122,8 +129,9 @@ class CUDAGraphTransform(Transform):
                 continue
             name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
             written = _written(region)
+            program = del_last_used(Trace(name, region.inputs, region.lines, list(region.outputs), trace.names))
             run = GraphedRegion(
-                f"{name} of {trace.name}", del_last_used(Trace(name, region.inputs, region.lines, list(region.outputs), trace.names)), self._memory_of(region, backward),
+                f"{name} of {trace.name}", side_stream.side_stream(program, LEAST_BESIDE) if backward else program, self._memory_of(region, backward),
                 fixed=[i for i, p in enumerate(region.inputs) if p.name in parameters or p in written],
                 expected=[i for i, p in enumerate(region.inputs) if p.name in expected and p.name not in parameters],
                 returned=[o in returned for o in region.outputs],
@@ -199,6 +207,23 @@ def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) ->
     return groups
 
 
+def _head_apart(groups: list[list[int]], lines: Sequence[BoundSymbol], output: Sequence[Proxy]) -> list[list[int]]:
+    """The first long group as two, cut where the fewest bytes have to stay for that: the device works on its head while the host looks at what the rest reads, and launches it."""
+    at = next((n for n, group in enumerate(groups) if len(group) >= 4 * HEAD), None)
+    if at is None:
+        return groups
+    group, returned = groups[at], set(output)
+    last = {p: n for n, i in enumerate(group) for p in lines[i].inputs}
+    staying = [0] * (2 * HEAD)
+    for n, i in enumerate(group[: 2 * HEAD]):
+        for p in lines[i].outputs:
+            if isinstance(p, TensorProxy) and p not in returned:
+                for cut in range(n + 1, min(last.get(p, n) + 1, 2 * HEAD)):
+                    staying[cut] += nbytes(p)
+    cut = min(range(HEAD, 2 * HEAD), key=staying.__getitem__)
+    return [*groups[:at], group[:cut], group[cut:], *groups[at + 1 :]]
+
+
 def _written(region: Region) -> set[Proxy]:
     """The inputs of a region that its lines write to."""
     shown, found = roots(region.lines, maybe=True), set()
@@ -239,6 +264,7 @@ class Memory:
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
         """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
         graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
+        side_stream.join()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():  # nothing may be freed while a graph is recorded
@@ -249,6 +275,7 @@ class Memory:
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
+                side_stream.forget()
                 self._recover()
                 raise
         caller.wait_stream(self.stream)  # where PyTorch writes, before it records, that random numbers begin at 0
@@ -516,14 +543,23 @@ def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
 
 
 def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
-    """What shows outputs in the memory of the input that they share it with."""
+    """What shows outputs in the memory of the input that they share it with: as views of it, or detached from it where they are."""
     shown = inputs[source]
     if any(o.dtype != shown.dtype for o in members):
         raise Refused("a result shows an argument as another type")
-    parts = [None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset()) for o in members]
-    return lambda tensors: [
-        tensors[source] if p is None else tensors[source].as_strided(p[0], p[1], tensors[source].storage_offset() + p[2]) for p in parts
-    ]  # fmt: skip
+
+    def is_view(o):
+        return o._base is not None and (o._base is shown or o._base is shown._base)
+
+    parts = [None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset(), is_view(o)) for o in members]
+
+    def show(tensor, part):
+        if part is None:
+            return tensor
+        shape, strides, offset, related = part
+        return (tensor if related else tensor.detach()).as_strided(shape, strides, tensor.storage_offset() + offset)
+
+    return lambda tensors: [show(tensors[source], p) for p in parts]
 
 
 def _copied(members: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
-from thunder.core.proxies import Proxy, TensorProxy, number_value
+from thunder.core.proxies import Proxy, TensorProxy, element_count, number_value
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops.inplace import writes_back
@@ -77,7 +77,7 @@ def curve(joint: Trace, budgets: Sequence[float]) -> list[tuple[float, Plan]]:
 
 def nbytes(value: TensorProxy) -> int:
     """Bytes of a dense tensor of this shape; symbolic sizes count as they were at capture."""
-    return math.prod(map(number_value, value.shape)) * value.dtype.bytes
+    return element_count(value) * value.dtype.bytes
 
 
 def _is_view(line: BoundSymbol, maybe: bool = False) -> bool:
@@ -119,7 +119,7 @@ def multiply_adds(line: BoundSymbol) -> float:
         return 0
     a, b, product = *tensors[:2], line.outputs[0]
     batch = math.prod(map(number_value, product.shape[:-2])) if min(len(a.shape), len(b.shape)) > 2 else 1
-    return math.sqrt(a.numel_value * b.numel_value * product.numel_value / max(1, batch))
+    return math.sqrt(element_count(a) * element_count(b) * element_count(product) / max(1, batch))
 
 
 class _Flow:

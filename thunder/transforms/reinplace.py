@@ -21,7 +21,7 @@ from thunder.core.proxies import Proxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.ops.define import LTORCH, inplace_form, torch_path
-from thunder.ops.inplace import write_back
+from thunder.ops.inplace import also_written, write_back
 from thunder.transforms.memory_budget import roots
 
 __all__ = ["in_place_form", "reinplace", "run_in_place"]
@@ -78,6 +78,7 @@ class _State:
         self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
         self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
+        beside = {self.root(line.args[0]) for line in lines if line.sym.id == _ALSO_WRITTEN}  # arguments that are views of others
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
                 self.copies[line.args[0]] = line.args[1], i
@@ -85,6 +86,9 @@ class _State:
                 continue
             for value in line.inputs:
                 self.reads.setdefault(self.root(value), []).append(i)
+        # what is read through them is what they are before the first write
+        through = [i for i, line in enumerate(lines) if line.sym.id != _ALSO_WRITTEN and not beside.isdisjoint(map(self.root, line.inputs))] if beside else []
+        self.last_beside = through[-1] if through else -1
         for value in trace.output_proxies:
             self.reads.setdefault(self.root(value), []).append(len(lines))
 
@@ -103,7 +107,11 @@ class _State:
             return False
         if home is None:
             return result.name in self.written and self.root(target) not in self.home and not any(r > i for r in reads)
-        _, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
+        if i < self.last_beside:
+            return False
+        last, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
+        if last is not result and any(r > at for r in self.reads.get(self.root(result), ())):  # as what is saved: the last value is written over it
+            return False
         return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
 
     def as_it_is(self, line: BoundSymbol) -> list[BoundSymbol]:
@@ -158,4 +166,5 @@ def _raise(line: BoundSymbol):
 
 
 _WRITE_BACK = f"torch.{write_back.id}"
+_ALSO_WRITTEN = f"torch.{also_written.id}"
 _DETACH = f"torch.{LTORCH['detach'].id}"

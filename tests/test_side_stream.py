@@ -1,0 +1,217 @@
+"""Gradients of weights on a second stream. Without a GPU the stream is imitated: what is launched there runs when somebody waits for it, as late as it may."""
+
+import contextlib
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import thunder
+from thunder import DebugOptions
+from thunder.transforms import side_stream
+from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU with streams")
+
+
+class LateStream:
+    """Runs what is launched on it when another stream waits for it."""
+
+    device_index, launched, now = 0, [], None
+
+    def __init__(self, device, cuda_stream=1):
+        self.cuda_stream = cuda_stream
+
+    def record_event(self):
+        return len(self.launched)
+
+    def wait_event(self, event):
+        while event > len(LateStream.launched) - sum(map(callable, LateStream.launched)):
+            place = next(i for i, work in enumerate(LateStream.launched) if callable(work))
+            work, LateStream.launched[place] = LateStream.launched[place], None
+            work()
+
+    def wait_stream(self, other):
+        pass
+
+
+@pytest.fixture
+def late(monkeypatch):
+    """Products of any size of backwards on the CPU are launched on a stream that is late."""
+    product = torch.mm
+
+    @contextlib.contextmanager
+    def on(stream):
+        torch.mm = lambda a, b, out: LateStream.launched.append(lambda: product(a, b, out=out))
+        try:
+            yield
+        finally:
+            torch.mm = product
+
+    monkeypatch.setattr(LateStream, "launched", [])
+    cuda = types.SimpleNamespace(current_stream=lambda device: LateStream(device, 0), Stream=LateStream, stream=on)
+    monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=lambda *args, **kwargs: torch.mm(*args, **kwargs)))
+    monkeypatch.setattr(side_stream, "DEVICES", ("cpu",))
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (0,))
+    monkeypatch.setattr(side_stream, "_SIDES", {})
+    return LateStream
+
+
+def beside(compiled):
+    return [line for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if line.sym.name == "mm_on_side_stream"]
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(8, 8), nn.GELU())), nn.LayerNorm(8), nn.Linear(8, 3, bias=False))
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["triton_fuser", "torch"], ["inductor"]], ids=["torch", "fuser", "inductor"])
+def test_products_that_nobody_reads_may_be_late(late, executors):
+    """Those that something follows: where nobody fuses, the sum for the first layer's bias is the last."""
+    module, x = model(), torch.randn(5, 8, requires_grad=True)
+    compiled = thunder.jit(module, executors=executors, debug_options=DebugOptions(check_traces=True))
+    inputs = [x, *module.parameters()]
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(compiled(x).square().sum(), inputs), torch.autograd.grad(module(x).square().sum(), inputs))
+    assert len(late.launched) == 2 * len(beside(compiled)) and len(beside(compiled)) in (5, 6)
+    assert not any(map(callable, late.launched)) and not side_stream._UNDER_WAY.products
+    text = str(thunder.last_backward_traces(compiled)[-1])
+    assert text.index("join_side_stream()") > text.rindex("= mm_on_side_stream(")
+
+
+def test_as_many_products_are_under_way_as_may_be(late, monkeypatch):
+    waiting = []
+    wait = LateStream.wait_event
+    monkeypatch.setattr(LateStream, "wait_event", lambda self, event: (waiting.append(sum(map(callable, late.launched))), wait(self, event)))
+    module = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(9)))
+    thunder.jit(module)(torch.randn(2, 4)).sum().backward()
+    assert max(waiting) == side_stream.IN_FLIGHT < len(waiting) == 8
+
+
+def test_what_is_read_or_written_to_is_not_late(late):
+    """Neither a gradient that the program reads, nor one of what it writes to afterwards."""
+    x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    twice = thunder.jit(lambda x, w: x @ w + (x * 2) @ w)
+    torch.testing.assert_close(torch.autograd.grad(twice(x, w).sum(), w), torch.autograd.grad((x @ w + (x * 2) @ w).sum(), w))
+    assert not beside(twice)
+
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w, v):
+            ctx.save_for_backward(x, w)
+            return x @ w + v
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            gradient = x.t() @ g
+            x.data.mul_(2)
+            return g @ w.t(), gradient, g
+
+    values = [torch.randn(4, 4, requires_grad=True) for _ in range(3)]
+
+    def program(x, w, v):
+        return Writes.apply(x * 1, w, v).sum()
+
+    compiled = thunder.jit(program)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*values), values), torch.autograd.grad(program(*values), values))
+
+
+def test_small_products_and_those_of_the_cpu_stay(late, monkeypatch):
+    module, x = model(), torch.randn(5, 8)
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (2 * 5 * 8 * 8,))
+    compiled = thunder.jit(module)
+    compiled(x).sum().backward()
+    assert [line.output.shape for line in beside(compiled)] == [(8, 8)] * 4
+    monkeypatch.setattr(side_stream, "DEVICES", ("cuda",))
+    compiled = thunder.jit(module)
+    compiled(x).sum().backward()
+    assert not beside(compiled) and "Side Stream" not in "".join(str(t) for t in thunder.last_backward_traces(compiled))
+
+
+def test_a_program_that_fails_leaves_nothing_that_could_be_overwritten(late):
+    """What is under way holds its memory until the next program of the thread has waited for it."""
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(2, 4)
+    compiled = thunder.jit(module)
+    compiled(x).sum().backward()
+    first = beside(compiled)[0]
+    assert first.sym.fn is side_stream._mm_on_side_stream
+    side_stream._mm_on_side_stream(x.t(), x)
+    assert len(side_stream._UNDER_WAY.products) == 1
+    module.zero_grad()
+    compiled(x).sum().backward()
+    assert not side_stream._UNDER_WAY.products and not any(map(callable, late.launched))
+
+
+@on_gpu
+@pytest.mark.parametrize("transforms", [(), (CUDAGraphTransform,)], ids=["launched", "graphs"])
+def test_on_the_device(transforms, monkeypatch):
+    """Bit for bit what the products give on one stream, under memory that is used again at once."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(4096, 4096, bias=False), nn.GELU()))).to("cuda", torch.bfloat16)
+    parameters, x = list(module.parameters()), torch.randn(2048, 4096, device="cuda", dtype=torch.bfloat16)
+    cotangent = torch.randn_like(x)
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**20,))
+    expected = torch.autograd.grad(thunder.jit(module)(x), parameters, cotangent)
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**9,))
+    compiled = thunder.jit(module, transforms=[t() for t in transforms])
+    for _ in range(20):
+        found = torch.autograd.grad(compiled(x), parameters, cotangent)
+        assert all(map(torch.equal, found, expected))
+        del found
+    programs = [line.sym.fn.trace for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if isinstance(line.sym.fn, GraphedRegion)]
+    assert bool(programs) == bool(transforms)
+    assert "mm_on_side_stream" in str(programs[0] if programs else thunder.last_backward_traces(compiled)[-1])
+
+
+@on_gpu
+@pytest.mark.parametrize("captured", [False, True], ids=["launched", "recorded by the user"])
+def test_on_a_stream_of_the_users(captured, monkeypatch):
+    torch.manual_seed(0)
+    module = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(4))).to("cuda", torch.bfloat16)
+    parameters, x = list(module.parameters()), torch.randn(1024, 2048, device="cuda", dtype=torch.bfloat16)
+    stream, cotangent = torch.cuda.Stream(), torch.randn_like(x)
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**20,))
+    expected = torch.autograd.grad(thunder.jit(module)(x), parameters, cotangent)
+    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**9,))
+    compiled = thunder.jit(module)
+
+    def step():
+        return torch.autograd.grad(compiled(x), parameters, cotangent)
+
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(5):
+            found = step()
+    stream.synchronize()
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+        graph.replay()
+        torch.cuda.synchronize()
+    assert all(map(torch.equal, found, expected))
+    assert len(beside(compiled)) == 3
+
+
+@on_gpu
+def test_a_recording_that_fails_while_products_are_under_way(monkeypatch):
+    module, x = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda(), torch.randn(1024, 1024, device="cuda")
+    parameters = list(module.parameters())
+    expected = torch.autograd.grad(module(x).sum(), parameters)
+    compiled, product, recorded = thunder.jit(module, transforms=[CUDAGraphTransform()]), side_stream._mm_on_side_stream, []
+
+    def fails_when_recorded(a, b):
+        if torch.cuda.is_current_stream_capturing():
+            recorded.append(a)
+            if len(recorded) == 2:
+                raise RuntimeError("no room")
+        return product(a, b)
+
+    monkeypatch.setattr(side_stream.mm_on_side_stream, "fn", fails_when_recorded)
+    with pytest.warns(UserWarning, match="no room"):
+        for _ in range(4):
+            torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), parameters), expected, rtol=1e-4, atol=1e-3)
+    assert len(recorded) == 2 and not side_stream._UNDER_WAY.products

@@ -1,0 +1,111 @@
+"""Side Stream: gradients of weights are computed beside what the rest of the backward waits for.
+
+Before: `t2 = torch.mm(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `return (t2, ...)`. After: `t2 = mm_on_side_stream(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `join_side_stream()`,
+`return (t2, ...)`.
+
+Nobody in the program reads such a product. On a stream of its own it fills what the others leave of a GPU: the last blocks of other products, and what waits for memory.
+What it reads is held until the program's stream has waited for it, and its memory is of the program's stream, which has waited before anybody sees it.
+
+Not taken is a product of something that the program writes to afterwards, one that nothing follows, nor one that is too small for what it costs the host.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+
+import torch
+
+from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.trace import Trace, TraceTag
+from thunder.transforms.del_last_used import python_del
+from thunder.transforms.memory_budget import roots
+
+__all__ = ["forget", "has_side_stream", "join", "side_stream"]
+
+DEVICES = ("cuda",)
+LEAST = 5 * 10**10  # multiplications and additions that are worth some 10 us of the host's time: they take a GPU about 100 us
+IN_FLIGHT = 4  # products that may be under way: what more of them read would have to be held
+
+
+def has_side_stream(program: Trace) -> bool:
+    """Whether a program is a backward whose results are on a device that has streams."""
+    return TraceTag.BACKWARD in program.tags and any(isinstance(o, TensorProxy) and o.device.type in DEVICES for o in program.output_proxies)
+
+
+def side_stream(trace: Trace, least: int = LEAST) -> Trace:
+    """Computes products of at least so many multiplications and additions, which are returned and not read, on a second stream."""
+    lines, shown = trace.bound_symbols, roots(trace.bound_symbols, maybe=True)
+    returned, read, written = set(trace.output_proxies), set[Proxy](), set[Proxy]()
+    made: list[BoundSymbol] = []
+    something_follows = False
+    for line in reversed(lines):
+        if line.sym is python_del:
+            made.append(line)
+            continue
+        inputs = {shown.get(i, i) for i in line.inputs}
+        if something_follows and _is_product(line, least) and line.output in returned and line.output not in read and written.isdisjoint(inputs):
+            line = line.replace(sym=mm_on_side_stream, subsymbols=[line])
+        elif not line.sym.tags.isdisjoint((OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE)):
+            written |= inputs
+        read |= inputs
+        something_follows |= OpTags.VIEW not in line.sym.tags
+        made.append(line)
+    if all(line.sym is not mm_on_side_stream for line in made):
+        return trace
+    return trace.replace(bound_symbols=[*reversed(made), join_side_stream.bind(output=None)])
+
+
+def _is_product(line: BoundSymbol, least: int) -> bool:
+    if line.sym.id != "torch.ltorch.mm" or not isinstance(line.output, TensorProxy) or line.output.device.type not in DEVICES:
+        return False
+    sizes = *line.args[0].shape, line.args[1].shape[1]
+    return all(type(n) is int for n in sizes) and 2 * sizes[0] * sizes[1] * sizes[2] >= least
+
+
+class _UnderWay(threading.local):
+    """Products that the streams they were asked for on have not waited for, in their order: (what they are done by, that stream, what they read and write)."""
+
+    def __init__(self):
+        self.products: deque[tuple] = deque()
+
+
+_UNDER_WAY = _UnderWay()
+_SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and stream
+
+
+def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    products, main = _UNDER_WAY.products, torch.cuda.current_stream(a.device)
+    key = main.device_index, main.cuda_stream
+    if key not in _SIDES:
+        _SIDES[key] = torch.cuda.Stream(a.device)
+    side = _SIDES[key]
+    if len(products) == IN_FLIGHT:
+        _wait_for_first()
+    result = a.new_empty((a.shape[0], b.shape[1]))
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        torch.mm(a, b, out=result)
+        products.append((side.record_event(), main, (a, b, result)))
+    return result
+
+
+def _wait_for_first() -> None:
+    done, main, _held = _UNDER_WAY.products.popleft()
+    main.wait_event(done)
+
+
+def join() -> None:
+    """Lets the streams that products were asked for on wait for them: at the end of each program, and after one that failed."""
+    while _UNDER_WAY.products:
+        _wait_for_first()
+
+
+def forget() -> None:
+    """Nothing is waited for: what was recorded for a CUDA graph that is none never runs."""
+    _UNDER_WAY.products.clear()
+
+
+mm_on_side_stream = Symbol("mm_on_side_stream", id="side_stream.mm", is_prim=True, fn=_mm_on_side_stream, tags=(OpTags.MATMUL_OP,))
+join_side_stream = Symbol("join_side_stream", id="side_stream.join", is_prim=True, fn=join, tags=(OpTags.DONT_DCE,))
