@@ -887,10 +887,11 @@ def test_under_make_fx_the_original_is_traced():
     from torch.fx.experimental.proxy_tensor import make_fx
 
     compiled = thunder.jit(lambda x: x.sin().sum())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    compiled(ONES)
+    with pytest.warns(UserWarning, match="under make_fx"):
         graph = make_fx(compiled)(ONES)
     assert [n.name for n in graph.graph.nodes if n.op == "call_function"] == ["sin", "sum_1"]
+    assert thunder.cache_misses(compiled) == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------- garbage collection

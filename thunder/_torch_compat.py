@@ -318,13 +318,15 @@ def functorch_implementations() -> dict:
 
 
 def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
-    """The name of another system that is tracing this call (torch.func, a FakeTensorMode, torch.export), or None."""
+    """The name of another system that is tracing this call (torch.func, a FakeTensorMode, torch.export, make_fx), or None."""
     if in_functorch():
         return "a torch.func transform"
     if torch.compiler.is_compiling():
         return "torch.compile or torch.export"
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         return "a FakeTensorMode"
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # which does not see what kernels of executors compute
+        return "make_fx"
     if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"
     return None
