@@ -53,7 +53,7 @@ def late(monkeypatch):
     cuda = types.SimpleNamespace(current_stream=lambda device: LateStream(device, 0), Stream=LateStream, stream=on)
     monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=lambda *args, **kwargs: torch.mm(*args, **kwargs)))
     monkeypatch.setattr(side_stream, "DEVICES", ("cpu",))
-    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (0,))
+    monkeypatch.setattr(side_stream, "LEAST", 0)
     monkeypatch.setattr(side_stream, "_SIDES", {})
     return LateStream
 
@@ -121,7 +121,7 @@ def test_what_is_read_or_written_to_is_not_late(late):
 
 def test_small_products_and_those_of_the_cpu_stay(late, monkeypatch):
     module, x = model(), torch.randn(5, 8)
-    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (2 * 5 * 8 * 8,))
+    monkeypatch.setattr(side_stream, "LEAST", 2 * 5 * 8 * 8)
     compiled = thunder.jit(module)
     compiled(x).sum().backward()
     assert [line.output.shape for line in beside(compiled)] == [(8, 8)] * 4
@@ -153,9 +153,9 @@ def test_on_the_device(transforms, monkeypatch):
     module = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(4096, 4096, bias=False), nn.GELU()))).to("cuda", torch.bfloat16)
     parameters, x = list(module.parameters()), torch.randn(2048, 4096, device="cuda", dtype=torch.bfloat16)
     cotangent = torch.randn_like(x)
-    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**20,))
+    monkeypatch.setattr(side_stream, "LEAST", 10**20)
     expected = torch.autograd.grad(thunder.jit(module)(x), parameters, cotangent)
-    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**9,))
+    monkeypatch.setattr(side_stream, "LEAST", 10**9)
     compiled = thunder.jit(module, transforms=[t() for t in transforms])
     for _ in range(20):
         found = torch.autograd.grad(compiled(x), parameters, cotangent)
@@ -173,9 +173,9 @@ def test_on_a_stream_of_the_users(captured, monkeypatch):
     module = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(4))).to("cuda", torch.bfloat16)
     parameters, x = list(module.parameters()), torch.randn(1024, 2048, device="cuda", dtype=torch.bfloat16)
     stream, cotangent = torch.cuda.Stream(), torch.randn_like(x)
-    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**20,))
+    monkeypatch.setattr(side_stream, "LEAST", 10**20)
     expected = torch.autograd.grad(thunder.jit(module)(x), parameters, cotangent)
-    monkeypatch.setattr(side_stream.side_stream, "__defaults__", (10**9,))
+    monkeypatch.setattr(side_stream, "LEAST", 10**9)
     compiled = thunder.jit(module)
 
     def step():

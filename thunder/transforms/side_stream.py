@@ -34,8 +34,9 @@ def has_side_stream(program: Trace) -> bool:
     return TraceTag.BACKWARD in program.tags and any(isinstance(o, TensorProxy) and o.device.type in DEVICES for o in program.output_proxies)
 
 
-def side_stream(trace: Trace, least: int = LEAST) -> Trace:
-    """Computes products of at least so many multiplications and additions, which are returned and not read, on a second stream."""
+def side_stream(trace: Trace, least: int | None = None) -> Trace:
+    """Computes products of at least so many multiplications and additions (`LEAST`), which are returned and not read, on a second stream."""
+    least = LEAST if least is None else least
     lines, shown = trace.bound_symbols, roots(trace.bound_symbols, maybe=True)
     returned, read, written = set(trace.output_proxies), set[Proxy](), set[Proxy]()
     made: list[BoundSymbol] = []
@@ -58,7 +59,7 @@ def side_stream(trace: Trace, least: int = LEAST) -> Trace:
 
 
 def _is_product(line: BoundSymbol, least: int) -> bool:
-    if line.sym.id != "torch.ltorch.mm" or not isinstance(line.output, TensorProxy) or line.output.device.type not in DEVICES:
+    if line.sym.id != "torch.ltorch.mm" or len(line.args) != 2 or line.kwargs or not isinstance(line.output, TensorProxy) or line.output.device.type not in DEVICES:
         return False
     sizes = *line.args[0].shape, line.args[1].shape[1]
     return all(type(n) is int for n in sizes) and 2 * sizes[0] * sizes[1] * sizes[2] >= least
