@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from thunder.core.proxies import Proxy, TensorProxy, map_structure
+from thunder.core.proxies import Proxy, TensorProxy, element_count, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, hashable
 
 __all__ = ["Region", "convex_regions", "schedule", "region_key", "leading_to", "with_own_copies"]
@@ -287,7 +287,7 @@ def _chain(value: Proxy, home: dict, home_lines: Sequence[BoundSymbol], cheap: C
 
 
 def _bytes(value: Proxy) -> int:
-    return math.prod(value.shape) * value.dtype.bytes if isinstance(value, TensorProxy) else 0
+    return element_count(value) * value.dtype.bytes if isinstance(value, TensorProxy) else 0
 
 
 def _copy(value: Proxy, line: BoundSymbol) -> Proxy:

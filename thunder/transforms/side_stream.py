@@ -16,11 +16,11 @@ from collections import deque
 
 import torch
 
-from thunder.core.proxies import Proxy, TensorProxy
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.transforms.del_last_used import python_del
-from thunder.transforms.memory_budget import roots
+from thunder.transforms.memory_budget import multiply_adds, roots
 
 __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
@@ -61,8 +61,7 @@ def side_stream(trace: Trace, least: int | None = None) -> Trace:
 def _is_product(line: BoundSymbol, least: int) -> bool:
     if line.sym.id != "torch.ltorch.mm" or len(line.args) != 2 or line.kwargs or not isinstance(line.output, TensorProxy) or line.output.device.type not in DEVICES:
         return False
-    sizes = *line.args[0].shape, line.args[1].shape[1]
-    return all(type(n) is int for n in sizes) and 2 * sizes[0] * sizes[1] * sizes[2] >= least
+    return not any(map(has_numbers, line.args)) and 2 * multiply_adds(line) >= least
 
 
 class _UnderWay(threading.local):
