@@ -1,12 +1,15 @@
 """What runs on a GPU, without one: machine code that Triton compiles for it, the directory it is kept in, and launches, with stand-ins for the driver."""
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
 import sys
+import time
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -242,6 +245,22 @@ def test_damaged_files_are_missing(directory, damage):
     assert disk_cache.load("key") is None
     disk_cache.store("key", {"fact": 2}, b"new")
     assert disk_cache.load("key")[0] == {"fact": 2}
+
+
+def test_threads_share_one_temporary_directory(monkeypatch):
+    """What is compiled in a pool is written to a directory that stays."""
+    made = []
+
+    def slowly(prefix):
+        time.sleep(0.05)
+        made.append(types.SimpleNamespace(name=f"/{prefix}{len(made)}"))
+        return made[-1]
+
+    monkeypatch.setattr(disk_cache, "_temporary_directory", functools.cache(lambda: slowly("thunder")))
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: disk_cache._temporary(), range(4)))
+    assert len(found) == len(made) == 1
+
 
 
 def test_processes_that_write_the_same_find_whole_files(directory):

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,17 @@ def _trusted(directory: Path) -> Path:
     return directory
 
 
+_ONE_AT_A_TIME = threading.Lock()
+
+
 @functools.cache
 def _temporary_directory() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="thunder")
 
 
 def _temporary() -> Path:
-    return Path(_temporary_directory().name)
+    with _ONE_AT_A_TIME:  # what a second thread makes meanwhile would be removed while it is written to
+        return Path(_temporary_directory().name)
 
 
 def _write(path: Path, content: bytes) -> None:
