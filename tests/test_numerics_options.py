@@ -193,7 +193,7 @@ def test_what_a_checkpoint_draws_again_is_the_same():
     def program(x):
         return checkpoint(lambda x: (torch.rand_like(x) * x * x).sin(), x, use_reentrant=False)
 
-    x = torch.linspace(0.5, 1.5, 6, requires_grad=True)
+    x = torch.linspace(0.5, 1.2, 6, requires_grad=True)  # up to where arcsin undoes sin
     y = thunder.jit(program, executors=[Toy()], rng="fused")(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     noise = (y.arcsin() / x**2).detach()
