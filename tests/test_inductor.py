@@ -1,12 +1,19 @@
 """The inductor executor: what it computes, in which layout, how often it compiles, and what it leaves to PyTorch."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._dynamo.utils import counters
+from torch._inductor import cpu_vec_isa
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder
+from thunder import _torch_compat
+from thunder._torch_compat import compile_with_inductor
+from thunder.executors import inductor
 from thunder.executors.inductor import inductor_ex, torch_compile_cat_ex, torch_compile_ex
 from thunder.tests.litgpt_model import GPT
 
@@ -52,6 +59,59 @@ def test_a_step_is_as_near_to_float64_as_eager_and_layers_are_compiled_once():
             assert (ours - exact).norm() / scale <= 3 * (eager - exact).norm() / scale + 1e-7
     assert compiled_regions[0] > 3 and compiled_regions[1] == 0
     assert all(sum(r.compilations for r in (region, *region._overwriting.values())) == 1 for region in inductor_ex._compiled.values())
+
+
+def test_the_regions_of_a_program_are_compiled_beside_each_other_for_the_strides_that_come(monkeypatch):
+    """What attention gives, and what is taken apart and turned around, is not row-major. A region whose strides were not foreseen is compiled again."""
+    happened = []
+
+    def compile_noted(*args):
+        run, strides, wait = compile_with_inductor(*args)
+        happened.append("begun")
+
+        def waited():
+            happened.append("waited for")
+            wait()
+
+        return run, strides, waited
+
+    monkeypatch.setattr(inductor, "compile_with_inductor", compile_noted)
+    inductor_ex._compiled.clear()
+    model = gpt(2)
+    step = thunder.jit(model, executors=["inductor"])
+    loss = step(torch.randint(64, (2, 16))).square().mean()
+    forward = len({f for _, f in thunder.examine.get_fusions(thunder.last_traces(step)[-1])})
+    assert happened == ["begun"] * forward + ["waited for"] * forward and forward > 3
+    happened.clear()
+    torch.autograd.grad(loss, list(model.parameters()))
+    backward = len(happened) // 2
+    assert happened == ["begun"] * backward + ["waited for"] * backward and backward > 2
+
+    def program(x, y):
+        return (x.exp() * 2.0) @ y.t(), (y.sin() + 1.0) @ x.t()
+
+    compiled = thunder.jit(program, executors=["inductor"])
+    for x, y in ((torch.randn(5, 7), torch.randn(7, 5).t()), (torch.randn(7, 5).t(), torch.randn(5, 7))):
+        for got, want in zip(compiled(x, y), program(x, y), strict=True):
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+
+
+def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):
+    """Inductor compiles and loads one for each kind. What it finds then was compared by hand: the same."""
+    if sys.platform != "linux" or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("other processors are left to Inductor")
+    check = cpu_vec_isa.VecISA.check_build
+    _torch_compat._find_vectors.cache_clear()
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    for kind in (cpu_vec_isa.VecAVX512, cpu_vec_isa.VecAVX512VNNI, cpu_vec_isa.VecAMX):
+        kind.__bool__.cache_clear()
+    commands = []
+    monkeypatch.setattr(_torch_compat.subprocess, "run", lambda command, run=subprocess.run, **options: commands.append(command) or run(command, **options))
+    _torch_compat._find_vectors()
+    assert any("-fsyntax-only" in c for c in commands) and not any("-shared" in c for c in commands) and cpu_vec_isa.VecISA.check_build is check
+    assert cpu_vec_isa.valid_vec_isa_list()
+    assert cpu_vec_isa.pick_vec_isa().bit_width() == {"AVX2": 256, "AVX512": 512}[torch.backends.cpu.get_cpu_capability()]
 
 
 def test_results_are_laid_out_as_pytorch_lays_them_out_and_new_strides_are_compiled_once():

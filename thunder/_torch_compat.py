@@ -11,6 +11,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 
@@ -353,8 +354,9 @@ def quiet_fake_tensors():
 
 def compile_with_inductor(
     function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = (), rewritten: Callable = lambda graph: None
-) -> tuple[Callable, list[tuple]]:
-    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, and the strides that PyTorch gives the results.
+) -> tuple[Callable, list[tuple], Callable]:
+    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, the strides that PyTorch gives the results, and a function that waits until it can be
+    called: on the CPU, C++ compilers run in the background.
 
     function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
     empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13.
@@ -380,25 +382,61 @@ def compile_with_inductor(
             graph.graph.eliminate_dead_code()
     output = next(iter(reversed(graph.graph.nodes)))
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    _find_vectors()
+    waiting: list[Callable] = []
     # shapes are guarded, and strides looked at, before a region is called
-    options = {"size_asserts": False} | ({"cpp.vec_isa_ok": True} if config.cpp.vec_isa_ok is None and _vectors_are_known() else {})
-    with config.patch(options), tracing(TracingContext(mode)) as context:
+    with config.patch(size_asserts=False), tracing(TracingContext(mode)) as context, _waits_left_to(waiting if tensors[0].device.type == "cpu" else None):
         if reused:
             context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(reused))
         # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1 nobody else's graph is taken for one of these
         compiled = compile_fx_inner(graph, examples, is_inference=not reused, is_backward=bool(reused), static_input_idxs=[-1, *reused] if reused else ())
-    return getattr(compiled, "current_callable", None) or compiled, strides
+
+    def wait() -> None:
+        while waiting:
+            waiting.pop()()
+
+    return getattr(compiled, "current_callable", None) or compiled, strides, wait
+
+
+@contextlib.contextmanager
+def _waits_left_to(waiting: list[Callable] | None):
+    """What Inductor generates waits for its compilers when it is loaded. What this thread loads meanwhile leaves functions that do so in `waiting`, where that is a list."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    own, thread = AsyncCompile.wait, threading.get_ident()
+
+    def leave(self, scope: dict) -> None:
+        if threading.get_ident() == thread and waiting is not None:
+            waiting.append(lambda: own(self, scope))
+        else:
+            own(self, scope)
+
+    AsyncCompile.wait = leave
+    try:
+        yield
+    finally:
+        AsyncCompile.wait = own
 
 
 @functools.cache
-def _vectors_are_known() -> bool:
-    """Whether it is plain which vector instructions the CPU, PyTorch and the C++ compiler have, so that Inductor need not compile and load a program for each to find out."""
+def _find_vectors() -> None:
+    """Lets Inductor know which vector instructions there are. It compiles and loads a program for each set, and part of one, that the processor has, which takes longer than a
+    model's kernels; where PyTorch runs kernels with them, it is enough that the C++ compiler takes the flags. Inductor asks once in a process. Tried on 2.13."""
+    from torch._inductor import cpu_vec_isa
     from torch._inductor.cpp_builder import get_cpp_compiler
 
-    flags = {"AVX2": ["-mavx2", "-mfma"], "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"]}.get(torch.backends.cpu.get_cpu_capability())
-    if flags is None or sys.platform != "linux" or len(flags) == 2 and torch.cpu._is_avx512_supported():
-        return False
-    return subprocess.run([get_cpp_compiler(), *flags, "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True).returncode == 0
+    @functools.cache
+    def taken(flags: str) -> bool:
+        return subprocess.run([get_cpp_compiler(), *flags.split(), "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True).returncode == 0
+
+    sees = torch.backends.cpu.get_cpu_capability()
+    if sys.platform != "linux" or sees not in ("AVX2", "AVX512") or (sees == "AVX2" and torch.cpu._is_avx512_supported()):
+        return
+    own, cpu_vec_isa.VecISA.check_build = cpu_vec_isa.VecISA.check_build, lambda isa, code: taken(isa.build_arch_flags())
+    try:
+        cpu_vec_isa.valid_vec_isa_list()
+    finally:
+        cpu_vec_isa.VecISA.check_build = own
 
 
 def distributed_is_used() -> bool:

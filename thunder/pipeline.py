@@ -53,7 +53,15 @@ def asked_for(program: Trace, options: JitOptions) -> JitOptions:
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _run(_before_derivatives(acquired, options, executors), _execution(acquired, options, executors), options)
+    return _lowered(_before_derivatives(acquired, options, executors), acquired, options, executors)
+
+
+def _lowered(traces: list[Trace], program: Trace, options: JitOptions, executors: Sequence, first: Sequence[tuple] = ()) -> list[Trace]:
+    """The traces, and those that `first` and the passes that make a program run make of the last one."""
+    traces = _run(traces, [*first, *_execution(program, options, executors)], options)
+    for executor in executors:
+        executor.expect(traces[-1])
+    return traces
 
 
 def _before_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
@@ -122,15 +130,15 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
 
-    forward = _run(traces, [("Grad transform pass", differentiated), *_execution(acquired, options, executors)], options)
-    backward = _run([cut[0].backward], _execution(cut[0].backward, options, executors), options)
+    forward = _lowered(traces, acquired, options, executors, [("Grad transform pass", differentiated)])
+    backward = _lowered([cut[0].backward], cut[0].backward, options, executors)
     return forward, backward, cut[0]
 
 
 def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
-    return _run([cut.backward], [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)), *_execution(cut.backward, options, executors)], options)
+    return _lowered([cut.backward], cut.backward, options, executors, [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone))])
 
 
 def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:

@@ -10,20 +10,25 @@ random operations, so that seeds mean what they mean there. The executor `torchc
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from thunder._torch_compat import compile_with_inductor, tensor_batch_check
 from thunder.core.dtypes import COMPLEX, INTEGER
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
 from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.trace import Trace
 from thunder.core.utils import has_triton
 from thunder.errors import MissingImplementationError
 from thunder.executors.inductor_joins import joined_by_parts
@@ -32,6 +37,7 @@ from thunder.extend import register_executor
 from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.define import PRIMS
 from thunder.ops.layout import run_line
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["inductor_ex", "torch_compile_ex", "torch_compile_cat_ex"]
 
@@ -46,6 +52,7 @@ class InductorExecutor(FusionExecutor):
     def __init__(self, name: str, label: str, products: bool):
         super().__init__(name, version=torch.__version__)
         self.label, self.products = label, products
+        self._last: Callable[[], _Program | None] = _nothing
 
     def unavailable(self) -> str | None:
         if _missing("cpu") is None or (torch.cuda.is_available() and _missing("cuda") is None):
@@ -86,9 +93,24 @@ class InductorExecutor(FusionExecutor):
         run = self.once(region, lambda: InductorRegion(region))
         return self.register_temporary_operation(f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
 
+    def expect(self, trace: Trace) -> None:
+        """On a GPU, regions are compiled when they run: Inductor waits for Triton's compiler itself."""
+        regions = {line.sym.fn for line in trace.bound_symbols if isinstance(line.sym.fn, InductorRegion) and line.outputs[0].device.type == "cpu"}
+        if len(regions) > 1:
+            before = self._last()
+            program = _Program(trace, before if before is not None and before.trace.names is trace.names else None)
+            trace.tables.setdefault("regions of inductor", {})[trace.name] = program  # it lives as long as the trace
+            self._last = weakref.ref(program)
+            for region in regions:
+                region.program = self._last
+
     def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
         found = function.writing_over(dying) if isinstance(function, InductorRegion) else None
         return (found, found.over) if found is not None and found.over else None
+
+
+def _nothing() -> None:
+    """A weak reference to nothing."""
 
 
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
@@ -106,8 +128,11 @@ class InductorRegion:
     """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays them out, each in memory of its own.
 
     Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how often it did. over: which outputs may be written over which
-    inputs, both by their places: whether they are, Inductor says, when it has seen the strides.
+    inputs, both by their places: whether they are, Inductor says, when it has seen the strides. program: the last one that has the region, whose regions are all compiled when one
+    of them is called, by as many C++ compilers at a time as Inductor allows.
     """
+
+    program: Callable[[], _Program | None]
 
     def __init__(self, region: Region, over: dict[int, int] | None = None):
         self.region, self.over = region, over or {}
@@ -115,6 +140,8 @@ class InductorRegion:
         self._variants: dict[tuple, Callable] = {}
         self._usual: dict[tuple, tuple[Callable, Callable]] = {}  # for what came in first: a check of tensors, and what runs
         self._overwriting: dict[tuple, InductorRegion] = {}
+        self.program = _nothing
+        self._begun: dict[tuple, tuple] = {}  # by the keys of `_variants`
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
         """The same region, for calls in which the inputs at these places own their memory and nobody reads them afterwards. On a GPU, freed memory is used again at no cost."""
@@ -142,24 +169,38 @@ class InductorRegion:
         if run is None:
             with _ONE_AT_A_TIME:
                 if (run := self._variants.get(key)) is None:
+                    program, self.program = self.program(), _nothing
+                    if program is not None:
+                        program.begin(state, self, tensors)
                     check = tensor_batch_check(tensors, [t.shape for t in tensors], strides=True)
-                    run, results = self._compiled_for(tensors)
+                    run, results = self._compiled_for(key, tensors)
                     self._variants[key] = run
                     self._usual.setdefault(state, (check, run))
                     return results
         return run([*tensors])
 
-    def _compiled_for(self, tensors: Sequence[torch.Tensor]) -> tuple[Callable, Sequence[torch.Tensor]]:
+    def begin(self, key: tuple, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple], Callable]:
+        """Has code made for tensors like these: what runs it, the strides that PyTorch gives its results, and what waits until it can be called."""
+        if key not in self._begun:
+            reused = self._reused(tensors)
+            self._begun[key] = compile_with_inductor(self._run_lines, tensors, reused, *([joined_by_parts] if tensors[0].device.type == "cpu" else ()))
+            self.compilations += 1
+        return self._begun[key]
+
+    def _reused(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        return [i for i in self.over.values() if tensors[i].is_contiguous()]
+
+    def _compiled_for(self, key: tuple, tensors: Sequence[torch.Tensor]) -> tuple[Callable, Sequence[torch.Tensor]]:
         """What runs the region from now on, and its results for these tensors."""
-        reused = [i for i in self.over.values() if tensors[i].is_contiguous()]
         try:
-            run, expected = compile_with_inductor(self._run_lines, tensors, reused, *([joined_by_parts] if tensors[0].device.type == "cpu" else ()))
+            run, expected, wait = self.begin(key, tensors)
+            wait()
         except Exception as error:
             names = ", ".join(dict.fromkeys(line.sym.name for line in self.region.lines))
             raise MissingImplementationError(
                 f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or set_fuel() to find the region and report it"
             ) from error
-        self.compilations += 1
+        reused = self._reused(tensors)
         if reused:
             run = functools.partial(_over, run, reused)
         results = run([*tensors])
@@ -175,6 +216,56 @@ class InductorRegion:
         return [values[o] for o in self.region.outputs]  # type: ignore[misc]
 
 
+class _Program:
+    """Finds out how the inputs of a program's regions will lie in memory, and has the regions compiled for that in the background, all at once, when one of them is needed.
+
+    Views, products and attention run on fake tensors, of what a region makes Inductor says it, and anything else is taken to be row-major: where that is wrong, a region is
+    compiled again when it runs. before: the program that makes what this one reads.
+    """
+
+    def __init__(self, trace: Trace, before: _Program | None):
+        self.trace, self.before = trace, before
+        self.mode = FakeTensorMode()
+        self.values: dict[Proxy, Any] = {}  # fake tensors
+        self.strides: dict[str, tuple] = {}  # that are known, by names of values
+
+    def begin(self, state: tuple, first: InductorRegion, tensors: Sequence[torch.Tensor]) -> None:
+        """state: what regions are compiled for besides strides. first: the region that is needed, for these tensors."""
+        if self.values:
+            return
+        if self.before is not None:
+            self.strides = {p.name: t.stride() for p, t in self.before.values.items()}
+        line = next(line for line in self.trace.bound_symbols if line.sym.fn is first)
+        self.strides |= {p.name: t.stride() for p, t in zip(line.inputs, tensors, strict=True)}
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            for line in self.trace.bound_symbols:
+                with contextlib.suppress(Exception):  # which comes again when it runs
+                    self._follow(line, state)
+
+    def _follow(self, line: BoundSymbol, state: tuple) -> None:
+        symbol = line.sym
+        if isinstance(symbol.fn, InductorRegion):
+            inputs = [self._value(p) for p in line.inputs]
+            _, strides, _ = symbol.fn.begin((*state, *[t.stride() for t in inputs]), inputs)
+            self.strides |= {p.name: s for p, s in zip(line.outputs, strides, strict=True)}
+        elif symbol.executor is torch_ex and symbol.tags & _FOLLOWED:
+            values = {p: self._value(p) for p in line.inputs}
+            with self.mode:
+                run_line(line, values)
+            self.values |= values
+
+    def _value(self, p: Proxy) -> Any:
+        found = self.values.get(p)
+        if found is None and isinstance(p, TensorProxy):
+            with self.mode:
+                found = torch.empty(p.shape, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device))
+                if p.name in self.strides:
+                    found = torch.empty_strided(p.shape, self.strides[p.name], dtype=found.dtype, device=found.device)
+            self.values[p] = found
+        return p if found is None else found
+
+
+_FOLLOWED = {OpTags.SHAPE_OP, OpTags.VIEW, OpTags.MATMUL_OP}
 _NONE: tuple[Callable, Callable] = (lambda *tensors: False), list
 _ONE_AT_A_TIME = threading.Lock()  # Inductor's settings are the process's
 _threads, _deterministic = torch.get_num_threads, torch.are_deterministic_algorithms_enabled

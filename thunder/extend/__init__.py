@@ -122,6 +122,9 @@ class Executor:
         any more may stay; a trace in which nothing is joined is returned as it is."""
         return trace
 
+    def expect(self, trace: Trace) -> None:
+        """Told of each program that was compiled with this executor, before it runs for the first time."""
+
     def unavailable(self) -> str | None:
         """Why this executor can take nothing here, in words; None where it can."""
         return None
