@@ -109,6 +109,23 @@ def check_step(compiled, module, x, cotangent=None):
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_large_result_of_a_last_product_is_computed_where_it_stays(transform, device, monkeypatch):
+    """A graph's own memory is overwritten by the next replay: results that leave the program would be copied from there."""
+    monkeypatch.setattr(cudagraph, "LARGE", 3 * 4 * 4)
+    for last, outside in ((nn.Linear(16, 4), True), (nn.Linear(16, 3), False), (nn.Sequential(nn.Linear(16, 4), nn.Tanh()), False), (nn.Sequential(nn.Linear(16, 4), nn.Unflatten(1, (2, 2))), True)):
+        module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), last).to(device)
+        compiled = thunder.jit(module, transforms=[transform()], executors=["torch"])
+        for _ in range(4):
+            check_step(compiled, module, torch.randn(3, 8, device=device))
+        forward = thunder.last_traces(compiled)[-1]
+        assert ("linear" in [line.sym.name for line in forward.bound_symbols]) == outside == ("its result would be copied" in str(forward))
+        assert len(graphs(forward)) == 1 and recordings(compiled) and [len(r.made) for r in recordings(compiled)][0] == (not outside)
+        with torch.no_grad():
+            kept = [compiled(x) for x in torch.randn(2, 3, 8, device=device)]
+            assert kept[0].data_ptr() != kept[1].data_ptr()
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_a_long_forward_is_launched_in_two_parts(transform, device):
     """The device works on the first while the host looks at what the other reads. Nothing but what the second reads, or the backward, stays for that."""
     torch.manual_seed(0)

@@ -39,10 +39,10 @@ empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, strid
 _static_launcher = getattr(torch._C, "_StaticCudaLauncher", None)
 # (handle, grid x, y, z, warps, shared memory, a letter for each argument, arguments, stream)
 launch_kernel = getattr(_static_launcher, "_launch_kernel", None)
-_FLAGS = [
+_FLAGS = [  # float32_matmul_precision is the first one; "medium" and "high" differ on CPUs
     getattr(torch._C, f"_get_{name}")
     for name in (
-        "cublas_allow_tf32", "cudnn_allow_tf32", "float32_matmul_precision", "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_tf32", "cudnn_allow_tf32", "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
         "cublas_allow_fp16_accumulation", "deterministic_algorithms", "cudnn_deterministic", "cudnn_enabled",
     )
     if hasattr(torch._C, f"_get_{name}")

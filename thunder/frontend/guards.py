@@ -27,6 +27,7 @@ from thunder.ops.opaque_values import metadata
 __all__ = ["PrologueWriter"]
 
 
+CACHED = 32  # dicts that are not worth looking at before they are read
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -315,10 +316,14 @@ class PrologueWriter:
                 absent += [(self.capture.pinned[source].__dict__, n, None, source.attr(n)) for n in want]
             else:
                 rest.append(((source, kind, other), want))
+        modules = tuple(self.capture.pinned.values())
+        tables = {id(table): table for table, *_ in (*entries, *absent)}
+        if len(tables) > CACHED:
+            self.objects["list"] = list
+            self.emit("look_at", f"list({self.pin((*tables.values(), *modules), 'read')})", comment="what is read next comes from memory together, where it is in no cache")
         for kind, rows in (("check_module_entries", entries), ("check_absent", absent)):
             if rows:
                 self._in_one_check(kind, rows)
-        modules = tuple(self.capture.pinned.values())
         if modules:
             m, t = self.pin(modules, "modules"), self.pin(tuple(map(type, modules)), "types")
             self.objects.update(all=all, map=map, is_=operator.is_, type=type)

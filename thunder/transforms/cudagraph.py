@@ -60,6 +60,7 @@ __all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory"]
 
 RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
 HEAD = 32  # lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for the host to launch the rest
+LARGE = 1 << 23  # bytes that are not copied where a launch helps it
 LEAST_BESIDE = 10**9  # multiplications and additions of a product on the side stream, where a graph launches it without the host
 
 
@@ -119,6 +120,7 @@ class CUDAGraphTransform(Transform):
             groups = _head_apart(groups, lines, trace.output_proxies)
         shown = roots(lines, maybe=True)
         returned |= {shown.get(p, p) for p in returned}
+        groups = _result_apart(groups, lines, returned - {shown.get(p, p) for p in saved})
         names, made_before, used_before = self._last if backward else (None, frozenset(), [])
         expected = made_before if names is trace.names else frozenset()
         parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
@@ -151,9 +153,7 @@ class CUDAGraphTransform(Transform):
     def _explained(self, line: BoundSymbol) -> BoundSymbol:
         if line.sym.python_printer is not None or (reason := self.refusal(line)) is None:
             return line
-        new = line.replace()
-        new.header = f"not in a CUDA graph: {reason}"
-        return new
+        return _with_reason(line, reason)
 
     def _memory_of(self, region: Region, backward: bool) -> Memory:
         """Gradients of the last step may be in use while a forward runs: the backward has memory of its own."""
@@ -222,6 +222,26 @@ def _head_apart(groups: list[list[int]], lines: Sequence[BoundSymbol], output: S
                     staying[cut] += nbytes(p)
     cut = min(range(HEAD, 2 * HEAD), key=staying.__getitem__)
     return [*groups[:at], group[:cut], group[cut:], *groups[at + 1 :]]
+
+
+def _result_apart(groups: list[list[int]], lines: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
+    """A matrix product at the end of a group, with a large result that leaves the program, becomes a group of its own: it would be copied out of a graph's memory."""
+    found: list[list[int]] = []
+    for group in groups:
+        at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in lines[group[n]].sym.tags), 0)
+        line = lines[group[at]]
+        if len(group) > 1 and OpTags.MATMUL_OP in line.sym.tags and leaving.issuperset(line.outputs) and sum(map(nbytes, line.outputs)) >= LARGE:
+            lines[group[at]] = _with_reason(line, "its result would be copied")
+            found += [part for part in (group[:at], [group[at]], group[at + 1 :]) if part]
+        else:
+            found.append(group)
+    return found
+
+
+def _with_reason(line: BoundSymbol, reason: str) -> BoundSymbol:
+    new = line.replace()
+    new.header = f"not in a CUDA graph: {reason}"
+    return new
 
 
 def _written(region: Region) -> set[Proxy]:
@@ -505,7 +525,8 @@ class Recording:
     def replay(self, tensors: Sequence[torch.Tensor]) -> list:
         self.stream = self.memory.on_this_stream()
         if self.buffers:
-            torch._foreach_copy_(self.buffers, [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied])
+            found = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
+            self.buffers[0].copy_(found[0]) if len(found) == 1 else torch._foreach_copy_(self.buffers, found)
         if self.draws:
             self.memory.launch_drawing(self.launch)
         else:
