@@ -25,7 +25,7 @@ test: lint
 
 test-all: test test-versions
 	$(RUN) benchmarks/op_coverage.py --processes 2
-	$(RUN) benchmarks/models.py
+	$(RUN) benchmarks/models.py --systems eager,thunder,thunder_inductor
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check thunder tests benchmarks examples

@@ -97,6 +97,19 @@ def test_the_regions_of_a_program_are_compiled_beside_each_other_for_the_strides
             assert got.stride() == want.stride()
 
 
+def test_a_region_that_reads_nothing():
+    """Positions, masks and slopes of attention are computed from sizes alone."""
+
+    def program(x):
+        positions = torch.arange(x.shape[-1]) * 2 + 1
+        return x.reshape(2, 3) @ torch.where(positions[:, None] > positions[None], 0.5, 1.5), positions
+
+    compiled, x = thunder.jit(program, executors=["inductor"]), torch.randn(2, 3)
+    for got, want in zip(compiled(x), program(x), strict=True):
+        torch.testing.assert_close(got, want)
+    assert any(not line.inputs for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion)
+
+
 def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):
     """Inductor compiles and loads one for each kind. What it finds then was compared by hand: the same."""
     if sys.platform != "linux" or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):

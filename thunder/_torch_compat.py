@@ -374,7 +374,7 @@ def compile_with_inductor(
     mode = FakeTensorMode(shape_env=ShapeEnv())  # without a ShapeEnv nothing is kept on disk
     with torch._C.DisableTorchFunction(), without_function_modes(), torch.no_grad(), mode:
         examples = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in tensors]
-        strides = [o.stride() for o in function(*examples)]
+        results = function(*examples)
         functional = torch.func.functionalize(function, remove="mutations")
         graph = make_fx(functional, decomposition_table=select_decomp_table())(*examples)
         if (other := rewritten(graph)) is not None:
@@ -385,7 +385,7 @@ def compile_with_inductor(
     _find_vectors()
     waiting: list[Callable] = []
     # shapes are guarded, and strides looked at, before a region is called
-    with config.patch(size_asserts=False), tracing(TracingContext(mode)) as context, _waits_left_to(waiting if tensors[0].device.type == "cpu" else None):
+    with config.patch(size_asserts=False), tracing(TracingContext(mode)) as context, _waits_left_to(waiting if results[0].device.type == "cpu" else None):
         if reused:
             context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(reused))
         # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1 nobody else's graph is taken for one of these
@@ -395,7 +395,7 @@ def compile_with_inductor(
         while waiting:
             waiting.pop()()
 
-    return getattr(compiled, "current_callable", None) or compiled, strides, wait
+    return getattr(compiled, "current_callable", None) or compiled, [o.stride() for o in results], wait
 
 
 @contextlib.contextmanager

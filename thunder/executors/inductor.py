@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from thunder._torch_compat import compile_with_inductor, tensor_batch_check
+from thunder._torch_compat import compile_with_inductor, quiet_fake_tensors, tensor_batch_check
 from thunder.core.dtypes import COMPLEX, INTEGER
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
@@ -183,7 +183,7 @@ class InductorRegion:
         """Has code made for tensors like these: what runs it, the strides that PyTorch gives its results, and what waits until it can be called."""
         if key not in self._begun:
             reused = self._reused(tensors)
-            self._begun[key] = compile_with_inductor(self._run_lines, tensors, reused, *([joined_by_parts] if tensors[0].device.type == "cpu" else ()))
+            self._begun[key] = compile_with_inductor(self._run_lines, tensors, reused, *([joined_by_parts] if self.region.outputs[0].device.type == "cpu" else ()))
             self.compilations += 1
         return self._begun[key]
 
@@ -237,7 +237,7 @@ class _Program:
             self.strides = {p.name: t.stride() for p, t in self.before.values.items()}
         line = next(line for line in self.trace.bound_symbols if line.sym.fn is first)
         self.strides |= {p.name: t.stride() for p, t in zip(line.inputs, tensors, strict=True)}
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch._C.DisableTorchFunction(), torch.no_grad(), quiet_fake_tensors():
             for line in self.trace.bound_symbols:
                 with contextlib.suppress(Exception):  # which comes again when it runs
                     self._follow(line, state)
