@@ -66,14 +66,14 @@ def test_the_regions_of_a_program_are_compiled_beside_each_other_for_the_strides
     happened = []
 
     def compile_noted(*args):
-        run, strides, wait = compile_with_inductor(*args)
+        run, results, wait = compile_with_inductor(*args)
         happened.append("begun")
 
         def waited():
             happened.append("waited for")
             wait()
 
-        return run, strides, waited
+        return run, results, waited
 
     monkeypatch.setattr(inductor, "compile_with_inductor", compile_noted)
     inductor_ex._compiled.clear()
@@ -108,6 +108,23 @@ def test_a_region_that_reads_nothing():
     for got, want in zip(compiled(x), program(x), strict=True):
         torch.testing.assert_close(got, want)
     assert any(not line.inputs for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion)
+
+
+def test_types_that_inductor_does_not_know():
+    """PyTorch's kernel gives the mean and the deviation of layer_norm in float32 where the weight is; its rules for fake tensors say bfloat16, which is too few digits for the backward."""
+    inputs = ((torch.randn(4, 8) + 3.0).bfloat16(), torch.randn(8), torch.randn(8))
+
+    def program(x, weight, bias):
+        return F.layer_norm(x * 2.0, (8,), weight, bias).sin()
+
+    def gradients(f, inputs):
+        inputs = [i.requires_grad_() for i in inputs]
+        return torch.autograd.grad(f(*inputs).sum(), inputs)
+
+    compiled = thunder.jit(program, executors=["inductor"], debug_options=thunder.DebugOptions(check_traces=True))
+    exact = gradients(program, [i.double() for i in inputs])
+    for got, eager, right in zip(gradients(compiled, inputs), gradients(program, inputs), exact, strict=True):
+        assert got.dtype == eager.dtype and (got - right).abs().max() <= 2 * (eager - right).abs().max()
 
 
 def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):

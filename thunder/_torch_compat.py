@@ -354,9 +354,9 @@ def quiet_fake_tensors():
 
 def compile_with_inductor(
     function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = (), rewritten: Callable = lambda graph: None
-) -> tuple[Callable, list[tuple], Callable]:
-    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, the strides that PyTorch gives the results, and a function that waits until it can be
-    called: on the CPU, C++ compilers run in the background.
+) -> tuple[Callable, list[torch.Tensor], Callable]:
+    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, the results on fake tensors, and a function that waits until it can be called: on the
+    CPU, C++ compilers run in the background.
 
     function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
     empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13.
@@ -395,7 +395,7 @@ def compile_with_inductor(
         while waiting:
             waiting.pop()()
 
-    return getattr(compiled, "current_callable", None) or compiled, [o.stride() for o in results], wait
+    return getattr(compiled, "current_callable", None) or compiled, results, wait
 
 
 @contextlib.contextmanager

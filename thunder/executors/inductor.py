@@ -182,10 +182,17 @@ class InductorRegion:
     def begin(self, key: tuple, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple], Callable]:
         """Has code made for tensors like these: what runs it, the strides that PyTorch gives its results, and what waits until it can be called."""
         if key not in self._begun:
-            reused = self._reused(tensors)
-            self._begun[key] = compile_with_inductor(self._run_lines, tensors, reused, *([joined_by_parts] if self.region.outputs[0].device.type == "cpu" else ()))
+            on_cpu = self.region.outputs[0].device.type == "cpu"
+            run, results, wait = compile_with_inductor(self._run_lines, tensors, self._reused(tensors), *([joined_by_parts] if on_cpu else ()))
+            if any(r.dtype != to_torch_dtype(o.dtype) for r, o in zip(results, self.region.outputs, strict=True)):
+                run = self._run_by_pytorch  # its rules for fake tensors, and so Inductor's, say another type than its kernels: means of layer_norm whose weight is of another type
+            self._begun[key] = run, [r.stride() for r in results], wait
             self.compilations += 1
         return self._begun[key]
+
+    def _run_by_pytorch(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return self._run_lines(*tensors)
 
     def _reused(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         return [i for i in self.over.values() if tensors[i].is_contiguous()]
