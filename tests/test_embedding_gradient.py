@@ -13,8 +13,10 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("width, dtype, padding", [(40, torch.float32, 3), (40, torch.bfloat16, -1), (200, torch.float32, -1), (200, torch.bfloat16, 3)])
+@pytest.mark.parametrize("padding", [-1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["some", "few rows", "one row", "all rows", "int32"])
+@pytest.mark.parametrize("width", [40, 200])
 def test_the_kernels(kind, width, dtype, padding):
     """Rows without an index, with a few, and with more than one program sums up, at its beginning and not."""
     from thunder.executors.embedding_gradient_kernel import summed_by_index
