@@ -254,16 +254,17 @@ def test_another_process_finds_the_kernels_on_disk():
     assert counters["inductor"]["fxgraph_cache_hit"] == before + 1
 
 
-def test_a_region_that_inductor_does_not_compile_is_an_error_that_names_it(monkeypatch):
-    from thunder.executors import inductor
-
+@pytest.mark.parametrize("later", [False, True], ids=["when it is lowered", "by the C++ compiler"])
+def test_a_region_that_inductor_does_not_compile_is_an_error_that_names_it(monkeypatch, later):
     def refuse(*args):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(inductor, "compile_with_inductor", refuse)
+    monkeypatch.setattr(inductor, "compile_with_inductor", (lambda run, tensors, *rest: (run, run(*tensors), refuse)) if later else refuse)
+    inductor_ex._compiled.clear()
     compiled = thunder.jit(lambda x: x.sin() * 7.0 - 0.125, executors=["inductor"])
-    with pytest.raises(thunder.errors.MissingImplementationError, match=r"Inductor does not compile a region of sin, mul, sub: no\nLeave the executor"):
-        compiled(torch.randn(3))
+    for _ in range(2):
+        with pytest.raises(thunder.errors.MissingImplementationError, match=r"Inductor does not compile a region of sin, mul, sub: no\nLeave the executor"):
+            compiled(torch.randn(3))
 
 
 def test_nvfuser_is_a_name_that_says_why_it_takes_nothing(monkeypatch, tmp_path):

@@ -14,6 +14,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
+from unittest import mock  # torch imports it as well
 
 import torch
 from torch.utils._device import DeviceContext
@@ -385,7 +386,7 @@ def compile_with_inductor(
     _find_vectors()
     waiting: list[Callable] = []
     # shapes are guarded, and strides looked at, before a region is called
-    with config.patch(size_asserts=False), tracing(TracingContext(mode)) as context, _waits_left_to(waiting if results[0].device.type == "cpu" else None):
+    with config.patch(size_asserts=False), tracing(TracingContext(mode)) as context, _waits_left_to(waiting) if results[0].device.type == "cpu" else contextlib.nullcontext():
         if reused:
             context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(reused))
         # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1 nobody else's graph is taken for one of these
@@ -398,24 +399,19 @@ def compile_with_inductor(
     return getattr(compiled, "current_callable", None) or compiled, results, wait
 
 
-@contextlib.contextmanager
-def _waits_left_to(waiting: list[Callable] | None):
-    """What Inductor generates waits for its compilers when it is loaded. What this thread loads meanwhile leaves functions that do so in `waiting`, where that is a list."""
+def _waits_left_to(waiting: list[Callable]):
+    """What Inductor generates waits for its compilers when it is loaded. What this thread loads in the block leaves functions that do so in `waiting`."""
     from torch._inductor.async_compile import AsyncCompile
 
     own, thread = AsyncCompile.wait, threading.get_ident()
 
     def leave(self, scope: dict) -> None:
-        if threading.get_ident() == thread and waiting is not None:
+        if threading.get_ident() == thread:
             waiting.append(lambda: own(self, scope))
         else:
             own(self, scope)
 
-    AsyncCompile.wait = leave
-    try:
-        yield
-    finally:
-        AsyncCompile.wait = own
+    return mock.patch.object(AsyncCompile, "wait", leave)
 
 
 @functools.cache
@@ -432,11 +428,8 @@ def _find_vectors() -> None:
     sees = torch.backends.cpu.get_cpu_capability()
     if sys.platform != "linux" or sees not in ("AVX2", "AVX512") or (sees == "AVX2" and torch.cpu._is_avx512_supported()):
         return
-    own, cpu_vec_isa.VecISA.check_build = cpu_vec_isa.VecISA.check_build, lambda isa, code: taken(isa.build_arch_flags())
-    try:
+    with mock.patch.object(cpu_vec_isa.VecISA, "check_build", lambda isa, code: taken(isa.build_arch_flags())):
         cpu_vec_isa.valid_vec_isa_list()
-    finally:
-        cpu_vec_isa.VecISA.check_build = own
 
 
 def distributed_is_used() -> bool:

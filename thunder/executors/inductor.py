@@ -132,15 +132,13 @@ class InductorRegion:
     of them is called, by as many C++ compilers at a time as Inductor allows.
     """
 
-    program: Callable[[], _Program | None]
-
     def __init__(self, region: Region, over: dict[int, int] | None = None):
         self.region, self.over = region, over or {}
         self.compilations = 0
         self._variants: dict[tuple, Callable] = {}
         self._usual: dict[tuple, tuple[Callable, Callable]] = {}  # for what came in first: a check of tensors, and what runs
         self._overwriting: dict[tuple, InductorRegion] = {}
-        self.program = _nothing
+        self.program: Callable[[], _Program | None] = _nothing
         self._begun: dict[tuple, tuple] = {}  # by the keys of `_variants`
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
@@ -203,6 +201,7 @@ class InductorRegion:
             run, expected, wait = self.begin(key, tensors)
             wait()
         except Exception as error:
+            self._begun.pop(key, None)
             names = ", ".join(dict.fromkeys(line.sym.name for line in self.region.lines))
             raise MissingImplementationError(
                 f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or set_fuel() to find the region and report it"
@@ -261,15 +260,13 @@ class _Program:
                 run_line(line, values)
             self.values |= values
 
-    def _value(self, p: Proxy) -> Any:
-        found = self.values.get(p)
-        if found is None and isinstance(p, TensorProxy):
+    def _value(self, p: TensorProxy) -> torch.Tensor:
+        if p not in self.values:
+            strides = self.strides.get(p.name)
             with self.mode:
-                found = torch.empty(p.shape, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device))
-                if p.name in self.strides:
-                    found = torch.empty_strided(p.shape, self.strides[p.name], dtype=found.dtype, device=found.device)
-            self.values[p] = found
-        return p if found is None else found
+                value = torch.empty(p.shape, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device))
+                self.values[p] = value if strides is None else value.new_empty_strided(p.shape, strides)
+        return self.values[p]
 
 
 _FOLLOWED = {OpTags.SHAPE_OP, OpTags.VIEW, OpTags.MATMUL_OP}
