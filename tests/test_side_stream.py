@@ -1,6 +1,5 @@
 """Gradients of weights on a second stream. Without a GPU the stream is imitated: what is launched there runs when somebody waits for it, as late as it may."""
 
-import contextlib
 import types
 
 import pytest
@@ -18,44 +17,48 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no G
 class LateStream:
     """Runs what is launched on it when another stream waits for it."""
 
-    device_index, launched, now = 0, [], None
+    device_index, device_type, launched = 0, 1, []
 
-    def __init__(self, device, cuda_stream=1):
-        self.cuda_stream = cuda_stream
+    def __init__(self, device, stream_id=1):
+        self.stream_id = stream_id
 
-    def record_event(self):
-        return len(self.launched)
 
-    def wait_event(self, event):
-        while event > len(LateStream.launched) - sum(map(callable, LateStream.launched)):
+class LateEvent:
+    def record(self, stream):
+        self.stands_for = len(LateStream.launched) if stream.stream_id else 0
+
+    def wait(self, stream):
+        while any(map(callable, LateStream.launched[: self.stands_for])):
             place = next(i for i, work in enumerate(LateStream.launched) if callable(work))
             work, LateStream.launched[place] = LateStream.launched[place], None
             work()
-
-    def wait_stream(self, other):
-        pass
 
 
 @pytest.fixture
 def late(monkeypatch):
     """Products of any size of backwards on the CPU are launched on a stream that is late."""
-    product = torch.mm
+    current = 0
 
-    @contextlib.contextmanager
-    def on(stream):
-        torch.mm = lambda a, b, out: LateStream.launched.append(lambda: product(a, b, out=out))
-        try:
-            yield
-        finally:
-            torch.mm = product
+    def set_stream(stream_id, device_index, device_type):
+        nonlocal current
+        current = stream_id
+
+    def product(a, b, out):
+        assert current
+        LateStream.launched.append(lambda: torch.mm(a, b, out=out))
 
     monkeypatch.setattr(LateStream, "launched", [])
-    cuda = types.SimpleNamespace(current_stream=lambda device: LateStream(device, 0), Stream=LateStream, stream=on)
-    monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=lambda *args, **kwargs: torch.mm(*args, **kwargs)))
+    cuda = types.SimpleNamespace(current_stream=lambda index: LateStream(index, 0), Stream=LateStream, Event=LateEvent)
+    monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
+    monkeypatch.setattr(side_stream, "set_stream", set_stream)
+    monkeypatch.setattr(side_stream, "current_device", lambda: -1)  # of tensors on the CPU
+    monkeypatch.setattr(side_stream, "current_stream", lambda index: current)
+    monkeypatch.setattr(side_stream, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype).fill_(torch.nan))
     monkeypatch.setattr(side_stream, "DEVICES", ("cpu",))
     monkeypatch.setattr(side_stream, "LEAST", 0)
-    monkeypatch.setattr(side_stream, "_SIDES", {})
-    return LateStream
+    monkeypatch.setattr(side_stream, "_UNDER_WAY", side_stream._UnderWay())
+    yield LateStream
+    assert current == 0
 
 
 def beside(compiled):
@@ -83,8 +86,8 @@ def test_products_that_nobody_reads_may_be_late(late, executors):
 
 def test_as_many_products_are_under_way_as_may_be(late, monkeypatch):
     waiting = []
-    wait = LateStream.wait_event
-    monkeypatch.setattr(LateStream, "wait_event", lambda self, event: (waiting.append(sum(map(callable, late.launched))), wait(self, event)))
+    wait = LateEvent.wait
+    monkeypatch.setattr(LateEvent, "wait", lambda self, stream: (stream.stream_id or waiting.append(sum(map(callable, late.launched))), wait(self, stream)))
     module = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(9)))
     thunder.jit(module)(torch.randn(2, 4)).sum().backward()
     assert max(waiting) == side_stream.IN_FLIGHT < len(waiting) == 8

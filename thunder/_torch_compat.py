@@ -20,7 +20,7 @@ import torch
 from torch.utils._device import DeviceContext
 
 __all__ = [
-    "current_device", "current_stream", "empty_strided_cuda",
+    "current_device", "current_stream", "set_stream", "empty_strided_cuda",
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
@@ -34,6 +34,7 @@ any_autocast = torch._C._is_any_autocast_enabled
 # without the checks of torch.cuda's functions; there is none in a build without CUDA, where no kernel is launched
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream)
+set_stream = getattr(torch._C, "_cuda_setStream", None)  # (stream_id=, device_index=, device_type=)
 set_device = getattr(torch._C, "_cuda_setDevice", torch.cuda.set_device)
 storage_uses = torch._C._storage_Use_Count  # of the address of a storage (`_cdata`): how many tensors hold it. 2.11, 2.13
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda  # (size, stride, dtype) on the current device, at half the price of torch.empty_strided

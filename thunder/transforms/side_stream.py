@@ -11,11 +11,13 @@ Not taken is a product of something that the program writes to afterwards, one t
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 
 import torch
 
+from thunder._torch_compat import current_device, current_stream, empty_strided_cuda, set_stream
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
@@ -25,7 +27,7 @@ from thunder.transforms.memory_budget import multiply_adds, roots
 __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
 DEVICES = ("cuda",)
-LEAST = 5 * 10**10  # multiplications and additions that are worth some 10 us of the host's time: they take a GPU about 100 us
+LEAST = 10**10  # multiplications and additions that take a GPU about 20 us, where it costs the host 5 us
 IN_FLIGHT = 4  # products that may be under way: what more of them read would have to be held
 
 
@@ -64,36 +66,55 @@ def _is_product(line: BoundSymbol, least: int) -> bool:
     return not any(map(has_numbers, line.args)) and 2 * multiply_adds(line) >= least
 
 
+class _Side:
+    """The second stream of a stream, for one thread, and the events that are waited for: again once nothing they stand for is under way."""
+
+    def __init__(self, main: torch.cuda.Stream):
+        self.main, self.stream = main, torch.cuda.Stream(main.device_index)
+        self.ready, self.done = torch.cuda.Event(), itertools.cycle([torch.cuda.Event() for _ in range(IN_FLIGHT)])
+        self.here, self.there = ({"stream_id": s.stream_id, "device_index": s.device_index, "device_type": s.device_type} for s in (self.main, self.stream))
+
+
 class _UnderWay(threading.local):
-    """Products that the streams they were asked for on have not waited for, in their order: (what they are done by, that stream, what they read and write)."""
+    """products: those that the streams they were asked for on have not waited for, in their order: (what they are done by, that stream, what they read and write)."""
 
     def __init__(self):
         self.products: deque[tuple] = deque()
+        self.sides: dict[tuple[int, int], _Side] = {}  # by device and stream
 
 
 _UNDER_WAY = _UnderWay()
-_SIDES: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and stream
 
 
 def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    products, main = _UNDER_WAY.products, torch.cuda.current_stream(a.device)
-    key = main.device_index, main.cuda_stream
-    if key not in _SIDES:
-        _SIDES[key] = torch.cuda.Stream(a.device)
-    side = _SIDES[key]
+    index = a.get_device()
+    if index != current_device():
+        with torch.cuda.device(index):
+            return _mm_on_side_stream(a, b)
+    key = index, current_stream(index)
+    side, products = _UNDER_WAY.sides.get(key), _UNDER_WAY.products
+    if side is None:
+        side = _UNDER_WAY.sides[key] = _Side(torch.cuda.current_stream(index))
     if len(products) == IN_FLIGHT:
         _wait_for_first()
-    result = a.new_empty((a.shape[0], b.shape[1]))
-    side.wait_stream(main)
-    with torch.cuda.stream(side):
+    columns = b.shape[1]
+    result = empty_strided_cuda((a.shape[0], columns), (columns, 1), a.dtype)
+    side.ready.record(side.main)
+    side.ready.wait(side.stream)
+    set_stream(**side.there)  # a context manager of torch.cuda.stream takes as long as the product
+    try:
         torch.mm(a, b, out=result)
-        products.append((side.record_event(), main, (a, b, result)))
+    finally:
+        set_stream(**side.here)
+    done = next(side.done)
+    done.record(side.stream)
+    products.append((done, side.main, (a, b, result)))
     return result
 
 
 def _wait_for_first() -> None:
     done, main, _held = _UNDER_WAY.products.popleft()
-    main.wait_event(done)
+    done.wait(main)
 
 
 def join() -> None:
