@@ -24,7 +24,7 @@ __all__ = [
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
-    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "keeps_graph", "in_functorch", "applying", "unwrap_of",
+    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "native_batch_check", "keeps_graph", "in_functorch", "applying", "unwrap_of",
     "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
@@ -223,19 +223,22 @@ def describe_modes(old: tuple, new: tuple) -> str:
     return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(_NAMES, old, new, strict=True) if a != b)
 
 
-def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False):
+def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False) -> Callable:
     """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None: any size) of its example, and its strides, if asked for.
 
     The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
     """
+    return native_batch_check(tensors, sizes, strides) or _python_batch_check(tensors, sizes, strides)
+
+
+def native_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False) -> Callable | None:
+    """The C++ check, None where there is none or it does not take these tensors: one in two places, for example."""
     try:
         dims = [t.stride() if strides else [None] * t.dim() for t in tensors]
         guards = torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[list(d) for d in dims])
-        if guards.check(*tensors):
-            return guards.check
     except (AttributeError, TypeError):
-        pass
-    return _python_batch_check(tensors, sizes, strides)
+        return None
+    return guards.check if guards.check(*tensors) else None
 
 
 def _python_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool):

@@ -9,9 +9,8 @@ from collections.abc import Callable, Container, Sequence
 
 import torch
 
-from thunder._torch_compat import current_device, current_stream, empty_strided_cuda, launch_kernel, set_device
+from thunder._torch_compat import current_device, current_stream, empty_strided_cuda, launch_kernel, native_batch_check, set_device
 from thunder.core.codegen import compile_source
-from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.executors.triton_kernels.autotune import tuned
@@ -67,6 +66,7 @@ class FusedRegion:
         self.schedule = schedule(program_of(region), 2 * multiprocessors)
         self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs))
         self._variants: dict[tuple, Callable] = {}
+        self._usual: tuple[Callable, Callable] | None = None  # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
         self._expected = None if self.interpreted or self.autotune or planned else _Compiled(self, self._row_major())
@@ -87,7 +87,7 @@ class FusedRegion:
         found = self._overwriting.get(dying)
         if found is None:
             found = self._overwriting[dying] = copy.copy(self)
-            found._overwriting, found._variants, found._unusual = {}, {}, {}
+            found._overwriting, found._variants, found._unusual, found._usual = {}, {}, {}, None
             found.over = self._places(dying)
             if found.over and self._expected is not None:
                 found._expected = _Compiled(found, self._row_major())
@@ -112,9 +112,21 @@ class FusedRegion:
         return tuple(strides_of(v.shape) for v in self.schedule.program.inputs)
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        usual = self._usual
+        if usual is not None and usual[0](*tensors):
+            return usual[1](*tensors)
+        return self._by_strides(*tensors)
+
+    def _by_strides(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        if any([t.is_neg() for t in tensors]):  # a negative of its memory's numbers, which kernels do not see
+            return self(*[t.resolve_neg() for t in tensors])
         key = tuple([t.stride() for t in tensors])
         run = self._variants.get(key)
-        return self._first(key)(*tensors) if run is None else run(*tensors)
+        if run is None:
+            run = self._first(key)
+            check = native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+            self._usual = None if check is None else (check, run)
+        return run(*tensors)
 
     def _first(self, key: tuple) -> Callable:
         """The function for strides that did not come in before."""
@@ -128,9 +140,7 @@ class FusedRegion:
         return run
 
     def unusual(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """A call with inputs that are negatives of what memory holds, or begin where kernels do not expect it, or while another device is the current one."""
-        if any(t.is_neg() for t in tensors):
-            return self(*[t.resolve_neg() for t in tensors])
+        """A call with inputs that begin where kernels do not expect it, or while another device is the current one."""
         strides, aligned = tuple(t.stride() for t in tensors), tuple(t.data_ptr() % ALIGNMENT == 0 for t in tensors)
         run = self._unusual.get((strides, aligned))
         if run is None:
@@ -179,8 +189,6 @@ class _Variant:
                 shown = f".as_strided({v.shape}, {tuple(s)})" if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s)) else ""
                 made = f"{self.names[there]}{shown}.detach()"
             self.allocations.append(f"out{i} = {made}")
-        # a tensor may be a negative of its memory's numbers, which kernels do not see
-        self.negative = " or ".join(f"{self.names[v]}.is_neg()" for v in program.inputs if v.dtype.category == FLOAT)
         self.results = f"[{', '.join(self.names[v] for v in program.outputs)}]"
 
     def _function(self, lines: Sequence[str]) -> Callable:
@@ -192,11 +200,7 @@ class _Interpreted(_Variant):
     """Launches by Triton's interpreter."""
 
     def function(self) -> Callable:
-        lines = []
-        if self.negative:
-            self.context["again"] = self.region
-            lines.append(f"if {self.negative}: return again({', '.join(f'{name}.resolve_neg()' for name in self.inputs)})")
-        lines += self.allocations
+        lines = [*self.allocations]
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
             self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
             lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
@@ -242,8 +246,7 @@ class _Compiled(_Variant):
         if self.checked:
             pointers = " | ".join(f"a_{name}" for name in self.inputs)
             unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
-            unusual += [f"current_device() != {index}"] + ([self.negative] if self.negative else [])
-            lines.append(f"if {' or '.join(unusual)}: return unusual({', '.join(self.inputs)})")
+            lines.append(f"if {' or '.join([*unusual, f'current_device() != {index}'])}: return unusual({', '.join(self.inputs)})")
         if index:  # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take device 0's
             self.context["set_device"] = set_device
             lines.append(f"set_device({index})")
