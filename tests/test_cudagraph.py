@@ -324,22 +324,105 @@ def test_an_argument_that_stays_is_not_copied(transform, device):
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
-def test_saved_values_are_looked_for_after_the_backward_was_launched(transform, device, monkeypatch):
+def test_what_is_saved_is_one_object(transform, device):
+    """The host looks at none of the tensors in it, and knows by that object whether somebody may still read them."""
     module = model(device)
     compiled, x = thunder.jit(module, transforms=[transform()]), torch.randn(3, 8, device=device)
     for _ in range(3):
         check_step(compiled, module, x)
-    lines = thunder.last_backward_traces(compiled)[-1].bound_symbols
-    assert lines[-1].sym.name == "look_for_free_results" and lines[-2].sym.name == "python_del"
-    looked = []
-    uses = cudagraph.Recording._uses
-    monkeypatch.setattr(cudagraph.Recording, "_uses", lambda self: looked.append(self) or uses(self))
+    forward, backward = (graphs(t[-1])[0] for t in (thunder.last_traces(compiled), thunder.last_backward_traces(compiled)))
+    results = forward.outputs[-1]
+    assert results.name == "results0" == backward.inputs[-1].name and len(results.collection) == 5
+    assert not set(results.collection).intersection(forward.outputs) and len(backward.inputs) == 6
+    (recording,) = forward.sym.fn.recordings
+    assert len(recording.watched) == 5 and not recording.handed
     out = compiled(x)
-    assert not looked
+    assert recording.in_use()
     out.sum().backward(retain_graph=True)
-    assert looked and looked[-1].in_use()  # the graph is kept
+    assert recording.in_use()
     with pytest.warns(UserWarning, match="ran without its CUDA graph"):
         torch.testing.assert_close(compiled(x), module(x))
+    out.sum().backward()
+    assert not recording.in_use()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.sum().backward()
+
+
+class Keeps(torch.autograd.Function):
+    """Its backward returns what its forward has saved."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        y = (x * 2).sin()
+        ctx.save_for_backward(y)
+        return y * 3 + w
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_saved_value_that_becomes_a_gradient(transform, device):
+    compiled = thunder.jit(lambda x, w: Keeps.apply(x, w) * 2, transforms=[transform()], executors=["torch"])
+    inputs, kept = [[torch.randn(4, device=device, requires_grad=True) for _ in range(2)] for _ in range(5)], []
+    with pytest.warns(UserWarning, match="ran without its CUDA graph") as said:
+        for x, w in inputs:
+            kept.append(torch.autograd.grad(compiled(x, w).sum(), [x, w]))
+    assert any("since results that CUDAGraph0 of augmented_forward_fn gave to an earlier call are still in use" in str(w.message) for w in said)
+    for (x, w), found in zip(inputs, kept, strict=True):
+        torch.testing.assert_close(found, (torch.full_like(x, 4), (x * 2).sin()))
+    assert "results0" not in str(graphs(thunder.last_backward_traces(compiled)[-1])) and "= results0" in str(thunder.last_backward_traces(compiled)[-1])
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+@pytest.mark.parametrize("outside", ["gelu_backward", "native_layer_norm", "gelu"])
+def test_saved_values_that_are_read_outside_of_graphs(outside, transform, device):
+    picky = type("Picky", (transform,), {"can_fuse": lambda self, line: outside not in line.sym.name and transform.can_fuse(self, line)})
+    torch.manual_seed(0)
+    module = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh()))).to(device)
+    compiled = thunder.jit(module, transforms=[picky()], executors=["torch"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(6):
+            check_step(compiled, module, torch.randn(3, 8, device=device))
+    check(thunder.last_traces(compiled)[-1]), check(thunder.last_backward_traces(compiled)[-1])
+    assert all(line.sym.fn.recordings for t in (thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]) for line in graphs(t))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_backward_is_recorded_again_where_its_forward_was(transform, device):
+    module = model(device)
+    compiled = thunder.jit(module, transforms=[transform()])
+    for shape in ("rows", "columns", "rows", "columns"):
+        for _ in range(3):
+            x = torch.randn(3, 8, device=device) if shape == "rows" else torch.randn(8, 3, device=device).t()
+            check_step(compiled, module, x)
+    assert len(recordings(compiled)) == 4
+    for _ in range(12):  # each of the forward's recordings is forgotten, and those of the backward that read from it
+        held = [p.data for p in module.parameters()]
+        with torch.no_grad():
+            module[0].bias.data = module[0].bias.data.clone()
+        graphs(thunder.last_traces(compiled)[-1])[0].sym.fn.recordings.clear()
+        for _ in range(3):
+            check_step(compiled, module, torch.randn(3, 8, device=device))
+        del held
+    assert len(recordings(compiled)) <= 1 + cudagraph.RECORDINGS
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_derivatives_of_derivatives(transform, device):
+    def f(x, w):
+        return torch.tanh(x @ w).sin() * x
+
+    compiled = thunder.jit(f, transforms=[transform()])
+    for _ in range(4):
+        values = [torch.randn(4, 4, device=device, requires_grad=True) for _ in range(2)]
+        second = []
+        for g in (compiled, f):
+            first = torch.autograd.grad(g(*values).sum(), values, create_graph=True)
+            second.append(torch.autograd.grad(sum(d.square().sum() for d in first), values))
+        torch.testing.assert_close(*second)
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.check import check
-from thunder.core.proxies import TensorProxy, like
+from thunder.core.proxies import CollectionProxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
@@ -30,7 +30,7 @@ from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.keep import keep
 from thunder.transforms.memory_budget import plan, roots
 from thunder.transforms.open_reductions import open_reductions
-from thunder.transforms.partition import ForwardBackward, modified_in_place, overwritten_before, partition
+from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
 from thunder.transforms.recompute import recompute
 from thunder.transforms.reinplace import reinplace
@@ -131,8 +131,8 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         return cut[0].forward
 
     forward = _lowered(traces, acquired, options, executors, [("Grad transform pass", differentiated)])
-    backward = _lowered([cut[0].backward], cut[0].backward, options, executors)
-    return forward, backward, cut[0]
+    saved = as_saved_by(forward[-1], cut[0])
+    return forward, _lowered([saved.backward], saved.backward, options, executors), saved
 
 
 def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
@@ -191,7 +191,8 @@ class InputsBehind(NamedTuple):
 
 def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
     """The arguments that saved values were computed from, and all that are no tensors."""
-    needed = {*cut.saved_tensors, *cut.saved_others}
+    collections = [o.collection for o in cut.saved_others if isinstance(o, CollectionProxy)]
+    needed = {*cut.saved_tensors, *cut.saved_others, *itertools.chain(*collections)}
     for line in reversed(cut.forward.bound_symbols):
         if not needed.isdisjoint(line.outputs) or not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)):
             needed.update(line.inputs)

@@ -13,8 +13,9 @@ next replay:
 
 - what the program returns is copied out of it, except for gradients, as they are large;
 - gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would overwrite it (gradients that are accumulated, two
-  forwards before a backward), that call runs line by line, with memory of its own, and says so once. Whether what was saved is let go of is looked for when the backward
-  has been launched, `look_for_free_results()`, so that the next forward need not before its launch.
+  forwards before a backward), that call runs line by line, with memory of its own, and says so once;
+- what is saved is one object, `[t1, results0] = CUDAGraph0(x, w)` and `[t2] = CUDAGraph0(cotangent, results0)`: a graph knows where its tensors are, so that the host need not
+  look at each. Where lines outside of graphs read one of them, the backward unpacks them all.
 
 Which order of streams holds, and by what:
 
@@ -35,13 +36,13 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from thunder._torch_compat import current_stream, kernel_flags, storage_uses
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
@@ -54,9 +55,10 @@ from thunder.transforms import side_stream
 from thunder.transforms.base import Transform
 from thunder.transforms.del_last_used import del_last_used, python_del
 from thunder.transforms.memory_budget import nbytes, roots
+from thunder.transforms.partition import clear_symbol, unpack_sequence
 from thunder.transforms.reinplace import in_place_form
 
-__all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory"]
+__all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory", "Results"]
 
 RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
 HEAD = 32  # lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for the host to launch the rest
@@ -78,7 +80,6 @@ class CUDAGraphTransform(Transform):
     def __init__(self, *, share_mem_pool: bool = True):
         self.share_mem_pool = share_mem_pool
         self._memory: dict[tuple, Memory] = {}
-        self._last: tuple[Any, frozenset, list[Memory]] = (None, frozenset(), [])  # of the last forward: its names, which values its graphs make, and where
 
     def __reduce__(self):
         return type(self), (), {"share_mem_pool": self.share_mem_pool}
@@ -114,41 +115,48 @@ class CUDAGraphTransform(Transform):
         lines = [line for line in trace.bound_symbols if line.sym is not python_del]
         groups = _runs(lines, self.can_fuse)
         backward = TraceTag.BACKWARD in trace.tags
-        saved = set(proxies_in(trace.output[1], [])) if TraceTag.AUGMENTED_FORWARD in trace.tags else set()
+        saved, others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
         returned = set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
         if saved:
             groups = _head_apart(groups, lines, trace.output_proxies)
         shown = roots(lines, maybe=True)
         returned |= {shown.get(p, p) for p in returned}
         groups = _result_apart(groups, lines, returned - {shown.get(p, p) for p in saved})
-        names, made_before, used_before = self._last if backward else (None, frozenset(), [])
-        expected = made_before if names is trace.names else frozenset()
+        regions = schedule(lines, groups, trace.output_proxies)
+        recorded = [self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in line.sym.tags for line in r.lines) >= 2 for r in regions]
+        kept = {o for o in saved if shown.get(o, o) not in returned}
+        gathered, unpacked = _gathered(regions, recorded, trace.output_proxies)
+        taken, read = dict.fromkeys(gathered.values()), {p for r in regions for p in r.inputs}
         parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
-        counter, graphs, made, used = itertools.count(), set(), [], []
-        for region in schedule(lines, groups, trace.output_proxies):
-            if not self.can_fuse(region.lines[0]) or sum(OpTags.SHAPE_OP not in line.sym.tags for line in region.lines) < 2:
-                made += [self._explained(line) for line in region.lines]
+        counter, made = itertools.count(), []
+        for region, is_recorded in zip(regions, recorded, strict=True):
+            if not is_recorded:
+                made += [self._explained(line) for line in region.lines if line.sym not in (unpack_sequence, clear_symbol) or line.args[-1] not in taken]
                 continue
             name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
-            written = _written(region)
-            program = del_last_used(Trace(name, region.inputs, region.lines, list(region.outputs), trace.names))
+            inputs, within = [p for p in region.inputs if p not in gathered], set(region.inputs)
+            collections = {c: [(i, p) for i, p in enumerate(c.collection) if p in within] for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)}
+            written, inside = _written(region), roots(region.lines, maybe=True)
+            stays = [o in kept and inside.get(o) not in within for o in region.outputs]
+            shows = [not s or o in read for s, o in zip(stays, region.outputs, strict=True)]
+            staying, outputs = (list(itertools.compress(region.outputs, chosen)) for chosen in (stays, shows))
+            arguments = [*inputs, *(p for pairs in collections.values() for _, p in pairs)]
+            program = del_last_used(Trace(name, arguments, region.lines, list(region.outputs), trace.names))
             run = GraphedRegion(
                 f"{name} of {trace.name}", side_stream.side_stream(program, LEAST_BESIDE) if backward else program, self._memory_of(region, backward),
-                fixed=[i for i, p in enumerate(region.inputs) if p.name in parameters or p in written],
-                expected=[i for i, p in enumerate(region.inputs) if p.name in expected and p.name not in parameters],
-                returned=[o in returned for o in region.outputs],
+                fixed=[i for i, p in enumerate(inputs) if p.name in parameters or p in written], expected=[i for i, p in enumerate(inputs) if p in unpacked],
+                returned=[o in returned for o in region.outputs], shown=list(itertools.compress(itertools.count(), shows)),
+                kept=list(itertools.compress(itertools.count(), stays)), read=[[i for i, _ in pairs] for pairs in collections.values()],
             )  # fmt: skip
-            used.append(run.memory)
+            if staying:
+                outputs.append(CollectionProxy(tuple(staying), trace.names.make("results")))
+                others = (*others, outputs[-1])
             symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
-            made.append(symbol.bind(*region.inputs, output=list(region.outputs), subsymbols=region.lines, context=region.lines[0].context))
-            inside, inputs = roots(region.lines, maybe=True), set(region.inputs)
-            graphs |= {o.name for o in region.outputs if o not in returned and inside.get(o) not in inputs}
-        if not backward:
-            self._last = trace.names, frozenset(graphs), list(dict.fromkeys(used))
-        trace = del_last_used(trace.replace(bound_symbols=made))
-        if not expected or not used:
-            return trace
-        return trace.replace(bound_symbols=[*trace.bound_symbols, _look_for_free_results(used_before)])  # behind the `del` of what was saved
+            made.append(symbol.bind(*inputs, *collections, output=outputs, subsymbols=region.lines, context=region.lines[0].context))
+        if saved:
+            gone = {p for c in others if isinstance(c, CollectionProxy) for p in c.collection}
+            trace = trace.replace(output=(trace.output[0], (tuple(p for p in saved if p not in gone), others)))
+        return del_last_used(trace.replace(bound_symbols=_deleted(made, taken)))
 
     def _explained(self, line: BoundSymbol) -> BoundSymbol:
         if line.sym.python_printer is not None or (reason := self.refusal(line)) is None:
@@ -182,10 +190,27 @@ def _is_seed(line: BoundSymbol, value: Proxy) -> bool:
     return OpTags.MATMUL_OP in line.sym.tags and isinstance(value, TensorProxy) and value.device.type == "cpu" and value.dtype.category == 1 and len(value.shape) <= 1
 
 
-def _look_for_free_results(memories: Sequence[Memory]) -> BoundSymbol:
-    name = "look_for_free_results"
-    symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=lambda: [m.look_for_free_results() for m in memories], tags=(OpTags.DONT_DCE,))
-    return symbol.bind(output=None)
+def _gathered(regions: Sequence[Region], recorded: Sequence[bool], output: Sequence[Proxy]) -> tuple[dict[Proxy, CollectionProxy], set[Proxy]]:
+    """What only recorded regions read of what graphs have left, and in which collections it comes; what is unpacked of such collections."""
+    alone = [line for region, is_recorded in zip(regions, recorded, strict=True) if not is_recorded for line in region.lines]
+    outside = {p for line in alone for p in line.inputs}.union(output)
+    gathered, unpacked = dict[Proxy, CollectionProxy](), set[Proxy]()
+    for line in alone:
+        if line.sym is unpack_sequence and line.args[1].collection:
+            if outside.isdisjoint(line.outputs):
+                gathered |= dict.fromkeys(line.outputs, line.args[1])
+            else:
+                unpacked.update(line.outputs)
+    return gathered, unpacked
+
+
+def _deleted(lines: Sequence[BoundSymbol], collections: Iterable[CollectionProxy]) -> list[BoundSymbol]:
+    """With a `del` behind the last line that reads each collection: its memory may be overwritten."""
+    found = list(lines)
+    for c in collections:
+        last = max((i for i, line in enumerate(found) if c in line.inputs or c in line.outputs), default=-1)
+        found.insert(last + 1, BoundSymbol(python_del, (c,), {}, None, inputs=(c,), outputs=()))
+    return found
 
 
 def _is_foreign(symbol: Symbol) -> bool:
@@ -350,12 +375,6 @@ class Memory:
         """A recording whose results a replay of `first` would overwrite while somebody has them."""
         return next((r for r in self.recordings[first.number :] if r.handed_out and r.in_use()), None)
 
-    def look_for_free_results(self) -> None:
-        """Lets recordings know that nobody has their results any more, at a time when the device is busy."""
-        with self.lock:
-            for recording in self.recordings:
-                recording.in_use()
-
     def add(self, recording: Recording) -> None:
         """One more, in the place of those that nobody can replay or read any more."""
         self.recordings[:] = [r for r in self.recordings if r.is_wanted() or r.in_use()] + [recording]
@@ -369,16 +388,43 @@ def _is_result(tensor: torch.Tensor) -> bool:
     return any(data in r.watched for r in _RECORDINGS)
 
 
+class Results:
+    """What a region has made for graphs of a backward, in one piece: as long as it is there, nobody writes over it.
+
+    recording: the one that it was replayed by; None where its lines ran, for which the tensors are here.
+    """
+
+    __slots__ = ("recording", "_tensors", "__weakref__")
+
+    def __init__(self, recording: Recording | None, tensors: list[torch.Tensor]):
+        self.recording, self._tensors = recording, tensors
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self.recording is None:
+            return iter(self._tensors)
+        self.recording.opened = True
+        return iter([t.detach() for t in self._tensors])
+
+    def clear(self) -> None:
+        self.recording, self._tensors = None, []
+
+
 class GraphedRegion:
     """A region of a program: called with its inputs, it returns the list of its outputs.
 
-    trace: the lines. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs make. returned: which outputs leave the
-    program and are copied out.
+    trace: the lines. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs make. returned: which outputs of the trace leave the
+    program and are copied out. shown: places of those that are outputs of the call; kept: of those that its last output gathers, as `Results`. read: for each `Results` among the
+    inputs, which come last, the places in it of what the trace reads.
     """
 
-    def __init__(self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int], returned: Sequence[bool]):
+    def __init__(
+        self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int], returned: Sequence[bool], shown: Sequence[int],
+        kept: Sequence[int], read: Sequence[Sequence[int]],
+    ):  # fmt: skip
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
+        self.shown, self.kept, self.read = list(shown), list(kept), list(read)
+        self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
         self.draws = any(OpTags.RANDOM_OP in line.sym.tags for line in trace.bound_symbols)
         self.recordings: list[Recording] = []
         self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
@@ -386,30 +432,44 @@ class GraphedRegion:
         self.off: str | None = None  # why it is not recorded any more
         self.warned = False
 
-    def __call__(self, *tensors: torch.Tensor) -> list:
+    def __call__(self, *inputs: Any) -> list:
+        tensors, given = (inputs[: self.tensors], inputs[self.tensors :]) if self.read else (inputs, ())
         if self.off is not None or not self.memory.may_run():
-            return self.run(*tensors)
+            return self._by_lines(tensors, given)
         with self.memory.lock:
-            strides = [t.stride() for t in tensors]
-            setting = [*kernel_flags(), *(tensors[i].data_ptr() for i in self.fixed)]
-            recording = next((r for r in self.recordings if r.strides == strides and r.setting == setting), None)
+            strides = [*map(torch.Tensor.stride, tensors)]
+            setting = [*kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
+            sources = [results.recording for results in given]
+            recording = None if None in sources else next((r for r in self.recordings if r.strides == strides and r.setting == setting and r.reads(sources)), None)
             if recording is not None and not recording.finds(tensors):
                 self.moves = True
                 self.recordings.remove(recording)
                 recording = None
             if recording is None:
                 with _ONE_AT_A_TIME:
-                    recording = self._record(strides, setting, tensors)
+                    recording = self._record(strides, setting, tensors, given)
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
-                    return recording.replay(tensors)
+                    return recording.replay(tensors, given)
                 self._warn(
                     f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still in use and the graph would overwrite them. "
                     "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward by running it"
                 )
-        return self.run(*tensors)
+        return self._by_lines(tensors, given)
 
-    def _record(self, strides: list, setting: list, tensors: Sequence[torch.Tensor]) -> Recording | None:
+    def all_tensors(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list[torch.Tensor]:
+        """The inputs of the trace."""
+        found = list(tensors)
+        for results, places in zip(given, self.read, strict=True):
+            opened = list(results)
+            found += [opened[i] for i in places]
+        return found
+
+    def _by_lines(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
+        values = self.run(*self.all_tensors(tensors, given))
+        return [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.kept])] if self.kept else values
+
+    def _record(self, strides: list, setting: list, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> Recording | None:
         """A recording for inputs like these, if they come in like this for the second time: what runs first may compile, or choose kernels."""
         key = (*strides, *setting)
         addresses = [t.data_ptr() for t in tensors]
@@ -418,14 +478,15 @@ class GraphedRegion:
             if len(self.seen) > 4 * RECORDINGS:
                 self.stop(f"its parameters, or what it writes to, were at {len(self.seen)} places in memory")
             return None
-        if not all(_is_result(tensors[i]) for i in self.expected):
+        if any(results.recording is None for results in given) or not all(_is_result(tensors[i]) for i in self.expected):
             return None
+        self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
         if len(self.recordings) == RECORDINGS:
             self._warn(f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, or addresses of parameters")
             return None
         try:
             stay = [] if self.moves else [i for i, (a, b) in enumerate(zip(addresses, self.seen[key], strict=True)) if a == b]
-            recording = Recording(self, strides, setting, tensors, stay)
+            recording = Recording(self, strides, setting, tensors, stay, given)
         except Refused as reason:
             return self.stop(str(reason))
         except RuntimeError as error:
@@ -446,11 +507,12 @@ class GraphedRegion:
 
 class Recording:
     """What a region launches for inputs of these strides, and where it leaves its results. setting: PyTorch's flags, and the addresses of fixed inputs. stay: places of inputs
-    that are read where they are."""
+    that are read where they are. given: results of other recordings, of which it reads."""
 
-    def __init__(self, region: GraphedRegion, strides: list, setting: list, tensors: Sequence[torch.Tensor], stay: Sequence[int]):
+    def __init__(self, region: GraphedRegion, strides: list, setting: list, tensors: Sequence[torch.Tensor], stay: Sequence[int], given: Sequence[Results]):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
         self.strides, self.setting, self.number = strides, setting, 0
+        self.sources = [weakref.ref(results.recording) for results in given]
         self.draws, self.stream = region.draws, 0  # the stream of the last replay, by its handle
         others = [i for i in range(len(tensors)) if i not in region.fixed]
         self.pooled = [i for i in others if _is_result(tensors[i])]
@@ -458,7 +520,7 @@ class Recording:
         self.stay = [i for i in others if i in stay and i not in self.pooled]
         self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
         copied = [i for i in others if i not in self.pooled and i not in self.stay]
-        inputs = list(tensors)
+        inputs = region.all_tensors(tensors, given)
         self.copied: list[tuple[int, tuple | None]] = []  # place, and the part to copy where elements lie upon each other
         self.buffers = []
         for i in copied:
@@ -471,17 +533,20 @@ class Recording:
         self.counted = [i for i, (version, now) in enumerate(zip(before, _versions(inputs), strict=True)) if version != now]
         if not set(self.counted).isdisjoint(copied):
             raise Refused("it writes to a tensor that it was not known to write to")
-        self._take(outputs, inputs, region.returned)
+        self._take(outputs, inputs, region)
+        self.shows_given = any(i >= len(tensors) for i in (*self.counted, *self.shown_from))
         del outputs, inputs
-        self.handed_out = False
-        self.unused = self._uses()
+        self.handed_out = self.opened = False
+        self.left: Callable[[], Results | None] = lambda: None  # what the last replay left, as long as somebody has it
+        self.unused = [self._uses(opened) for opened in (False, True)]
         self.memory.add(self)
         _RECORDINGS.add(self)
 
-    def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], returned: Sequence[bool]) -> None:
+    def _take(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], region: GraphedRegion) -> None:
         """Sorts the outputs: watched where they are, copied out, or shown in the memory of an input."""
         self.results: list[torch.Tensor | None] = [None] * len(outputs)
         self.made: list[tuple[Sequence[int], Callable[[Sequence], Sequence]]] = []
+        self.shown_from: list[int] = []
         sources = {t.untyped_storage()._cdata: i for i, t in reversed(list(enumerate(inputs)))}
         groups: dict[int, list[int]] = {}
         for place, o in enumerate(outputs):
@@ -492,27 +557,43 @@ class Recording:
         for data, places in groups.items():
             members = [outputs[i] for i in places]
             if data in sources:
+                self.shown_from.append(sources[data])
                 self.made.append((places, _shown(members, sources[data], inputs)))
-            elif any(returned[i] for i in places):
+            elif any(region.returned[i] for i in places):
                 self.made.append((places, _copied(members)))
             else:
                 for i, o in zip(places, members, strict=True):
                     self.results[i] = o
                 self.watched[data] = members[0].untyped_storage()
+        self.kept = [o for i in region.kept if (o := self.results[i]) is not None]
+        if len(self.kept) < len(region.kept):
+            raise Refused("what it leaves for a backward is in memory that others may write to")
+        shown = [o for i in region.shown if (o := self.results[i]) is not None]
+        self.handed = {data: self.watched[data] for o in shown if (data := o.untyped_storage()._cdata) in self.watched}  # as tensors
+        self.shown = region.shown
 
-    def _uses(self) -> list[int]:
-        """How often the storage of each watched result is held, by tensors and by Python."""
-        return [*map(storage_uses, self.watched), *map(sys.getrefcount, self.watched.values())]
+    def _uses(self, opened: bool) -> list[int]:
+        """How often the storage of each watched result is held, by tensors and by Python: of those that are handed out as tensors, or of all."""
+        watched = self.watched if opened else self.handed
+        return [*map(storage_uses, watched), *map(sys.getrefcount, watched.values())]
 
     def in_use(self) -> bool:
         """Whether somebody has a result of an earlier replay."""
-        if self.handed_out and self._uses() == self.unused:
-            self.handed_out = False
+        if self.handed_out and self.left() is None and self._uses(self.opened) == self.unused[self.opened]:
+            self.handed_out = self.opened = False
         return self.handed_out
 
     def is_wanted(self) -> bool:
         region = self.region()
         return region is not None and any(r is self for r in region.recordings)
+
+    def reads(self, sources: Sequence[Recording]) -> bool:
+        """Whether these left what it reads."""
+        return [source() for source in self.sources] == sources
+
+    def can_be_replayed(self) -> bool:
+        """Whether somebody may still leave what it reads."""
+        return all((source := reference()) is not None and source.is_wanted() for reference in self.sources)
 
     def finds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether what is read where it is is there."""
@@ -522,7 +603,7 @@ class Recording:
         """Whether what other graphs give is where this one looks for it; it is not where one of them did not run as a graph."""
         return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
 
-    def replay(self, tensors: Sequence[torch.Tensor]) -> list:
+    def replay(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
         self.stream = self.memory.on_this_stream()
         if self.buffers:
             found = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
@@ -534,13 +615,16 @@ class Recording:
             self.memory.launch_drawing(self.launch)
         else:
             self.launch()
+        if self.shows_given and (region := self.region()) is not None:
+            tensors = region.all_tensors(tensors, given)
         if self.counted:
             torch.autograd.graph.increment_version([tensors[i] for i in self.counted])
-        values: list = [None if r is None else r.detach() for r in self.results]
-        for places, make in self.made:
-            for i, value in zip(places, make(tensors), strict=True):
-                values[i] = value
+        made = {i: value for places, make in self.made for i, value in zip(places, make(tensors), strict=True)}
+        values: list = [made[i] if (r := self.results[i]) is None else r.detach() for i in self.shown]
         self.handed_out = bool(self.watched)
+        if self.kept:
+            values.append(left := Results(self, self.kept))
+            self.left = weakref.ref(left)
         return values
 
 

@@ -19,6 +19,7 @@ from thunder.transforms.reread import reread
 
 __all__ = [
     "partition",
+    "as_saved_by",
     "has_effect",
     "modified_in_place",
     "overwritten_before",
@@ -64,6 +65,24 @@ def partition(joint: Trace) -> ForwardBackward:
     forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
     backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
+
+
+def as_saved_by(forward: Trace, cut: ForwardBackward) -> ForwardBackward:
+    """The same cut, for a forward that a transform may have made gather saved values in collections: the backward unpacks these.
+
+    Before: `return (y), ((t0, t1, x), ())`. After: `return (y), ((x,), (results0,))`, and the backward begins with `t0, t1 = results0`.
+    """
+    tensors, others = forward.output[1]
+    collections = [c for c in others if isinstance(c, CollectionProxy)]
+    if not collections:
+        return cut
+    ours = {p.name: p for p in cut.saved_tensors}
+    tensors, gathered = [ours[p.name] for p in tensors], [CollectionProxy([ours[p.name] for p in c.collection], c.name) for c in collections]
+    others = [*cut.saved_others, *gathered]
+    lines = cut.backward.bound_symbols
+    lines = [line for line in lines if line.sym not in (unpack_sequence, clear_symbol)]
+    backward = _backward_trace(cut.backward, lines, tensors, others, cut.cotangents, cut.backward.output)
+    return ForwardBackward(cut.forward, backward, cut.outputs, cut.cotangents, tensors, others, cut.returned)
 
 
 def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], copies: Container[str] = ()) -> TensorProxy | None:
@@ -160,4 +179,7 @@ def _backward_trace(trace: Trace, lines: list[BoundSymbol], tensors: list, other
     head += _unpack(cotangents, given)
     head += _unpack(tensors, c0) if tensors else []
     head += _unpack(others, c1) if others else []
+    for collection in others:
+        if isinstance(collection, CollectionProxy):
+            head += _unpack(collection.collection, collection)
     return trace.replace(name="backward_fn", args=(saved, given), bound_symbols=[*head, *lines], output=gradients, tags={TraceTag.BACKWARD})
