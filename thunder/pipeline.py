@@ -17,6 +17,7 @@ from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
 from thunder.extend import Executor, FusionExecutor
+from thunder.ops import LTORCH
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
@@ -27,6 +28,7 @@ from thunder.transforms.del_last_used import del_last_used
 from thunder.transforms.dispatch import dispatch
 from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
+from thunder.transforms.flat_products import flat_products
 from thunder.transforms.keep import keep
 from thunder.transforms.memory_budget import plan, roots
 from thunder.transforms.open_reductions import open_reductions
@@ -70,7 +72,9 @@ def _before_derivatives(acquired: Trace, options: JitOptions, executors: Sequenc
     seeded = [("Seed Random Operations", lambda trace: seed_random(trace, fusers))] if fusers and options.rng is RNG_OPTIONS.FUSED else []
     traces = _run([acquired], [("Dead Code Elimination", dce), *seeded], options)
     joined = functools.reduce(_combined, executors, traces[-1])
-    return traces if joined is traces[-1] else _run(traces, [("Combine Operations", lambda _: joined)], options)
+    if joined is not traces[-1]:
+        traces = _run(traces, [("Combine Operations", lambda _: joined)], options)
+    return _run(traces, [("Flat Products", flat_products)], options) if fusers and any(line.sym is LTORCH["linear"] for line in traces[-1].bound_symbols) else traces
 
 
 def _combined(trace: Trace, executor: Executor) -> Trace:

@@ -71,7 +71,8 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
         if always or max(filled[begin:half], default=0) <= peak and max(filled[half : end + 1], default=0) <= ROOM * peak:
             changes = changed
             kept.update(group)
-    return chosen - kept
+    shapes = {o: line.args[0] for line in forward if line.sym.name == "reshape" for o in line.outputs}
+    return chosen - kept - {v for v, x in shapes.items() if x in kept}
 
 
 def _sources(forward: Sequence[BoundSymbol], shown: dict[Proxy, Proxy], chosen: frozenset[Proxy]) -> dict[Proxy, frozenset[Proxy]]:

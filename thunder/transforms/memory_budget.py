@@ -136,6 +136,8 @@ class _Flow:
         self.gone = {v for line in self.forward for v in (*line.inputs, *line.outputs) if shown.get(v, v) in written}
         read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.maker)
+        apart = {i for line in self.forward if free is None or not free(line) for i in line.inputs}
+        self.inside = {v for v in self.root if v not in apart and v not in self.gone} if free is not None else set()  # views that nothing but kernels reads
         self.time = {line: estimated_time(line) for line in self.forward}
 
     def of(self, value: Proxy) -> Proxy:
@@ -177,8 +179,9 @@ class _Flow:
         return self._reaches
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are computed again. Views of values are made again from what they show, unless that is written to."""
-        chosen |= {v for v in self.root if self.root[v] in chosen or self.root[v] not in self.maker and v not in self.gone or v not in self.required}
+        """What is saved, and what it costs, when these values are computed again. Views of values are made again from what they show, unless that is written to, or a view is there
+        anyway."""
+        chosen |= {v for v in self.root if self.root[v] in chosen or self.root[v] not in self.maker and v not in self.gone or v not in self.required or v in self.inside}
         saved, again, stack = {}, {}, list(self.required)
         seen = set()
         while stack:

@@ -1,0 +1,174 @@
+"""Linear layers as products of matrices, where a fusion executor takes the lines between them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import thunder
+from thunder import DebugOptions
+from thunder.core.symbol import OpTags
+from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FUSERS = [["triton_fuser", "sdpa", "torch"], ["inductor"]]
+
+
+def compiled_with(executors, program):
+    return thunder.jit(program, executors=executors, debug_options=DebugOptions(check_traces=True))
+
+
+def views(trace):
+    """What makes nothing but views or copies, by itself."""
+    return [line.sym.name for line in trace.bound_symbols if OpTags.SHAPE_OP in line.sym.tags]
+
+
+def ranks(trace):
+    """How many dimensions what products read has."""
+    return [len(line.args[0].shape) for line in trace.bound_symbols if line.sym.name in ("linear", "mm")]
+
+
+def check_step(compiled, module, *inputs):
+    wanted = [p for p in (*inputs, *module.parameters()) if p.requires_grad]
+    out, expected = compiled(*inputs), module(*inputs)
+    torch.testing.assert_close(out, expected)
+    cotangent = torch.randn_like(out)
+    torch.testing.assert_close(torch.autograd.grad(out, wanted, cotangent), torch.autograd.grad(expected, wanted, cotangent))
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.first, self.second, self.out = nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + torch.tanh(self.out(F.silu(self.first(y)) * self.second(y)))
+
+
+@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
+def test_nothing_is_viewed_from_layer_to_layer(executors):
+    torch.manual_seed(0)
+    module = nn.Sequential(Gated(), Gated()).to(DEVICE)
+    compiled = compiled_with(executors, module)
+    check_step(compiled, module, torch.randn(2, 5, 16, device=DEVICE))
+    forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
+    assert set(ranks(forward)) == set(ranks(backward)) == {2}
+    assert len(views(forward)) <= 1  # of the first normalization, which is computed apart
+    assert set(views(backward)) <= {"t", "reshape"} and views(backward).count("reshape") <= 1  # what the last sum and a product read
+
+
+def test_the_text():
+    compiled = thunder.jit(lambda x, w: torch.tanh(F.linear(x, w)).sum(), executors=["triton_fuser"])
+    compiled(torch.randn(2, 3, 4, device=DEVICE), torch.randn(5, 4, device=DEVICE))
+    (flat,) = [t for t in thunder.last_traces(compiled) if "Flat Products" in str(t)]
+    lines = [line.strip().split("  #")[0] for line in str(flat).splitlines() if not line.strip().startswith("#")]
+    assert lines[-6:] == [
+        "t3 = ltorch.reshape(x, (6, 4))", "t4 = ltorch.linear(t3, w)", "t6 = ltorch.tanh(t4)", "t1 = ltorch.view(t6, (2, 3, 5))", "t2 = ltorch.sum(t1)", "return t2",
+    ]  # fmt: skip
+
+
+def of_columns(x, w, v):
+    a, b, c = F.linear(x, w).split(4, dim=-1)
+    heads = a.reshape(x.shape[0], -1, 2, 2).transpose(1, 2)
+    return F.linear(torch.sigmoid(b) * c, v[:, :4]) + heads.sum((1, 3)).unsqueeze(-1)
+
+
+def mixed_columns(x, w, v):
+    a, b = F.linear(x, w).chunk(2, -1)
+    return F.linear(a.reshape(x.shape[0], -1), torch.ones(3, x.shape[1] * 6, device=x.device, dtype=x.dtype)) * b.flatten(1).exp().sum(1, keepdim=True)
+
+
+def of_a_transposed(x, w, v):
+    y = x.transpose(0, 1)
+    return F.linear(torch.relu(F.linear(y, w)), v) + F.linear(y.contiguous(), w).mean()
+
+
+def of_a_reshaped(x, w, v):
+    y = (x * 2).transpose(1, 2).reshape(x.shape[0], -1, x.shape[2])
+    return F.linear(y, w).sin() + F.linear(y * 3, w)
+
+
+def of_four_dimensions(x, w, v):
+    y = F.linear(x.unsqueeze(1), w, torch.arange(12.0, device=x.device, dtype=x.dtype))
+    return F.linear(y.squeeze(1).cos(), v).flatten(0, 1)
+
+
+def as_another_type(x, w, v):
+    y = F.linear(x, w)
+    return y.view(torch.int64).double().sign() * y.exp()
+
+
+def broadcast(x, w, v):
+    y = F.linear(x, w)
+    return F.linear((y + y[:, :1]) * y.mean(-1, keepdim=True) + 1, v)
+
+
+def of_a_vector(x, w, v):
+    return F.linear(x, w[0]).sin() + F.linear(x[0, 0], w).sum() * F.linear(x[:, 0], w).sum()
+
+
+def of_nothing(x, w, v):
+    return F.linear(F.linear(x[:, :0], w).tanh(), v).sum() + F.linear(x, w).tanh().sum()
+
+
+PROGRAMS = [of_columns, mixed_columns, of_a_transposed, of_a_reshaped, of_four_dimensions, as_another_type, broadcast, of_a_vector, of_nothing]
+
+
+@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_programs(program, executors):
+    torch.manual_seed(0)
+    values = [torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True) for shape in ((2, 5, 8), (12, 8), (3, 12))]
+    compiled = compiled_with(executors, program)
+    for _ in range(2):
+        out, expected = compiled(*values), program(*values)
+        torch.testing.assert_close(out, expected)
+        assert out.stride() == expected.stride()
+        grads = [torch.autograd.grad(o.sum(), values, allow_unused=True) for o in (out, expected)]
+        for g, e in zip(*grads, strict=True):
+            assert (g is None) == (e is None)
+            torch.testing.assert_close(g, e)
+
+
+@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
+def test_what_is_returned_is_no_view_and_may_be_written_to(executors):
+    w = torch.randn(4, 4, device=DEVICE, requires_grad=True)
+    compiled = compiled_with(executors, lambda x: (F.linear(x, w), F.linear(x.sin(), w).tanh(), F.linear(x.cos(), w).view(-1, 4)))
+    x = torch.randn(2, 3, 4, device=DEVICE)
+    for o in compiled(x):
+        o.mul_(2)
+    with torch.no_grad():
+        first, second, _ = compiled(x)
+    assert not first._is_view() and not second._is_view()
+
+
+def test_what_was_written_to_is_not_read_again():
+    def program(x, w):
+        y = x.transpose(1, 2).reshape(2, 3, 4)  # a copy
+        x.zero_()
+        return F.linear(y, w).sin() * 2
+
+    w, x = torch.randn(5, 4, device=DEVICE), torch.randn(2, 4, 3, device=DEVICE)
+    expected = program(x.clone(), w)
+    torch.testing.assert_close(compiled_with(FUSERS[0], program)(x, w), expected)
+
+
+@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
+def test_as_much_is_saved(executors, monkeypatch):
+    """A matrix in the place of what it is a view of, not beside it."""
+    torch.manual_seed(0)
+    module, tokens = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2, n_head=2, n_embd=32)).to(DEVICE), torch.randint(0, 32, (2, 2, 16), device=DEVICE)
+    saved = []
+    for on in (True, False):
+        if not on:
+            monkeypatch.setattr("thunder.pipeline.flat_products", lambda trace: trace)
+        compiled = thunder.jit(module, executors=executors)
+        held: dict[int, int] = {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: held.setdefault(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) and t, lambda t: t):
+            loss = compiled(*tokens)[1]
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        saved.append((sum(held.values()), gradients))
+        assert ranks(thunder.last_traces(compiled)[-1]).count(3) == (1 if on else 9)  # the last one's result is returned
+    assert saved[0][0] <= saved[1][0]
+    torch.testing.assert_close(saved[0][1], saved[1][1])

@@ -1,0 +1,98 @@
+"""Flat Products: linear layers take and give matrices.
+
+Before: `t0 = ltorch.linear(x, w)` with x of shape (2, 512, 64). After: `t1 = ltorch.reshape(x, (1024, 64))`, `t2 = ltorch.linear(t1, w)`, `t0 = ltorch.view(t2, (2, 512, 96))`.
+
+A layer's gradients are products of matrices, and so is what is saved for them. Lines that give values their shapes are part of the kernels that fusion executors write or read
+these values by. What is computed elementwise of such results alone, and columns of them, are matrices as well, so that no view is made from layer to layer. What the
+program returns stays as it is: as PyTorch's, it is no view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from thunder.core.proxies import Proxy, TensorProxy, has_numbers, map_structure
+from thunder.core.rewrite import Rewriter, rewrite
+from thunder.core.symbol import BoundSymbol, OpTags
+from thunder.core.trace import Trace
+from thunder.ops import LTORCH
+from thunder.transforms.dce import dce
+from thunder.transforms.memory_budget import roots
+
+__all__ = ["flat_products"]
+
+_SHAPES = {"reshape", "view", "flatten", "unflatten", "unsqueeze"}  # all of a tensor, in its order
+_PARTS = {"split", "chunk"}
+_EFFECTS = {OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE}
+
+
+def flat_products(trace: Trace) -> Trace:
+    """The trace with linear layers of matrices in the place of those of tensors of more dimensions."""
+    flat = _Flat(trace)
+    found = rewrite(trace, flat.rule)
+    return dce(found) if flat.matrices else trace
+
+
+def _flat_shape(x: TensorProxy) -> tuple[int, int]:
+    return math.prod(x.shape[:-1]), x.shape[-1]
+
+
+class _Flat:
+    """What is known as a matrix while a trace is rewritten.
+
+    matrices: by value, the matrix that it is a view of, which a product, its columns or what is computed elementwise of them are. source: what a value that is read once is
+    another shape of. given: by value, a matrix of the same numbers.
+    """
+
+    def __init__(self, trace: Trace):
+        lines = trace.bound_symbols
+        shown = roots(lines, maybe=True)
+        self.returned = {shown.get(o, o) for o in trace.output_proxies}
+        self.read = Counter(i for line in lines for i in set(line.inputs)) + Counter(trace.output_proxies)
+        self.has_effects = any(line.sym.tags & _EFFECTS for line in lines)  # what is read later may be written to before
+        self.matrices: dict[Proxy, TensorProxy] = {}
+        self.source: dict[Proxy, TensorProxy] = {}
+        self.given: dict[Proxy, TensorProxy] = {}
+
+    def matrix(self, x: TensorProxy) -> TensorProxy:
+        if x not in self.given:
+            root = self.matrices.get(x, self.source.get(x, x))
+            self.given[x] = root if tuple(root.shape) == _flat_shape(x) else LTORCH["reshape"](root, _flat_shape(x))
+        return self.given[x]
+
+    def columns(self, x: TensorProxy) -> TensorProxy | None:
+        """The matrix that a value is a view of, if its columns are the last dimension."""
+        found = self.matrices.get(x)
+        return found if found is not None and tuple(found.shape) == _flat_shape(x) else None
+
+    def rule(self, line: BoundSymbol, out: Rewriter) -> None:
+        x, name = line.args[0] if line.args else None, line.sym.name
+        if not isinstance(x, TensorProxy) or has_numbers((line.args, line.kwargs, line.output)) or 0 in x.shape:
+            return out.write(line)
+        if line.sym is LTORCH["linear"]:
+            if len(x.shape) > 2 and len(line.args[1].shape) == 2 and line.output not in self.returned:
+                return out.trace(lambda x, *rest, **named: self._view(line.output, line.sym(self.matrix(x), *rest, **named)), line)
+        elif name in _SHAPES and line.output.dtype is x.dtype:
+            if x in self.matrices:
+                root = self.matrices[line.output] = self.matrices[x]
+                shaped = LTORCH["view" if name == "view" else "reshape"]  # columns in other shapes may be a copy
+                return out.trace(lambda *args, **kwargs: shaped(root, line.output.shape), line)
+            if self.read[line.output] == 1 and not self.has_effects:
+                self.source[line.output] = self.source.get(x, x)
+        elif name in _PARTS and (whole := self.columns(x)) is not None and all(part.shape[:-1] == x.shape[:-1] for part in line.output):
+            return out.trace(lambda *args, **kwargs: self._parts(line.output, whole), line)
+        elif "elementwise" in line.sym.info and not line.sym.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW} and isinstance(line.output, TensorProxy):
+            tensors = [i for i in line.inputs if isinstance(i, TensorProxy)]
+            if line.output not in self.returned and all(i.shape == line.output.shape and self.columns(i) is not None for i in tensors):
+                args, kwargs = map_structure(lambda a: self.matrices[a] if isinstance(a, TensorProxy) else a, (line.args, line.kwargs))
+                return out.trace(lambda *_, **__: self._view(line.output, line.sym(*args, **kwargs)), line)
+        return out.write(line)
+
+    def _view(self, value: TensorProxy, matrix: TensorProxy) -> TensorProxy:
+        self.matrices[value] = matrix
+        return LTORCH["view"](matrix, value.shape)
+
+    def _parts(self, values: tuple[TensorProxy, ...], whole: TensorProxy) -> tuple[TensorProxy, ...]:
+        parts = LTORCH["split"](whole, [value.shape[-1] for value in values], 1)
+        return tuple(self._view(value, part) for value, part in zip(values, parts, strict=True))
