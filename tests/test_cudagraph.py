@@ -348,6 +348,16 @@ def test_what_is_saved_is_one_object(transform, device):
         out.sum().backward()
 
 
+def test_what_is_saved_is_listed():
+    module, x = model(), torch.randn(3, 8)
+    listed = []
+    for transforms in ((), (Imitated(),)):
+        compiled = thunder.jit(module, transforms=list(transforms), executors=["torch"])
+        compiled(x)
+        listed.append({(v.name, v.nbytes, v.operation) for v in thunder.examine.saved_for_backward(compiled)})
+    assert listed[0] == listed[1] and ("t0", 3 * 16 * 4, "torch.nn.functional.linear") in listed[0]
+
+
 class Keeps(torch.autograd.Function):
     """Its backward returns what its forward has saved."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
+from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError, warn_user
@@ -150,7 +150,8 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
     lines = _lines(trace)
     maker = {o: line for line in lines for o in line.outputs}
     shows, counted, found = roots(lines), {a for a in trace.args if isinstance(a, TensorProxy)}, []
-    for value in sorted((*tensors, *others), key=lambda v: v in shows):  # before views of it, the value that owns the memory
+    saved = [v for value in (*tensors, *others) for v in (value.collection if isinstance(value, CollectionProxy) else (value,))]
+    for value in sorted(saved, key=lambda v: v in shows):  # before views of it, the value that owns the memory
         line, root = maker.get(value), shows.get(value, value)
         size = 0 if isinstance(value, UnbackedNumber) or root in counted else nbytes(root) if isinstance(value, TensorProxy) and _is_known(root) else None
         counted.add(root)
