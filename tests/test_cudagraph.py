@@ -348,6 +348,59 @@ def test_what_is_saved_is_one_object(transform, device):
         out.sum().backward()
 
 
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_hooks_see_each_saved_tensor(transform, device):
+    module, x, seen = model(device), torch.randn(3, 8, device=device), []
+    for transforms in ((), (transform(),)):
+        compiled = thunder.jit(module, transforms=list(transforms), executors=["torch"])
+        for _ in range(4):
+            shapes = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t):
+                check_step(compiled, module, x)
+        seen.append(sorted(shapes))
+    assert seen[0] == seen[1]
+    (forward, backward) = recordings(compiled)
+    assert not forward.in_use() and backward.can_be_replayed()
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_hooks_that_keep_saved_tensors_elsewhere(transform, device):
+    """As torch.autograd.graph.save_on_cpu does: two forwards before a backward are no matter."""
+    module = model(device)
+    compiled = thunder.jit(module, transforms=[transform()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            inputs = torch.randn(2, 3, 8, device=device)
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+                outs = [compiled(x) for x in inputs]
+            for out, x in zip(outs, inputs, strict=True):
+                parameters = list(module.parameters())
+                torch.testing.assert_close(torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(module(x).sum(), parameters))
+
+
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_in_a_checkpoint_outside(reentrant, transform, device):
+    """The forward is replayed again for the backward, whose graph finds what it left."""
+    used = transform()
+    module = model(device)
+    compiled = thunder.jit(module, transforms=[used])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            x = torch.randn(3, 8, device=device, requires_grad=True)
+            gradients = []
+            for f in (compiled, module):
+                module.zero_grad()
+                torch.utils.checkpoint.checkpoint(f, x, use_reentrant=reentrant).square().sum().backward()
+                gradients.append([p.grad.clone() for p in module.parameters()])
+            torch.testing.assert_close(*gradients)
+            module.zero_grad()
+    if transform is Imitated:
+        assert used.replays[True] >= 3 and used.replays[False] >= 6
+
+
 def test_what_is_saved_is_listed():
     module, x = model(), torch.randn(3, 8)
     listed = []

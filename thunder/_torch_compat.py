@@ -24,8 +24,8 @@ __all__ = [
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
-    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "native_batch_check", "keeps_graph", "in_functorch", "applying",
-    "unwrap_of", "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
+    "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "native_batch_check", "saved_tensors_hooks", "keeps_graph",
+    "in_functorch", "applying", "unwrap_of", "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
 
@@ -256,6 +256,14 @@ def _python_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequenc
         return True
 
     return check
+
+
+def saved_tensors_hooks() -> tuple | None:
+    """The hooks that see what is saved for a backward now; None where PyTorch does not say."""
+    try:
+        return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    except (AttributeError, TypeError):
+        return None
 
 
 def keeps_graph() -> bool:

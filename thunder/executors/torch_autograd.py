@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from thunder import _torch_compat as compat
+from thunder.extend.saved import SavedTogether
 from thunder.ops.random import generator_of
 
 __all__ = ["connected", "without_grad"]
@@ -28,6 +29,9 @@ class ThunderFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, given, *inputs):
         program, ctx.generators, outputs, (tensors, others) = given
+        ctx.joins = ()
+        if compat.saved_tensors_hooks() is not None:
+            tensors, others, ctx.joins = _apart(tensors, others)
         ctx.program, ctx.others = program, others
         ctx.kept, ctx.numbers = program.take_kept(inputs), program.take_numbers(inputs)
         ctx.versions = _versions(ctx.kept)
@@ -41,6 +45,8 @@ class ThunderFunction(torch.autograd.Function):
     def backward(ctx, *cotangents):
         program = ctx.program
         tensors, others, kept = ctx.saved_tensors, list(ctx.others), ctx.kept
+        for place, begin, join in reversed(ctx.joins):
+            others[place], tensors = join(tensors[begin:]), tensors[:begin]
         ctx.maybe_clear_saved_tensors()
         if not compat.keeps_graph():
             ctx.others = ctx.kept = ()
@@ -54,6 +60,17 @@ class ThunderFunction(torch.autograd.Function):
         saved = [list(tensors), others]
         del tensors, others, kept
         return (None, *(program.without(missing) if missing else program.backward)(saved, given))
+
+
+def _apart(tensors: Sequence, others: Sequence) -> tuple[list, list, list[tuple]]:
+    """With what is saved together among the tensors: (its place, where its tensors begin, what joins them again)."""
+    tensors, others, joins = list(tensors), list(others), list[tuple]()
+    for place, value in enumerate(others):
+        if isinstance(value, SavedTogether):
+            joins.append((place, len(tensors), value.joining()))
+            tensors += value
+            others[place] = None
+    return tensors, others, joins
 
 
 def _differentiable_gradients(ctx, program: _Program, tensors: Sequence, kept: Sequence, given: list, missing: tuple) -> tuple:

@@ -32,6 +32,7 @@ Which order of streams holds, and by what:
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 import threading
@@ -48,6 +49,7 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
 from thunder.core.utils import without_collection
 from thunder.errors import warn_user
+from thunder.extend.saved import SavedTogether
 from thunder.ops.inplace import count_write, writes_back
 from thunder.ops.random import holding
 from thunder.ops.torch_types import to_torch_device
@@ -388,16 +390,18 @@ def _is_result(tensor: torch.Tensor) -> bool:
     return any(data in r.watched for r in _RECORDINGS)
 
 
-class Results:
+class Results(SavedTogether):
     """What a region has made for graphs of a backward, in one piece: as long as it is there, nobody writes over it.
 
     recording: the one that it was replayed by; None where its lines ran, for which the tensors are here.
     """
 
-    __slots__ = ("recording", "_tensors", "__weakref__")
+    __slots__ = ("recording", "_tensors")
 
     def __init__(self, recording: Recording | None, tensors: list[torch.Tensor]):
         self.recording, self._tensors = recording, tensors
+        if recording is not None:
+            recording.left = weakref.ref(self)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         if self.recording is None:
@@ -407,6 +411,17 @@ class Results:
 
     def clear(self) -> None:
         self.recording, self._tensors = None, []
+
+    def joining(self) -> Callable[[Sequence[torch.Tensor]], Results]:
+        return functools.partial(_joined, weakref.ref(self.recording) if self.recording is not None else lambda: None)
+
+
+def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.Tensor]) -> Results:
+    """Tensors in one piece again: that of a recording if they are where it left them."""
+    recording = reference()
+    if recording is not None and [*map(torch.Tensor.data_ptr, tensors)] == [*map(torch.Tensor.data_ptr, recording.kept)]:
+        return Results(recording, recording.kept)
+    return Results(None, list(tensors))
 
 
 class GraphedRegion:
@@ -623,8 +638,7 @@ class Recording:
         values: list = [made[i] if (r := self.results[i]) is None else r.detach() for i in self.shown]
         self.handed_out = bool(self.watched)
         if self.kept:
-            values.append(left := Results(self, self.kept))
-            self.left = weakref.ref(left)
+            values.append(Results(self, self.kept))
         return values
 
 
