@@ -411,6 +411,37 @@ def test_what_is_saved_is_listed():
     assert listed[0] == listed[1] and ("t0", 3 * 16 * 4, "torch.nn.functional.linear") in listed[0]
 
 
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_kept_graph_is_unpacked_again(transform, device):
+    def f(x):
+        t = x.exp().tanh()
+        return (t * t.sin())[t > 0.5].exp()  # what the mask chooses stays outside
+
+    compiled = thunder.jit(f, transforms=[transform()], executors=["torch"])
+    for _ in range(4):
+        x = torch.randn(4, 4, device=device, requires_grad=True)
+        loss = compiled(x).sum()
+        (expected,) = torch.autograd.grad(f(x).sum(), x)
+        for again in (True, True, False):
+            torch.testing.assert_close(torch.autograd.grad(loss, x, retain_graph=again)[0], expected)
+
+
+def test_results_that_another_thread_joins_while_uses_are_counted(monkeypatch):
+    module = model()
+    compiled = thunder.jit(module, transforms=[Imitated()], executors=["torch"])
+    for _ in range(3):
+        check_step(compiled, module, torch.randn(3, 8))
+    out, joined = compiled(torch.randn(3, 8)), []
+    recording = graphs(thunder.last_traces(compiled)[-1])[0].sym.fn.recordings[0]
+    uses = cudagraph.Recording._uses
+    del out
+    monkeypatch.setattr(cudagraph.Recording, "_uses", lambda self, opened: joined.append(cudagraph.Results(self, self.kept)) or uses(self, opened))
+    assert recording.in_use() and joined
+    monkeypatch.setattr(cudagraph.Recording, "_uses", uses)
+    joined.clear()
+    assert not recording.in_use()
+
+
 class Keeps(torch.autograd.Function):
     """Its backward returns what its forward has saved."""
 

@@ -18,10 +18,6 @@ class SavedTogether:
     def __iter__(self) -> Iterator[torch.Tensor]:
         raise NotImplementedError
 
-    def clear(self) -> None:
-        """Lets go of them."""
-        raise NotImplementedError
-
     def joining(self) -> Callable[[Sequence[torch.Tensor]], SavedTogether]:
         """A function that makes one like it again, of what the hooks gave back, and that keeps none of the tensors."""
         raise NotImplementedError

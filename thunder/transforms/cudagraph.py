@@ -409,9 +409,6 @@ class Results(SavedTogether):
         self.recording.opened = True
         return iter([t.detach() for t in self._tensors])
 
-    def clear(self) -> None:
-        self.recording, self._tensors = None, []
-
     def joining(self) -> Callable[[Sequence[torch.Tensor]], Results]:
         return functools.partial(_joined, weakref.ref(self.recording) if self.recording is not None else lambda: None)
 
@@ -594,8 +591,10 @@ class Recording:
 
     def in_use(self) -> bool:
         """Whether somebody has a result of an earlier replay."""
-        if self.handed_out and self.left() is None and self._uses(self.opened) == self.unused[self.opened]:
-            self.handed_out = self.opened = False
+        opened = self.opened
+        if self.handed_out and self.left() is None and self._uses(opened) == self.unused[opened]:
+            if self.left() is None and self.opened is opened:  # another thread may have put tensors together, or apart, while they were counted
+                self.handed_out = self.opened = False
         return self.handed_out
 
     def is_wanted(self) -> bool:

@@ -151,8 +151,11 @@ def _print_unpack(line: BoundSymbol, printer: Printer) -> list[str]:
 
 
 def _print_clear(line: BoundSymbol, printer: Printer) -> list[str]:
+    collection = line.args[0]
+    if collection.collection:  # what a transform of the forward gathered is no list of this call's: a graph that is kept reads it again
+        return [f"del {collection.name}"]
     printer.context["clear_collection"] = clear_collection
-    return [f"clear_collection({line.args[0].name})", f"del {line.args[0].name}"]
+    return [f"clear_collection({collection.name})", f"del {collection.name}"]
 
 
 def clear_collection(collection: list) -> None:
