@@ -132,6 +132,62 @@ def test_programs(program, executors):
             torch.testing.assert_close(g, e)
 
 
+def first_without_grad(x, w):
+    with torch.no_grad():
+        a = F.linear(x, w)
+    return a.sum() * F.linear(x, w).sum()
+
+
+def shaped_without_grad(x, w):
+    with torch.no_grad():
+        h = x.unsqueeze(0)
+    return F.linear(h, w).sin() + 0
+
+
+def product_shaped_without_grad(x, w):
+    y = F.linear(x, w)
+    with torch.no_grad():
+        z = y.unsqueeze(0)
+    return F.linear(z, w.t()).sin().sum() + y.sum()
+
+
+def part_without_grad(x, w):
+    y = F.linear(x, w)
+    with torch.no_grad():
+        z = y.reshape(-1, 5).tanh()
+        a, b = y.split([2, 3], -1)
+    return (z * y.sin().reshape(-1, 5)).sum() + F.linear(a * 2, w[:, :2]).sum() * F.linear(b, w[:, :3]).sum()
+
+
+@pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
+@pytest.mark.parametrize("program", [first_without_grad, shaped_without_grad, product_shaped_without_grad, part_without_grad], ids=lambda f: f.__name__)
+def test_where_gradients_end(program, executors):
+    values = [torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4), (5, 4))]
+    found, expected = (torch.autograd.grad(f(*values).sum(), values, allow_unused=True) for f in (compiled_with(executors, program), program))
+    for g, e in zip(found, expected, strict=True):
+        assert (g is None) == (e is None)
+        torch.testing.assert_close(g, e)
+
+
+def test_a_view_that_is_none():
+    x, w = torch.randn(2, 3, 4, device=DEVICE), torch.randn(5, 4, device=DEVICE)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        thunder.jit(lambda x, w: F.linear(x.transpose(1, 2).view(2, 3, 4), w).tanh(), executors=FUSERS[0])(x, w)
+
+
+def test_a_budget_counts_what_is_saved():
+    """The argument as a matrix is no memory of its own."""
+    x, w, v = (torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 40), (6, 40), (6, 40)))
+    saved = []
+    for budget in ({}, {"memory_budget": 0.5}):
+        compiled, sizes = thunder.jit(lambda x, w, v: F.linear(x, w).sin().sum() + F.linear(x, v).exp().sum(), executors=["triton_fuser"], **budget), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.nbytes) or t, lambda t: t):
+            out = compiled(x, w, v)
+        saved.append(sum(n for n in sizes if n == 6 * 6 * 8))
+        assert len(torch.autograd.grad(out, (x, w, v))) == 3
+    assert saved == [576, 288]
+
+
 @pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
 def test_what_is_returned_is_no_view_and_may_be_written_to(executors):
     w = torch.randn(4, 4, device=DEVICE, requires_grad=True)

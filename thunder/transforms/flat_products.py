@@ -56,7 +56,7 @@ class _Flat:
         self.given: dict[Proxy, TensorProxy] = {}
 
     def matrix(self, x: TensorProxy) -> TensorProxy:
-        if x not in self.given:
+        if x not in self.given or self.given[x].requires_grad is not x.requires_grad:  # that of another layer was made under no_grad
             root = self.matrices.get(x, self.source.get(x, x))
             self.given[x] = root if tuple(root.shape) == _flat_shape(x) else LTORCH["reshape"](root, _flat_shape(x))
         return self.given[x]
@@ -73,12 +73,12 @@ class _Flat:
         if line.sym is LTORCH["linear"]:
             if len(x.shape) > 2 and len(line.args[1].shape) == 2 and line.output not in self.returned:
                 return out.trace(lambda x, *rest, **named: self._view(line.output, line.sym(self.matrix(x), *rest, **named)), line)
-        elif name in _SHAPES and line.output.dtype is x.dtype:
+        elif name in _SHAPES and isinstance(line.output, TensorProxy) and line.output.dtype is x.dtype and line.output.requires_grad is x.requires_grad:
             if x in self.matrices:
                 root = self.matrices[line.output] = self.matrices[x]
                 shaped = LTORCH["view" if name == "view" else "reshape"]  # columns in other shapes may be a copy
                 return out.trace(lambda *args, **kwargs: shaped(root, line.output.shape), line)
-            if self.read[line.output] == 1 and not self.has_effects:
+            if name != "view" and self.read[line.output] == 1 and not self.has_effects:  # a view that is none is an error
                 self.source[line.output] = self.source.get(x, x)
         elif name in _PARTS and (whole := self.columns(x)) is not None and all(part.shape[:-1] == x.shape[:-1] for part in line.output):
             return out.trace(lambda *args, **kwargs: self._parts(line.output, whole), line)

@@ -10,7 +10,7 @@ each amount of memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from thunder.core.proxies import Proxy, TensorProxy, element_count, number_value
@@ -50,7 +50,7 @@ def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None
     flow = _Flow(joint, free)
     whole = flow.evaluate(frozenset())
     start = flow.cut(math.inf)
-    target = budget * whole.nbytes
+    target = budget * flow.bytes_in(whole.saved)
     if start.nbytes <= target:
         return start
     least = flow.cut(0.0)
@@ -197,6 +197,11 @@ class _Flow:
         distinct = {self.of(v) for v in saved if self.of(v) in self.maker}
         size = sum(nbytes(v) for v in distinct if isinstance(v, TensorProxy))
         return Plan(frozenset(v for v in chosen if v in seen), tuple(saved), size, sum(self.time[line] for line in again if not _is_view(line)))
+
+    def bytes_in(self, saved: Iterable[Proxy]) -> int:
+        """Bytes of what is saved if nothing is copied that may be a view."""
+        shown = roots(self.forward, maybe=True)
+        return sum(nbytes(v) for v in {shown.get(v, v) for v in saved} if v in self.maker and isinstance(v, TensorProxy))
 
     def between(self, above: Plan, fits: Plan, target: float) -> Plan:
         """Of two plans at one price, which differ in independent parts of the program, as much of the smaller one as the target asks for."""
