@@ -169,6 +169,21 @@ def test_where_gradients_end(program, executors):
         torch.testing.assert_close(g, e)
 
 
+@pytest.mark.parametrize("shape", [(5,), (1,), ()])
+def test_a_bias_of_one_number(shape):
+    """Its gradient has its shape, inside a program as well, where nobody but the program looks."""
+
+    def program(x, w, b):
+        y = F.linear(x, w, b.sin()).cos()
+        return torch.autograd.grad(y.sum(), b)[0] * torch.ones_like(b)
+
+    values = [torch.randn(s, device=DEVICE, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 4), (5, 4), shape)]
+    for executors in (["torch"], FUSERS[0]):
+        found, expected = compiled_with(executors, program)(*values), program(*values)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_view_that_is_none():
     x, w = torch.randn(2, 3, 4, device=DEVICE), torch.randn(5, 4, device=DEVICE)
     with pytest.raises(RuntimeError, match="view size is not compatible"):

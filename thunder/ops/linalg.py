@@ -580,7 +580,9 @@ def _(a, weight, bias=None):
     g2, a2 = (unsqueeze(x, 0) if len(a.shape) == 1 else _rows(x) for x in (g, a))
     ga = mm(g2, weight) if len(a.shape) == 2 else reshape(mm(g2, weight), a.shape)
     gw = mm(LTORCH["t"](g2), a2)
-    return ga, gw, None if bias is None else LTORCH["sum"](g2, 0)
+    if bias is None:
+        return ga, gw, None
+    return ga, gw, LTORCH["sum"](g2, 0) if tuple(bias.shape) == (weight.shape[0],) else reshape(LTORCH["sum"](g2), bias.shape)
 
 
 def _swapped(x):
