@@ -426,6 +426,28 @@ def test_a_kept_graph_is_unpacked_again(transform, device):
             torch.testing.assert_close(torch.autograd.grad(loss, x, retain_graph=again)[0], expected)
 
 
+@pytest.mark.parametrize("transform, device", TRANSFORMS)
+def test_a_saved_value_in_the_memory_of_an_argument(transform, device):
+    """What is computed in place is saved as a tensor, and the region is recorded."""
+
+    def f(x, w):
+        x.relu_()
+        return x * w, (x + 1)
+
+    compiled = thunder.jit(f, transforms=[transform()], executors=["torch"])
+    x, expected = (torch.randn(2, 4, device=device) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            w = torch.randn((), device=device, requires_grad=True)
+            expected.copy_(x.copy_(torch.randn(2, 4, device=device)))
+            found, wanted = compiled(x, w), f(expected, w)
+            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(torch.autograd.grad(found[0].sum(), w), torch.autograd.grad(wanted[0].sum(), w))
+            del found
+    assert graphs(thunder.last_traces(compiled)[-1])[0].sym.fn.recordings
+
+
 def test_results_that_another_thread_joins_while_uses_are_counted(monkeypatch):
     module = model()
     compiled = thunder.jit(module, transforms=[Imitated()], executors=["torch"])

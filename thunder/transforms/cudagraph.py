@@ -126,7 +126,9 @@ class CUDAGraphTransform(Transform):
         groups = _result_apart(groups, lines, returned - {shown.get(p, p) for p in saved})
         regions = schedule(lines, groups, trace.output_proxies)
         recorded = [self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in line.sym.tags for line in r.lines) >= 2 for r in regions]
-        kept = {o for o in saved if shown.get(o, o) not in returned}
+        memory, _ = _memory(lines)
+        leaving = {memory.get(p, p) for p in returned}
+        kept = {o for o in saved if memory.get(o, o) not in leaving}
         gathered, unpacked = _gathered(regions, recorded, trace.output_proxies)
         taken, read = dict.fromkeys(gathered.values()), {p for r in regions for p in r.inputs}
         parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
@@ -138,7 +140,7 @@ class CUDAGraphTransform(Transform):
             name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
             inputs, within = [p for p in region.inputs if p not in gathered], set(region.inputs)
             collections = {c: [(i, p) for i, p in enumerate(c.collection) if p in within] for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)}
-            written, inside = _written(region), roots(region.lines, maybe=True)
+            inside, written = _memory(region.lines)
             stays = [o in kept and inside.get(o) not in within for o in region.outputs]
             shows = [not s or o in read for s, o in zip(stays, region.outputs, strict=True)]
             staying, outputs = (list(itertools.compress(region.outputs, chosen)) for chosen in (stays, shows))
@@ -271,10 +273,10 @@ def _with_reason(line: BoundSymbol, reason: str) -> BoundSymbol:
     return new
 
 
-def _written(region: Region) -> set[Proxy]:
-    """The inputs of a region that its lines write to."""
-    shown, found = roots(region.lines, maybe=True), set()
-    for line in region.lines:
+def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy]]:
+    """By value, whose memory it may be in, where it is another's; and in whose memory lines write."""
+    shown, found = roots(lines, maybe=True), set()
+    for line in lines:
         if OpTags.IN_PLACE not in line.sym.tags:
             continue
         if writes_back(line):
@@ -285,7 +287,13 @@ def _written(region: Region) -> set[Proxy]:
         for target in targets:
             shown |= {o: shown.get(target, target) for o in line.outputs if isinstance(target, Proxy)}  # a result of it is in the memory that it writes to
         found |= {shown.get(t, t) for t in targets if isinstance(t, Proxy)}
-    return found.intersection(region.inputs)
+
+    def last(value: Proxy) -> Proxy:
+        while (root := shown.get(value, value)) is not value:
+            value = root
+        return value
+
+    return {value: last(value) for value in shown}, found
 
 
 # ---------------------------------------------------------------------------------------------------------------- when a program runs
