@@ -129,11 +129,10 @@ class _Flow:
         self.forward, _, backward = sides(recompute(joint))
         self.free = free
         self.maker = {o: line for line in self.forward for o in line.outputs}
-        self.root = roots(self.forward)
-        shown = roots(self.forward, maybe=True)
-        written = {shown.get(a, a) for line in self.forward if writes_back(line) for a in line.inputs[:1]}
+        self.root, self.shown = roots(self.forward), roots(self.forward, maybe=True)
+        written = {self.shown.get(a, a) for line in self.forward if writes_back(line) for a in line.inputs[:1]}
         # what a backward would read otherwise than the forward did
-        self.gone = {v for line in self.forward for v in (*line.inputs, *line.outputs) if shown.get(v, v) in written}
+        self.gone = {v for line in self.forward for v in (*line.inputs, *line.outputs) if self.shown.get(v, v) in written}
         read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         apart = {i for line in self.forward if free is None or not free(line) for i in line.inputs}
@@ -200,8 +199,7 @@ class _Flow:
 
     def bytes_in(self, saved: Iterable[Proxy]) -> int:
         """Bytes of what is saved if nothing is copied that may be a view."""
-        shown = roots(self.forward, maybe=True)
-        return sum(nbytes(v) for v in {shown.get(v, v) for v in saved} if v in self.maker and isinstance(v, TensorProxy))
+        return sum(nbytes(v) for v in {self.shown.get(v, v) for v in saved} if v in self.maker and isinstance(v, TensorProxy))
 
     def between(self, above: Plan, fits: Plan, target: float) -> Plan:
         """Of two plans at one price, which differ in independent parts of the program, as much of the smaller one as the target asks for."""

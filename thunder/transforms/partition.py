@@ -79,8 +79,7 @@ def as_saved_by(forward: Trace, cut: ForwardBackward) -> ForwardBackward:
     ours = {p.name: p for p in cut.saved_tensors}
     tensors, gathered = [ours[p.name] for p in tensors], [CollectionProxy([ours[p.name] for p in c.collection], c.name) for c in collections]
     others = [*cut.saved_others, *gathered]
-    lines = cut.backward.bound_symbols
-    lines = [line for line in lines if line.sym not in (unpack_sequence, clear_symbol)]
+    lines = [line for line in cut.backward.bound_symbols if line.sym not in (unpack_sequence, clear_symbol)]
     backward = _backward_trace(cut.backward, lines, tensors, others, cut.cotangents, cut.backward.output)
     return ForwardBackward(cut.forward, backward, cut.outputs, cut.cotangents, tensors, others, cut.returned)
 
