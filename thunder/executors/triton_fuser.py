@@ -95,6 +95,9 @@ class TritonFuser(FusionExecutor):
         found = function.writing_over(frozenset(dying)) if isinstance(function, FusedRegion) else None
         return (found, found.over) if found is not None and found.over else None
 
+    def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
+        return function.beside(places, fork) if isinstance(function, FusedRegion) else None
+
 
 class _Plans(TritonFuser):
     """Says what kernels there would be."""

@@ -96,6 +96,11 @@ class FusionExecutor(Executor):
         one that does not."""
         return None
 
+    def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
+        """A function of a region that does the last of the work for the outputs at these places, which nobody waits for, on the stream that `fork(device index, (tensors that this
+        work reads and writes, ...))` gives, by its handle; None where all of its work comes first."""
+        return None
+
     def fusion_pass(self, trace: Trace) -> Trace:
         """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""
         trace, takes = self._by_parts(trace), self.takes

@@ -150,7 +150,7 @@ class CUDAGraphTransform(Transform):
             taken_in = [*inputs, *(p for pairs in collections.values() for _, p in pairs)]
             program = del_last_used(Trace(name, taken_in, region.lines, list(region.outputs), trace.names))
             run = GraphedRegion(
-                f"{name} of {trace.name}", side_stream.side_stream(program, LEAST_BESIDE) if backward else program, self._memory_of(region, backward),
+                f"{name} of {trace.name}", side_stream.side_stream(program, LEAST_BESIDE, small=True) if backward else program, self._memory_of(region, backward),
                 fixed=[i for i, p in enumerate(inputs) if p.name in parameters or p in written], expected=[i for i, p in enumerate(inputs) if p in unpacked],
                 returned=[o in returned for o in region.outputs], shown=list(itertools.compress(itertools.count(), shows)),
                 kept=list(itertools.compress(itertools.count(), stays)), read=[[i for i, _ in pairs] for pairs in collections.values()],

@@ -3,7 +3,8 @@
 Before: `t2 = torch.mm(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `return (t2, ...)`. After: `t2 = mm_on_side_stream(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `join_side_stream()`,
 `return (t2, ...)`.
 
-Nobody in the program reads such a product. On a stream of its own it fills what the others leave of a GPU: the last blocks of other products, and what waits for memory.
+Nobody in the program reads such a product. Nor does anybody wait, in a CUDA graph, for kernels with which a fusion executor only finishes gradients: `[t4, t5] = TritonFusion0(x)`
+with the comment `t5 is finished on the side stream`. On a stream of its own it fills what the others leave of a GPU: the last blocks of other products, and what waits for memory.
 What it reads is held until the program's stream has waited for it, and its memory is of the program's stream, which has waited before anybody sees it.
 
 Not taken is a product of something that the program writes to afterwards, one that nothing follows, nor one that is too small for what it costs the host.
@@ -21,12 +22,14 @@ from thunder._torch_compat import current_device, current_stream, empty_strided_
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
+from thunder.extend.fusion import FusionExecutor
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.memory_budget import multiply_adds, roots
 
 __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
 DEVICES = ("cuda",)
+_FINISHED = "gradients of weights are finished on the side stream"
 LEAST = 10**10  # multiplications and additions that take a GPU about 20 us, where it costs the host 5 us
 IN_FLIGHT = 4  # products that may be under way: what more of them read would have to be held
 
@@ -36,8 +39,8 @@ def has_side_stream(program: Trace) -> bool:
     return TraceTag.BACKWARD in program.tags and any(isinstance(o, TensorProxy) and o.device.type in DEVICES for o in program.output_proxies)
 
 
-def side_stream(trace: Trace, least: int | None = None) -> Trace:
-    """Computes products of at least so many multiplications and additions (`LEAST`), which are returned and not read, on a second stream."""
+def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) -> Trace:
+    """Computes products of at least so many multiplications and additions (`LEAST`), which are returned and not read, on a second stream; small: what fusions finish as well."""
     least = LEAST if least is None else least
     lines, shown = trace.bound_symbols, roots(trace.bound_symbols, maybe=True)
     returned, read, written = set(trace.output_proxies), set[Proxy](), set[Proxy]()
@@ -50,14 +53,26 @@ def side_stream(trace: Trace, least: int | None = None) -> Trace:
         inputs = {shown.get(i, i) for i in line.inputs}
         if something_follows and _is_product(line, least) and line.output in returned and line.output not in read and written.isdisjoint(inputs):
             line = line.replace(sym=mm_on_side_stream, subsymbols=[line])
+        elif small and something_follows and line.sym.is_fusion and isinstance(line.sym.executor, FusionExecutor):
+            line = _finished_beside(line, line.sym.executor, frozenset(i for i, o in enumerate(line.outputs) if o in returned and o not in read))
         elif not line.sym.tags.isdisjoint((OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE)):
             written |= inputs
         read |= inputs
         something_follows |= OpTags.VIEW not in line.sym.tags
         made.append(line)
-    if all(line.sym is not mm_on_side_stream for line in made):
+    if all(line.sym is not mm_on_side_stream and line.header != _FINISHED for line in made):
         return trace
     return trace.replace(bound_symbols=[*reversed(made), join_side_stream.bind(output=None)])
+
+
+def _finished_beside(line: BoundSymbol, fuser: FusionExecutor, places: frozenset[int]) -> BoundSymbol:
+    function = fuser.beside(line.sym.fn, places, fork) if places and line.sym.fn is not None else None
+    if function is None:
+        return line
+    symbol = Symbol(line.sym.name, id=line.sym.id, is_prim=True, tags=tuple(line.sym.tags), fn=function, executor=fuser, is_fusion=True)
+    new = line.replace(sym=symbol, subsymbols=line.subsymbols)
+    new.header = _FINISHED
+    return new
 
 
 def _is_product(line: BoundSymbol, least: int) -> bool:
@@ -80,6 +95,7 @@ class _UnderWay(threading.local):
 
     def __init__(self):
         self.products: deque[tuple] = deque()
+        self.small: dict[_Side, list[tuple]] = {}  # what small kernels behind the last product of a stream read and write
         self.sides: dict[tuple[int, int], _Side] = {}  # by device and stream
 
 
@@ -91,10 +107,7 @@ def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if index != current_device():
         with torch.cuda.device(index):
             return _mm_on_side_stream(a, b)
-    key = index, current_stream(index)
-    side, products = _UNDER_WAY.sides.get(key), _UNDER_WAY.products
-    if side is None:
-        side = _UNDER_WAY.sides[key] = _Side(torch.cuda.current_stream(index))
+    side, products = _side(index), _UNDER_WAY.products
     if len(products) == IN_FLIGHT:
         _wait_for_first()
     columns = b.shape[1]
@@ -108,8 +121,26 @@ def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         set_stream(**side.here)
     done = next(side.done)
     done.record(side.stream)
-    products.append((done, side.main, (a, b, result)))
+    products.append((done, side.main, (a, b, result, _UNDER_WAY.small.pop(side, ()))))
     return result
+
+
+def _side(index: int) -> _Side:
+    """That of a device's current stream."""
+    key = index, current_stream(index)
+    side = _UNDER_WAY.sides.get(key)
+    if side is None:
+        side = _UNDER_WAY.sides[key] = _Side(torch.cuda.current_stream(index))
+    return side
+
+
+def fork(index: int, held: tuple) -> int:
+    """The handle of a device's second stream, which waits for what was launched on its current one; `held` is what will be read and written there."""
+    side = _side(index)
+    side.ready.record(side.main)
+    side.ready.wait(side.stream)
+    _UNDER_WAY.small.setdefault(side, []).append(held)
+    return side.stream.cuda_stream
 
 
 def _wait_for_first() -> None:
@@ -121,11 +152,17 @@ def join() -> None:
     """Lets the streams that products were asked for on wait for them: at the end of each program, and after one that failed."""
     while _UNDER_WAY.products:
         _wait_for_first()
+    while _UNDER_WAY.small:
+        side, _held = _UNDER_WAY.small.popitem()
+        done = next(side.done)
+        done.record(side.stream)
+        done.wait(side.main)
 
 
 def forget() -> None:
     """Nothing is waited for: what was recorded for a CUDA graph that is none never runs."""
     _UNDER_WAY.products.clear()
+    _UNDER_WAY.small.clear()
 
 
 mm_on_side_stream = Symbol("mm_on_side_stream", id="side_stream.mm", is_prim=True, fn=_mm_on_side_stream, tags=(OpTags.MATMUL_OP,))

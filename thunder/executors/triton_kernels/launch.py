@@ -49,7 +49,8 @@ class FusedRegion:
     Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for the first time. `source` is their text, `kernels` how
     many there are.
 
-    over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs do. See `writing_over`. planned: nothing is compiled, and no
+    over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs do. See `writing_over`. late: numbers of kernels that are
+    launched where `fork` says. See `beside`. planned: nothing is compiled, and no
     GPU is needed: kernels are those of an H100 or H200.
 
     Raises TooLarge for a region that has to be smaller.
@@ -58,6 +59,7 @@ class FusedRegion:
     def __init__(self, region: Region, device: torch.device, autotune: bool = False, planned: bool = False):
         self.region, self.device = region, device
         self.over: dict[int, int] = {}
+        self.late: frozenset[int] = frozenset()
         self.planned = planned
         self._overwriting: dict[frozenset[int], FusedRegion] = {}
         self.interpreted = interpreting() and not planned
@@ -86,11 +88,30 @@ class FusedRegion:
         """The same region, for calls in which the inputs at these places own their memory and nobody reads them afterwards: outputs are written over as many as kernels allow."""
         found = self._overwriting.get(dying)
         if found is None:
-            found = self._overwriting[dying] = copy.copy(self)
-            found._overwriting, found._variants, found._unusual, found._usual = {}, {}, {}, None
+            found = self._overwriting[dying] = self._copy()
             found.over = self._places(dying)
             if found.over and self._expected is not None:
                 found._expected = _Compiled(found, self._row_major())
+        return found
+
+    def _copy(self) -> FusedRegion:
+        found = copy.copy(self)
+        found._overwriting, found._variants, found._unusual, found._usual = {}, {}, {}, None
+        return found
+
+    def beside(self, places: frozenset[int], fork: Callable[[int, tuple], int]) -> FusedRegion | None:
+        """The same region, for calls in which nobody waits for the outputs at these places: the kernels that only finish some of them, of what others have left on chip, are
+        launched on the stream `fork(device index, (what they read and write, ...))`. None where there are none."""
+        program = self.schedule.program
+        awaited = {o for i, o in enumerate(program.outputs) if i not in places}
+        given = {*awaited, *program.inputs}
+        sources = [] if self.interpreted or not self.schedule.temporaries else self._sources(self._row_major())[0]
+        late = frozenset(k for k, s in enumerate(sources) if given.isdisjoint((*s.loads, *s.stores)) and not any(v in later.loads for later in sources[k:] for v in s.stores))
+        if not late:
+            return None
+        found = self._copy()
+        found.late, found.fork = late, fork
+        found._expected = _Compiled(found, self._row_major()) if found._expected is not None else None
         return found
 
     def _places(self, dying: frozenset[int]) -> dict[int, int]:
@@ -252,8 +273,11 @@ class _Compiled(_Variant):
             lines.append(f"set_device({index})")
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
-        for i, (source, made) in enumerate(zip(self.sources, self.binaries, strict=True)):
-            binary = made.result()
+        late, self.context["fork"] = sorted(self.region.late), getattr(self.region, "fork", None)
+        for i in [*(i for i in range(len(self.sources)) if i not in late), *late]:
+            source, binary = self.sources[i], self.binaries[i].result()
+            if late and i == late[0]:
+                lines.append(f"stream = fork({index}, ({', '.join(dict.fromkeys(self.names[b] for k in late for b in self.sources[k].buffers))},))")
             self.context[f"kernel{i}"] = binary.load(index)
             addresses = [f"a_{self.names[b]}" for b in source.buffers] + ["None"] * binary.scratch
             lines.append(
