@@ -56,9 +56,14 @@ def late(monkeypatch):
     monkeypatch.setattr(side_stream, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype).fill_(torch.nan))
     monkeypatch.setattr(side_stream, "DEVICES", ("cpu",))
     monkeypatch.setattr(side_stream, "LEAST", 0)
-    monkeypatch.setattr(side_stream, "_UNDER_WAY", side_stream._UnderWay())
+    monkeypatch.setattr(side_stream, "_SIDES", side_stream._Sides())
     yield LateStream
     assert current == 0
+
+
+def under_way():
+    """How many products, and others, are held."""
+    return sum(len(held) for side in side_stream._SIDES.found.values() for held in (side.waiting, side.started, side.before))
 
 
 def beside(compiled):
@@ -79,18 +84,23 @@ def test_products_that_nobody_reads_may_be_late(late, executors):
     for _ in range(2):
         torch.testing.assert_close(torch.autograd.grad(compiled(x).square().sum(), inputs), torch.autograd.grad(module(x).square().sum(), inputs))
     assert len(late.launched) == 2 * len(beside(compiled)) and len(beside(compiled)) in (5, 6)
-    assert not any(map(callable, late.launched)) and not side_stream._UNDER_WAY.products
+    assert not any(map(callable, late.launched)) and not under_way()
     text = str(thunder.last_backward_traces(compiled)[-1])
     assert text.index("join_side_stream()") > text.rindex("= mm_on_side_stream(")
 
 
 def test_as_many_products_are_under_way_as_may_be(late, monkeypatch):
-    waiting = []
-    wait = LateEvent.wait
-    monkeypatch.setattr(LateEvent, "wait", lambda self, stream: (stream.stream_id or waiting.append(sum(map(callable, late.launched))), wait(self, stream)))
-    module = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(9)))
-    thunder.jit(module)(torch.randn(2, 4)).sum().backward()
-    assert max(waiting) == side_stream.IN_FLIGHT < len(waiting) == 8
+    """Where what they read is small, they start together and are waited for at the end; else each starts at once, and the program waits for the one before the last."""
+    monkeypatch.setattr(side_stream, "TOGETHER", 3)
+    counts, wait, module = [], LateEvent.wait, nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(9)))
+    monkeypatch.setattr(LateEvent, "wait", lambda self, stream: (counts.append((stream.stream_id, sum(map(callable, late.launched)))), wait(self, stream)))
+    for held, starts, waits in ((1 << 20, [0, 3, 6], [8]), (2 * 4 * 2 * 4, [0, 1, 1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2, 2, 1])):
+        monkeypatch.setattr(side_stream, "HELD", held)
+        late.launched.clear()
+        counts.clear()
+        thunder.jit(module)(torch.randn(2, 4)).sum().backward()
+        assert [n for stream, n in counts if stream] == starts
+        assert [n for stream, n in counts if not stream] == waits
 
 
 def test_what_is_read_or_written_to_is_not_late(late):
@@ -142,10 +152,10 @@ def test_a_program_that_fails_leaves_nothing_that_could_be_overwritten(late):
     first = beside(compiled)[0]
     assert first.sym.fn is side_stream._mm_on_side_stream
     side_stream._mm_on_side_stream(x.t(), x)
-    assert len(side_stream._UNDER_WAY.products) == 1
+    assert under_way() == 1
     module.zero_grad()
     compiled(x).sum().backward()
-    assert not side_stream._UNDER_WAY.products and not any(map(callable, late.launched))
+    assert not under_way() and not any(map(callable, late.launched))
 
 
 @on_gpu
@@ -217,4 +227,4 @@ def test_a_recording_that_fails_while_products_are_under_way(monkeypatch):
     with pytest.warns(UserWarning, match="no room"):
         for _ in range(4):
             torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), parameters), expected, rtol=1e-4, atol=1e-3)
-    assert len(recorded) == 2 and not side_stream._UNDER_WAY.products
+    assert len(recorded) == 2 and not under_way()

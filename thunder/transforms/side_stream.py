@@ -4,7 +4,7 @@ Before: `t2 = torch.mm(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `return (t2, ...)`.
 `return (t2, ...)`.
 
 Nobody in the program reads such a product. Nor does anybody wait, in a CUDA graph, for kernels with which a fusion executor only finishes gradients: `[t4, t5] = TritonFusion0(x)`
-with the comment `t5 is finished on the side stream`. On a stream of its own it fills what the others leave of a GPU: the last blocks of other products, and what waits for memory.
+with a comment that says so. On a stream of its own it fills what the others leave of a GPU: the last blocks of other products, and what waits for memory.
 What it reads is held until the program's stream has waited for it, and its memory is of the program's stream, which has waited before anybody sees it.
 
 Not taken is a product of something that the program writes to afterwards, one that nothing follows, nor one that is too small for what it costs the host.
@@ -12,9 +12,7 @@ Not taken is a product of something that the program writes to afterwards, one t
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections import deque
 
 import torch
 
@@ -30,8 +28,9 @@ __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
 DEVICES = ("cuda",)
 _FINISHED = "gradients of weights are finished on the side stream"
-LEAST = 10**10  # multiplications and additions that take a GPU about 20 us, where it costs the host 5 us
-IN_FLIGHT = 4  # products that may be under way: what more of them read would have to be held
+LEAST = 10**10  # multiplications and additions that take a GPU about 20 us
+TOGETHER = 8  # products that start together at most
+HELD = 120_000_000  # bytes that products read, after which the program waits for those before, and half of which is enough to start them: they cannot be given away meanwhile
 
 
 def has_side_stream(program: Trace) -> bool:
@@ -82,24 +81,79 @@ def _is_product(line: BoundSymbol, least: int) -> bool:
 
 
 class _Side:
-    """The second stream of a stream, for one thread, and the events that are waited for: again once nothing they stand for is under way."""
+    """The second stream of a stream, for one thread, and what is under way there.
+
+    Telling a stream to wait costs the host as much as starting a product: some start together, and are waited for together.
+    """
 
     def __init__(self, main: torch.cuda.Stream):
         self.main, self.stream = main, torch.cuda.Stream(main.device_index)
-        self.ready, self.done = torch.cuda.Event(), itertools.cycle([torch.cuda.Event() for _ in range(IN_FLIGHT)])
         self.here, self.there = ({"stream_id": s.stream_id, "device_index": s.device_index, "device_type": s.device_type} for s in (self.main, self.stream))
+        self.ready, self.done, self.next = torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Event()
+        self.waiting: list[tuple] = []  # products that did not start: what they read and write
+        self.started: list[tuple] = []  # what is read and written behind the last event
+        self.before: list[tuple] = []  # and before it
+        self.size = self.begun = 0  # bytes of what waits, and of what started behind the last event
+
+    def add(self, a: torch.Tensor, b: torch.Tensor, result: torch.Tensor) -> None:
+        self.waiting.append((a, b, result))
+        self.size += a.nbytes + b.nbytes
+        if len(self.waiting) == TOGETHER or 2 * self.size >= HELD:
+            self.start()
+
+    def start(self) -> None:
+        waiting, self.waiting, self.begun, self.size = self.waiting, [], self.begun + self.size, 0
+        self.follow()
+        set_stream(**self.there)  # a context manager of torch.cuda.stream takes as long as the product
+        try:
+            for a, b, result in waiting:
+                torch.mm(a, b, out=result)
+        finally:
+            set_stream(**self.here)
+        self.started += waiting
+        if self.begun >= HELD:
+            self.wait()
+
+    def follow(self) -> None:
+        """Lets the second stream wait for what was launched on the first one."""
+        self.ready.record(self.main)
+        self.ready.wait(self.stream)
+
+    def wait(self) -> None:
+        """Lets the first stream wait for what was started before the last event, and makes another one."""
+        if self.before:
+            self.done.wait(self.main)
+        self.done, self.next = self.next, self.done
+        self.done.record(self.stream)
+        self.before, self.started, self.begun = self.started, [], 0
+
+    def join(self) -> None:
+        if self.waiting:
+            self.start()
+        if self.started:
+            self.wait()
+        if self.before:
+            self.done.wait(self.main)
+            self.before = []
 
 
-class _UnderWay(threading.local):
-    """products: those that the streams they were asked for on have not waited for, in their order: (what they are done by, that stream, what they read and write)."""
+class _Sides(threading.local):
+    """By device and stream."""
 
     def __init__(self):
-        self.products: deque[tuple] = deque()
-        self.small: dict[_Side, list[tuple]] = {}  # what small kernels behind the last product of a stream read and write
-        self.sides: dict[tuple[int, int], _Side] = {}  # by device and stream
+        self.found: dict[tuple[int, int], _Side] = {}
 
 
-_UNDER_WAY = _UnderWay()
+_SIDES = _Sides()
+
+
+def _side(index: int) -> _Side:
+    """That of a device's current stream."""
+    key = index, current_stream(index)
+    side = _SIDES.found.get(key)
+    if side is None:
+        side = _SIDES.found[key] = _Side(torch.cuda.current_stream(index))
+    return side
 
 
 def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -107,62 +161,29 @@ def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if index != current_device():
         with torch.cuda.device(index):
             return _mm_on_side_stream(a, b)
-    side, products = _side(index), _UNDER_WAY.products
-    if len(products) == IN_FLIGHT:
-        _wait_for_first()
     columns = b.shape[1]
     result = empty_strided_cuda((a.shape[0], columns), (columns, 1), a.dtype)
-    side.ready.record(side.main)
-    side.ready.wait(side.stream)
-    set_stream(**side.there)  # a context manager of torch.cuda.stream takes as long as the product
-    try:
-        torch.mm(a, b, out=result)
-    finally:
-        set_stream(**side.here)
-    done = next(side.done)
-    done.record(side.stream)
-    products.append((done, side.main, (a, b, result, _UNDER_WAY.small.pop(side, ()))))
+    _side(index).add(a, b, result)
     return result
-
-
-def _side(index: int) -> _Side:
-    """That of a device's current stream."""
-    key = index, current_stream(index)
-    side = _UNDER_WAY.sides.get(key)
-    if side is None:
-        side = _UNDER_WAY.sides[key] = _Side(torch.cuda.current_stream(index))
-    return side
 
 
 def fork(index: int, held: tuple) -> int:
     """The handle of a device's second stream, which waits for what was launched on its current one; `held` is what will be read and written there."""
     side = _side(index)
-    side.ready.record(side.main)
-    side.ready.wait(side.stream)
-    _UNDER_WAY.small.setdefault(side, []).append(held)
+    side.follow()
+    side.started.append(held)
     return side.stream.cuda_stream
-
-
-def _wait_for_first() -> None:
-    done, main, _held = _UNDER_WAY.products.popleft()
-    done.wait(main)
 
 
 def join() -> None:
     """Lets the streams that products were asked for on wait for them: at the end of each program, and after one that failed."""
-    while _UNDER_WAY.products:
-        _wait_for_first()
-    while _UNDER_WAY.small:
-        side, _held = _UNDER_WAY.small.popitem()
-        done = next(side.done)
-        done.record(side.stream)
-        done.wait(side.main)
+    for side in _SIDES.found.values():
+        side.join()
 
 
 def forget() -> None:
     """Nothing is waited for: what was recorded for a CUDA graph that is none never runs."""
-    _UNDER_WAY.products.clear()
-    _UNDER_WAY.small.clear()
+    _SIDES.found.clear()
 
 
 mm_on_side_stream = Symbol("mm_on_side_stream", id="side_stream.mm", is_prim=True, fn=_mm_on_side_stream, tags=(OpTags.MATMUL_OP,))
