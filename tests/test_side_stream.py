@@ -8,6 +8,8 @@ from torch import nn
 
 import thunder
 from thunder import DebugOptions
+from thunder.executors.triton_kernels import launch
+from thunder.executors.triton_kernels.launch import FusedRegion
 from thunder.transforms import side_stream
 from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion
 
@@ -158,12 +160,56 @@ def test_a_program_that_fails_leaves_nothing_that_could_be_overwritten(late):
     assert not under_way() and not any(map(callable, late.launched))
 
 
+def norm(x, w):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w
+
+
+def backward_region():
+    """The region of a norm's backward, and the places of its outputs: (the gradient of the input, that of the weight)."""
+    x, w = torch.randn(512, 64, requires_grad=True), torch.randn(64, requires_grad=True)
+    compiled = thunder.jit(norm, executors=["triton_fuser"])
+    torch.autograd.grad(compiled(x, w).sum(), [x, w])
+    line = next(line for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if line.sym.is_fusion)
+    shapes = [o.shape for o in line.outputs]
+    return line.sym.fn.region, shapes.index((512, 64)), shapes.index((64,))
+
+
+def test_what_finishes_the_gradient_of_a_weight_is_launched_beside():
+    region, of_input, of_weight = backward_region()
+    fused = FusedRegion(region, torch.device("cuda", 0), planned=True)
+    found = fused.beside(frozenset([of_weight]), side_stream.fork)
+    assert fused.kernels == 2 and found.late == {1} and not fused.late
+    assert fused.beside(frozenset([of_input]), side_stream.fork) is None
+    assert fused.beside(frozenset(), side_stream.fork) is None
+
+
+def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):
+    launched, forked = [], []
+    numbers = iter(range(9))
+    binary = lambda request: types.SimpleNamespace(result=lambda n=next(numbers): types.SimpleNamespace(load=lambda index: n, scratch=0, shared=0))  # noqa: E731
+    monkeypatch.setattr(launch, "binary_of", binary)
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "current_stream", lambda index: "the program's")
+    monkeypatch.setattr(launch, "launch_kernel", lambda kernel, *rest: launched.append((kernel, rest[-2], rest[-1])))
+    monkeypatch.setattr(launch, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    region, _, of_weight = backward_region()
+    fused = FusedRegion(region, torch.device("cuda", 0), planned=True)
+    found = fused.beside(frozenset([of_weight]), lambda index, held: forked.append((index, held)) or "the other one")
+    results = found(*(torch.randn(p.shape) for p in region.inputs))
+    (first, first_addresses, first_stream), (second, second_addresses, second_stream) = launched
+    assert (first, first_stream, second, second_stream) == (0, "the program's", 1, "the other one")
+    [(index, held)] = forked
+    assert index == 0 and {t.data_ptr() for t in held} == set(second_addresses) and any(t is results[of_weight] for t in held)
+    assert set(second_addresses) - set(first_addresses) == {results[of_weight].data_ptr()}
+
+
 @on_gpu
 @pytest.mark.parametrize("transforms", [(), (CUDAGraphTransform,)], ids=["launched", "graphs"])
 def test_on_the_device(transforms, monkeypatch):
     """Bit for bit what the products give on one stream, under memory that is used again at once."""
     torch.manual_seed(0)
-    module = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(4096, 4096, bias=False), nn.GELU()))).to("cuda", torch.bfloat16)
+    module = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(4096, 4096, bias=False), nn.GELU(), nn.LayerNorm(4096)))).to("cuda", torch.bfloat16)
     parameters, x = list(module.parameters()), torch.randn(2048, 4096, device="cuda", dtype=torch.bfloat16)
     cotangent = torch.randn_like(x)
     monkeypatch.setattr(side_stream, "LEAST", 10**20)
@@ -177,6 +223,7 @@ def test_on_the_device(transforms, monkeypatch):
     programs = [line.sym.fn.trace for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if isinstance(line.sym.fn, GraphedRegion)]
     assert bool(programs) == bool(transforms)
     assert "mm_on_side_stream" in str(programs[0] if programs else thunder.last_backward_traces(compiled)[-1])
+    assert ("finished on the side stream" in str(programs[0] if programs else "")) == bool(transforms)
 
 
 @on_gpu

@@ -50,8 +50,11 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+# forwards are called by PyTorch's bindings in C, which take the host 3 to 5 us less than `torch.ops`; backwards have none
+
+
 def _cudnn(query, key, value, bias, dropout_p, is_causal, scale):
-    found = aten._scaled_dot_product_cudnn_attention.default(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale)
+    found = torch._scaled_dot_product_cudnn_attention(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale)
     return found[0], found[1], found[6], found[7]
 
 
@@ -62,7 +65,7 @@ def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout
 
 
 def _flash(query, key, value, bias, dropout_p, is_causal, scale):
-    found = aten._scaled_dot_product_flash_attention.default(_rows(query), _rows(key), _rows(value), dropout_p, is_causal, False, scale=scale)
+    found = torch._scaled_dot_product_flash_attention(_rows(query), _rows(key), _rows(value), dropout_p, is_causal, False, scale=scale)
     return found[0], found[1], found[6], found[7]
 
 
