@@ -59,7 +59,6 @@ class CacheEntry:
 
     __slots__ = (
         "captured", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces", "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces", "modes", "used",
-        "ahead",
     )  # fmt: skip
 
     def __init__(self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple, backward_traces: list[Trace]):
@@ -67,7 +66,6 @@ class CacheEntry:
         self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
         self.computation_fn, self.computation_traces = computation_fn, computation_traces
         self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
-        self.ahead = next(map(without_grad, computation_traces[-1].tables.get("ahead", {}).values()), None)  # called with a call's arguments before anything is checked
         self.backward_fn, self.backward_traces = backward_traces[-1].python_callable() if backward_traces else None, backward_traces
 
 
@@ -140,8 +138,6 @@ class Compiled:
         entries = self._entries.get(modes)
         if entries:
             for entry in entries:
-                if entry.ahead is not None:
-                    entry.ahead(args, kwargs)
                 inputs = entry.prologue_fn(self.fn, args, kwargs)
                 if type(inputs) is tuple:
                     if entry is not entries[0]:

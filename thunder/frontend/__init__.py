@@ -78,7 +78,7 @@ class Captured:
         inputs = [*tensors, *others, *numbers]
         self._placements = {p: c.placements[p] for p in tensors if p in c.placements} if c.placements else {}
         c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [c.number_sources[n.name] for n in numbers]
-        tables = {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors), "given": _given(c, tensors)} if c.options.transforms or c.replaced else {}
+        tables = {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors)} if c.options.transforms or c.replaced else {}
         if c.recorder.memory.versions:
             tables["written"] = c.recorder.memory.versions
         if copies := c.recorder.memory.copies:
@@ -170,12 +170,6 @@ def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
 def _held(c: Capture, tensors: list[TensorProxy]) -> dict[str, None]:
     """Names of the arguments that are parameters and buffers of whatever module."""
     return {p.name: None for p in tensors if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())}
-
-
-def _given(c: Capture, tensors: list[TensorProxy]) -> dict[str, tuple]:
-    """Argument name -> ("args", index) or ("kwargs", name), of the arguments that are passed to the program as they are."""
-    sources = {p.name: c.real[p][1] for p in tensors}
-    return {name: (s.base.key, s.key) for name, s in sources.items() if s.base is not None and s.base.step == "root" and s.base.key != "fn"}
 
 
 class _History:

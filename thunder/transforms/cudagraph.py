@@ -34,16 +34,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import operator
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from thunder._torch_compat import current_stream, in_functorch, kernel_flags, storage_uses
+from thunder._torch_compat import current_stream, kernel_flags, storage_uses
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -65,7 +64,6 @@ __all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory", "Results"]
 
 RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
 HEAD = 32  # lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for the host to launch the rest
-RARELY = 16  # calls of a region before one is launched ahead again, once that was for nothing; four times as many after twice, and so on
 LARGE = 1 << 23  # bytes that are not copied where a launch helps it
 LEAST_BESIDE = 10**9  # multiplications and additions of a product on the side stream, where a graph launches it without the host
 
@@ -134,7 +132,6 @@ class CUDAGraphTransform(Transform):
         gathered, unpacked = _gathered(regions, recorded, trace.output_proxies)
         taken, read = dict.fromkeys(gathered.values()), {p for r in regions for p in r.inputs}
         parameters = trace.tables.get("parameters", {}).keys() | trace.tables.get("held", {}).keys()
-        places, arguments, ahead = trace.tables.get("given", {}), {a for a in trace.args if isinstance(a, Proxy)}, {}
         counter, made = itertools.count(), []
         for region, is_recorded in zip(regions, recorded, strict=True):
             if not is_recorded:
@@ -147,18 +144,14 @@ class CUDAGraphTransform(Transform):
             stays = [o in kept and inside.get(o) not in within for o in region.outputs]
             shows = [not s or o in read for s, o in zip(stays, region.outputs, strict=True)]
             staying, outputs = (list(itertools.compress(region.outputs, chosen)) for chosen in (stays, shows))
-            taken_in = [*inputs, *(p for pairs in collections.values() for _, p in pairs)]
-            program = del_last_used(Trace(name, taken_in, region.lines, list(region.outputs), trace.names))
+            arguments = [*inputs, *(p for pairs in collections.values() for _, p in pairs)]
+            program = del_last_used(Trace(name, arguments, region.lines, list(region.outputs), trace.names))
             run = GraphedRegion(
                 f"{name} of {trace.name}", side_stream.side_stream(program, LEAST_BESIDE, small=True) if backward else program, self._memory_of(region, backward),
                 fixed=[i for i, p in enumerate(inputs) if p.name in parameters or p in written], expected=[i for i, p in enumerate(inputs) if p in unpacked],
                 returned=[o in returned for o in region.outputs], shown=list(itertools.compress(itertools.count(), shows)),
                 kept=list(itertools.compress(itertools.count(), stays)), read=[[i for i, _ in pairs] for pairs in collections.values()],
-                given={i: places[p.name] for i, p in enumerate(inputs) if p.name in places},
             )  # fmt: skip
-            run.leads = region is regions[0] and not backward and arguments.issuperset(inputs) and not run.draws
-            if run.leads:
-                ahead[name] = run.launch_ahead
             if staying:
                 outputs.append(CollectionProxy(tuple(staying), trace.names.make("results")))
                 others = (*others, outputs[-1])
@@ -167,7 +160,7 @@ class CUDAGraphTransform(Transform):
         if saved:
             gone = {p for c in others if isinstance(c, CollectionProxy) for p in c.collection}
             trace = trace.replace(output=(trace.output[0], (tuple(p for p in saved if p not in gone), others)))
-        return del_last_used(trace.replace(bound_symbols=_deleted(made, taken), tables=trace.tables | {"ahead": ahead}))
+        return del_last_used(trace.replace(bound_symbols=_deleted(made, taken)))
 
     def _explained(self, line: BoundSymbol) -> BoundSymbol:
         if line.sym.python_printer is not None or (reason := self.refusal(line)) is None:
@@ -322,7 +315,6 @@ class Memory:
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
         self.index = device.index if device.index is not None else torch.cuda.current_device()
         self.streams: dict[int, torch.cuda.Stream] = {}  # that have to be waited for, by their handles
-        self.ahead: Ahead | None = None  # what was launched last, where nobody has asked for it yet
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
         """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
@@ -368,23 +360,6 @@ class Memory:
     def may_run(self) -> bool:
         """Whether graphs may be recorded and replayed now: not while somebody else records."""
         return not torch.cuda.is_current_stream_capturing()
-
-    def asked_for(self, region: GraphedRegion, tensors: Sequence[torch.Tensor]) -> Recording | None:
-        """The recording of a region that was launched ahead, on this stream, for these tensors as they are now."""
-        ahead = self.ahead
-        if ahead is None or ahead.region() is not region or not all(map(operator.is_, tensors, (reference() for reference in ahead.tensors))):
-            return None
-        if ahead.versions != _versions(tensors) or ahead.stream != self.on_this_stream():
-            return None
-        self.ahead = None
-        return ahead.recording()
-
-    def forget_ahead(self) -> None:
-        """What was launched ahead is overwritten, or was for nothing."""
-        if self.ahead is not None:
-            region, self.ahead = self.ahead.region(), None
-            if region is not None:
-                region.wasted += 1
 
     def on_this_stream(self) -> int:
         """Orders what comes behind replays on other streams, and behind what reads their results there. The current stream's handle."""
@@ -454,38 +429,24 @@ def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.T
     return Results(None, list(tensors))
 
 
-class Ahead(NamedTuple):
-    """A launch that nobody has asked for yet: the tensors that it is for, how often these had been written to, and the stream."""
-
-    region: weakref.ref[GraphedRegion]
-    recording: weakref.ref[Recording]
-    tensors: list[weakref.ref[torch.Tensor]]
-    versions: list[int]
-    stream: int
-
-
 class GraphedRegion:
     """A region of a program: called with its inputs, it returns the list of its outputs.
 
     trace: the lines. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs make. returned: which outputs of the trace leave the
     program and are copied out. shown: places of those that are outputs of the call; kept: of those that its last output gathers, as `Results`. read: for each `Results` among the
-    inputs, which come last, the places in it of what the trace reads. given: of inputs that are arguments of the compiled function, which: ("args", index) or ("kwargs", name).
+    inputs, which come last, the places in it of what the trace reads.
     """
 
     def __init__(
         self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int], returned: Sequence[bool], shown: Sequence[int],
-        kept: Sequence[int], read: Sequence[Sequence[int]], given: dict[int, tuple],
+        kept: Sequence[int], read: Sequence[Sequence[int]],
     ):  # fmt: skip
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
         self.fixed, self.expected, self.returned = list(fixed), list(expected), list(returned)
-        self.shown, self.kept, self.read, self.given = list(shown), list(kept), list(read), given
+        self.shown, self.kept, self.read = list(shown), list(kept), list(read)
         self.tensors = len(trace.args) - sum(map(len, read))  # how many inputs are tensors
         self.draws = any(OpTags.RANDOM_OP in line.sym.tags for line in trace.bound_symbols)
         self.recordings: list[Recording] = []
-        self.leads = False  # whether a program begins with it, so that it may be launched ahead
-        self.recent: Callable[[], Recording | None] = lambda: None  # the recording that was replayed last, and for which tensors
-        self.recent_tensors: list[weakref.ref[torch.Tensor]] = []
-        self.calls = self.wasted = 0  # wasted: launches ahead that were for nothing
         self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
         self.moves = not all(returned)  # whether arguments are copied, and not read where they are: another recording would need room for its results
         self.off: str | None = None  # why it is not recorded any more
@@ -496,10 +457,8 @@ class GraphedRegion:
         if self.off is not None or not self.memory.may_run():
             return self._by_lines(tensors, given)
         with self.memory.lock:
-            self.calls += 1
-            if (recording := self.memory.asked_for(self, tensors)) is not None:
-                return recording.hand_out(tensors, given)
-            strides, setting = [*map(torch.Tensor.stride, tensors)], self._setting(tensors)
+            strides = [*map(torch.Tensor.stride, tensors)]
+            setting = [*kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
             sources = [results.recording for results in given]
             recording = None if None in sources else next((r for r in self.recordings if r.strides == strides and r.setting == setting and r.reads(sources)), None)
             if recording is not None and not recording.finds(tensors):
@@ -511,38 +470,12 @@ class GraphedRegion:
                     recording = self._record(strides, setting, tensors, given)
             if recording is not None and recording.fits(tensors):
                 if (other := self.memory.in_use(recording)) is None:
-                    if self.leads:
-                        self.recent, self.recent_tensors = weakref.ref(recording), [*map(weakref.ref, tensors)]
-                    recording.begin(tensors)
-                    return recording.hand_out(tensors, given)
+                    return recording.replay(tensors, given)
                 self._warn(
                     f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still in use and the graph would overwrite them. "
                     "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward by running it"
                 )
         return self._by_lines(tensors, given)
-
-    def _setting(self, tensors: Sequence[torch.Tensor]) -> list:
-        return [*kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
-
-    def launch_ahead(self, args: tuple, kwargs: dict) -> None:
-        """Launches what was replayed last before the guards are looked at, if a call with these arguments would read what is where the recording looks for it: the device works
-        meanwhile. Nothing but the recording's own memory is written to. It is for nothing if the guards then fail, or another tensor stands in a module; where this was so,
-        nothing is launched for a while."""
-        memory, recording = self.memory, self.recent()
-        with memory.lock:
-            memory.forget_ahead()
-            if recording is None or self.calls < RARELY * self.wasted**2 or recording.counted or not memory.may_run() or in_functorch() or not recording.is_wanted():
-                return
-            references = list(self.recent_tensors)
-            for place, (kind, key) in self.given.items():
-                value = kwargs.get(key) if kind == "kwargs" else args[key] if key < len(args) else None
-                if type(value) not in _PLAIN or _metadata(value) != recording.metadata[place]:
-                    return
-                references[place] = weakref.ref(value)
-            tensors = [reference() for reference in references]
-            if _PLAIN.issuperset(map(type, tensors)) and recording.is_for(tensors, self._setting(tensors)) and memory.in_use(recording) is None:
-                recording.begin(tensors)
-                memory.ahead = Ahead(recording.region, self.recent, references, _versions(tensors), recording.stream)
 
     def all_tensors(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list[torch.Tensor]:
         """The inputs of the trace."""
@@ -608,7 +541,6 @@ class Recording:
         self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
         copied = [i for i in others if i not in self.pooled and i not in self.stay]
         inputs = region.all_tensors(tensors, given)
-        self.sizes, self.metadata = [*map(torch.Tensor.size, tensors)], {i: _metadata(tensors[i]) for i in region.given}
         self.copied: list[tuple[int, tuple | None]] = []  # place, and the part to copy where elements lie upon each other
         self.buffers = []
         for i in copied:
@@ -685,13 +617,6 @@ class Recording:
         """Whether somebody may still leave what it reads."""
         return all((source := reference()) is not None and source.is_wanted() for reference in self.sources)
 
-    def is_for(self, tensors: Sequence[torch.Tensor], setting: list) -> bool:
-        """Whether it can be replayed with these, when nobody has looked at them yet."""
-        return (
-            self.setting == setting and self.strides == [*map(torch.Tensor.stride, tensors)] and self.sizes == [*map(torch.Tensor.size, tensors)]
-            and self.finds(tensors) and self.fits(tensors)
-        )  # fmt: skip
-
     def finds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether what is read where it is is there."""
         return [tensors[i].data_ptr() for i in self.stay] == self.stay_addresses
@@ -700,9 +625,7 @@ class Recording:
         """Whether what other graphs give is where this one looks for it; it is not where one of them did not run as a graph."""
         return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
 
-    def begin(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Launches it: from now on its results are those for these tensors."""
-        self.memory.forget_ahead()
+    def replay(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
         self.stream = self.memory.on_this_stream()
         if self.buffers:
             found = [tensors[i] if part is None else tensors[i].as_strided(*part) for i, part in self.copied]
@@ -714,9 +637,6 @@ class Recording:
             self.memory.launch_drawing(self.launch)
         else:
             self.launch()
-
-    def hand_out(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
-        """The results, after it was launched."""
         if self.shows_given and (region := self.region()) is not None:
             tensors = region.all_tensors(tensors, given)
         if self.counted:
@@ -732,13 +652,6 @@ class Recording:
 _RECORDINGS: weakref.WeakSet[Recording] = weakref.WeakSet()
 _DRAWN: dict[int, torch.cuda.Stream] = {}  # by device, the stream where its graphs were told last where random numbers begin
 _ONE_AT_A_TIME = threading.RLock()  # what one thread does before it records would end what another one records, and change where its random numbers begin
-
-
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
-
-
-def _metadata(tensor: torch.Tensor) -> tuple:
-    return tensor.dtype, tensor.device, tensor.layout, tensor.shape
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
