@@ -883,6 +883,38 @@ def test_under_torch_compile_the_original_is_traced():
     torch._dynamo.reset()
 
 
+def test_a_compiled_function_in_forward_mode():
+    """Kernels of executors know no tangents."""
+    from torch.autograd import forward_ad
+
+    def f(x, y):
+        return x.sin() * y + x
+
+    compiled, x, y = thunder.jit(f, executors=["inductor"]), torch.randn(3), torch.randn(3)
+    for _ in range(2):
+        compiled(x, y)
+    with pytest.warns(UserWarning, match="under a torch.func transform"):
+        found = torch.func.jvp(compiled, (x, y), (y, x))
+    torch.testing.assert_close(found, torch.func.jvp(f, (x, y), (y, x)))
+    compiled = thunder.jit(f, executors=["inductor"])
+    compiled(x, y)
+    for requires_grad in (False, True):
+        with forward_ad.dual_level(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            dual = forward_ad.make_dual(x.clone().requires_grad_(requires_grad), y)
+            torch.testing.assert_close(forward_ad.unpack_dual(compiled(dual, y)).tangent, forward_ad.unpack_dual(f(dual, y)).tangent)
+            assert [str(w.message) for w in said if "under forward-mode differentiation" in str(w.message)] or requires_grad
+    assert thunder.cache_misses(compiled) == 1
+
+
+def test_under_torch_jit_trace_the_original_is_traced():
+    compiled = thunder.jit(lambda x: x.sin() + 1, executors=["inductor"])
+    compiled(ONES)
+    with pytest.warns(UserWarning, match="under torch.jit.trace"):
+        traced = torch.jit.trace(compiled, ONES)
+    assert torch.equal(traced(2 * ONES), (2 * ONES).sin() + 1)
+
+
 def test_under_make_fx_the_original_is_traced():
     from torch.fx.experimental.proxy_tensor import make_fx
 

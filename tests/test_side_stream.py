@@ -96,7 +96,7 @@ def test_as_many_products_are_under_way_as_may_be(late, monkeypatch):
     monkeypatch.setattr(side_stream, "TOGETHER", 3)
     counts, wait, module = [], LateEvent.wait, nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(9)))
     monkeypatch.setattr(LateEvent, "wait", lambda self, stream: (counts.append((stream.stream_id, sum(map(callable, late.launched)))), wait(self, stream)))
-    for held, starts, waits in ((1 << 20, [0, 3, 6], [8]), (2 * 4 * 2 * 4, [0, 1, 1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2, 2, 1])):
+    for held, starts, waits in ((1 << 20, [0, 3, 6], [8]), (1, [0, 1, 1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2, 2, 1])):
         monkeypatch.setattr(side_stream, "HELD", held)
         late.launched.clear()
         counts.clear()
@@ -121,7 +121,7 @@ def test_what_is_read_or_written_to_is_not_late(late):
         @staticmethod
         def backward(ctx, g):
             x, w = ctx.saved_tensors
-            gradient = x.t() @ g
+            gradient = torch.mm(x.t(), g)
             x.data.mul_(2)
             return g @ w.t(), gradient, g
 
@@ -160,6 +160,79 @@ def test_a_program_that_fails_leaves_nothing_that_could_be_overwritten(late):
     assert not under_way() and not any(map(callable, late.launched))
 
 
+def test_a_product_that_fails_leaves_those_that_started_held(late, monkeypatch):
+    """Their memory is given away when the stream of the next program has waited for them."""
+    module, x, product, calls = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6))), torch.randn(2, 4), side_stream.torch.mm, []
+
+    def fails(a, b, out):
+        calls.append(a)
+        if len(calls) == 3:
+            raise RuntimeError("no room")
+        product(a, b, out)
+
+    monkeypatch.setattr(side_stream.torch, "mm", fails)
+    compiled = thunder.jit(module)
+    with pytest.raises(RuntimeError, match="no room"):
+        compiled(x).sum().backward()
+    assert sum(map(callable, late.launched)) == 2 <= under_way()
+    module.zero_grad()
+    compiled(x).sum().backward()
+    assert not under_way() and not any(map(callable, late.launched))
+    torch.testing.assert_close([p.grad for p in module.parameters()], [*torch.autograd.grad(module(x).sum(), list(module.parameters()))])
+
+
+def test_a_wait_that_fails_is_not_tried_again(late, monkeypatch):
+    """An event that a recording of the user's left, which failed, can be waited for no more."""
+    module, x = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4))), torch.randn(2, 4)
+    compiled, wait = thunder.jit(module), LateEvent.wait
+    compiled(x).sum().backward()
+    monkeypatch.setattr(side_stream, "HELD", 1)
+    side_stream._mm_on_side_stream(x.t(), x)
+    [side] = side_stream._SIDES.found.values()
+    recorded = side.done
+
+    def refuses(self, stream):
+        if self is recorded and not stream.stream_id:
+            raise RuntimeError("captured event")
+        wait(self, stream)
+
+    monkeypatch.setattr(LateEvent, "wait", refuses)
+    with pytest.raises(RuntimeError, match="captured event"):
+        compiled(x).sum().backward()
+    monkeypatch.setattr(LateEvent, "wait", wait)
+    module.zero_grad()
+    compiled(x).sum().backward()
+    assert not under_way()
+
+
+def test_a_program_in_the_middle_of_another_streams(late, monkeypatch):
+    """It waits for its own products, and goes on on its own stream."""
+    current, streams = 0, []
+
+    def set_stream(stream_id, device_index, device_type):
+        nonlocal current
+        current = stream_id
+
+    def product(a, b, out):
+        streams.append(current)
+        torch.mm(a, b, out=out)
+
+    event = types.SimpleNamespace(record=lambda stream: None, wait=lambda stream: None)
+    monkeypatch.setattr(side_stream, "set_stream", set_stream)
+    monkeypatch.setattr(side_stream, "current_stream", lambda index: current)
+    cuda = types.SimpleNamespace(current_stream=lambda index: LateStream(index, current), Stream=lambda index: LateStream(index, current + 100), Event=lambda: event)
+    monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
+    x = torch.randn(2, 4)
+    side_stream._mm_on_side_stream(x.t(), x)  # of a program on stream 0 that is under way
+    current = 7
+    module = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(4)))
+    thunder.jit(module)(x).sum().backward()
+    assert current == 7 and streams == [107] * 3 and under_way() == 1
+    current = 0
+    side_stream.join()
+    assert current == 0 and streams[3:] == [100] and not under_way()
+
+
 def norm(x, w):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w
 
@@ -181,6 +254,18 @@ def test_what_finishes_the_gradient_of_a_weight_is_launched_beside():
     assert fused.kernels == 2 and found.late == {1} and not fused.late
     assert fused.beside(frozenset([of_input]), side_stream.fork) is None
     assert fused.beside(frozenset(), side_stream.fork) is None
+
+
+def test_a_join_that_somebody_waits_for_is_not_finished_beside():
+    """The kernel of two sums over rows stores parts of it."""
+    x, y = (torch.randn(300, 32) for _ in range(2))
+    compiled = thunder.jit(lambda x, y: (torch.cat([x.sum(0), y.sum(0)]), (x * y).sum(0)), executors=["triton_fuser"])
+    compiled(x, y)
+    [line] = [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]
+    fused = FusedRegion(line.sym.fn.region, torch.device("cuda", 0), planned=True)
+    join = [o.shape for o in line.outputs].index((64,))
+    assert fused.beside(frozenset([1 - join]), side_stream.fork) is None
+    assert fused.beside(frozenset([0, 1]), side_stream.fork).late
 
 
 def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):

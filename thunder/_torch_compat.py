@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from unittest import mock  # torch imports it as well
 
 import torch
+from torch.autograd import forward_ad as _forward_ad
 from torch.utils._device import DeviceContext
 
 __all__ = [
@@ -59,7 +60,12 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _AUTOCAST_KINDS = ("cpu", "cuda")
 
 
+_transforming, _tracing, _dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 _data_parallel: tuple | None = None
+
+
+def _proxy_mode():
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
 
 
 def set_data_parallel(state: tuple) -> None:
@@ -69,7 +75,8 @@ def set_data_parallel(state: tuple) -> None:
 
 
 def modes_key() -> tuple:
-    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes, data parallelism."""
+    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes, data parallelism, and whether others
+    trace or transform what runs, which guards on tensors do not tell."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -77,6 +84,7 @@ def modes_key() -> tuple:
         autocast_state() if any_autocast() else None,
         _stack_of_modes() if _function_modes() else None,
         _data_parallel,
+        _transforming() or _forward_ad._current_level >= 0 or _tracing() is not None or _dispatch_modes() and _proxy_mode() is not None,
     )
 
 
@@ -96,7 +104,7 @@ def without_function_modes():
             torch._C._push_on_torch_function_stack(mode)
 
 
-_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device", "placement of parameters, and no_sync,")
+_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device", "placement of parameters, and no_sync,", "tracing by others")
 
 
 def autocast_state() -> tuple | None:
@@ -332,14 +340,18 @@ def functorch_implementations() -> dict:
 
 
 def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
-    """The name of another system that is tracing this call (torch.func, a FakeTensorMode, torch.export, make_fx), or None."""
+    """The name of another system that is tracing or transforming this call (torch.func, forward mode, a FakeTensorMode, torch.export, make_fx), or None."""
     if in_functorch():
         return "a torch.func transform"
+    if _forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
+    if _tracing() is not None:
+        return "torch.jit.trace"
     if torch.compiler.is_compiling():
         return "torch.compile or torch.export"
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         return "a FakeTensorMode"
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:  # which does not see what kernels of executors compute
+    if _proxy_mode() is not None:  # which does not see what kernels of executors compute
         return "make_fx"
     if any(isinstance(x, torch._subclasses.FakeTensor) for x in torch.utils._pytree.tree_leaves((args, kwargs))):
         return "a FakeTensorMode"

@@ -330,7 +330,7 @@ class Memory:
             except BaseException:
                 with contextlib.suppress(RuntimeError):
                     graph.capture_end()
-                side_stream.forget()
+                side_stream.forget(self.index)
                 self._recover()
                 raise
         caller.wait_stream(self.stream)  # where PyTorch writes, before it records, that random numbers begin at 0

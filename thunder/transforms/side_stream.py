@@ -27,6 +27,7 @@ from thunder.transforms.memory_budget import multiply_adds, roots
 __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
 DEVICES = ("cuda",)
+_EFFECTS = (OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE)
 _FINISHED = "gradients of weights are finished on the side stream"
 LEAST = 10**10  # multiplications and additions that take a GPU about 20 us
 TOGETHER = 8  # products that start together at most
@@ -50,12 +51,12 @@ def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) 
             made.append(line)
             continue
         inputs = {shown.get(i, i) for i in line.inputs}
-        if something_follows and _is_product(line, least) and line.output in returned and line.output not in read and written.isdisjoint(inputs):
+        if any(not part.sym.tags.isdisjoint(_EFFECTS) for part in (line, *(line.subsymbols if line.sym.is_fusion else ()))):
+            written |= inputs
+        elif something_follows and _is_product(line, least) and line.output in returned and line.output not in read and written.isdisjoint(inputs):
             line = line.replace(sym=mm_on_side_stream, subsymbols=[line])
         elif small and something_follows and line.sym.is_fusion and isinstance(line.sym.executor, FusionExecutor):
             line = _finished_beside(line, line.sym.executor, frozenset(i for i, o in enumerate(line.outputs) if o in returned and o not in read))
-        elif not line.sym.tags.isdisjoint((OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE)):
-            written |= inputs
         read |= inputs
         something_follows |= OpTags.VIEW not in line.sym.tags
         made.append(line)
@@ -93,16 +94,17 @@ class _Side:
         self.waiting: list[tuple] = []  # products that did not start: what they read and write
         self.started: list[tuple] = []  # what is read and written behind the last event
         self.before: list[tuple] = []  # and before it
-        self.size = self.begun = 0  # bytes of what waits, and of what started behind the last event
+        self.size = self.begun = 0  # bytes of memory that what waits keeps, and what started behind the last event
 
     def add(self, a: torch.Tensor, b: torch.Tensor, result: torch.Tensor) -> None:
         self.waiting.append((a, b, result))
-        self.size += a.nbytes + b.nbytes
+        self.size += a.untyped_storage().nbytes() + b.untyped_storage().nbytes()
         if len(self.waiting) == TOGETHER or 2 * self.size >= HELD:
             self.start()
 
     def start(self) -> None:
         waiting, self.waiting, self.begun, self.size = self.waiting, [], self.begun + self.size, 0
+        self.started += waiting  # before any of them may fail
         self.follow()
         set_stream(**self.there)  # a context manager of torch.cuda.stream takes as long as the product
         try:
@@ -110,9 +112,15 @@ class _Side:
                 torch.mm(a, b, out=result)
         finally:
             set_stream(**self.here)
-        self.started += waiting
         if self.begun >= HELD:
             self.wait()
+
+    def hold(self, tensors: tuple) -> None:
+        """Tensors that something else, launched next, reads and writes there."""
+        if self.begun >= HELD:
+            self.wait()
+        self.started.append(tensors)
+        self.begun += sum(t.untyped_storage().nbytes() for t in tensors)
 
     def follow(self) -> None:
         """Lets the second stream wait for what was launched on the first one."""
@@ -121,20 +129,22 @@ class _Side:
 
     def wait(self) -> None:
         """Lets the first stream wait for what was started before the last event, and makes another one."""
-        if self.before:
-            self.done.wait(self.main)
+        self.wait_before()
         self.done, self.next = self.next, self.done
         self.done.record(self.stream)
         self.before, self.started, self.begun = self.started, [], 0
+
+    def wait_before(self) -> None:
+        before, self.before = self.before, []  # also where the event cannot be waited for, as after a recording of the user's that failed
+        if before:
+            self.done.wait(self.main)
 
     def join(self) -> None:
         if self.waiting:
             self.start()
         if self.started:
             self.wait()
-        if self.before:
-            self.done.wait(self.main)
-            self.before = []
+        self.wait_before()
 
 
 class _Sides(threading.local):
@@ -170,20 +180,25 @@ def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def fork(index: int, held: tuple) -> int:
     """The handle of a device's second stream, which waits for what was launched on its current one; `held` is what will be read and written there."""
     side = _side(index)
+    side.hold(held)
     side.follow()
-    side.started.append(held)
     return side.stream.cuda_stream
 
 
 def join() -> None:
-    """Lets the streams that products were asked for on wait for them: at the end of each program, and after one that failed."""
-    for side in _SIDES.found.values():
-        side.join()
+    """Lets the current streams wait for the products that were asked for on them: at the end of each program. What one that failed left is part of the next one's on its stream."""
+    for (index, handle), side in _SIDES.found.items():
+        if current_stream(index) == handle:  # another stream's program is under way, this one runs in the middle of it
+            if index == current_device():
+                side.join()
+            else:
+                with torch.cuda.device(index):
+                    side.join()
 
 
-def forget() -> None:
-    """Nothing is waited for: what was recorded for a CUDA graph that is none never runs."""
-    _SIDES.found.clear()
+def forget(index: int) -> None:
+    """What was asked for on a device's current stream is not waited for: it was recorded for a CUDA graph that is none, and never runs."""
+    _SIDES.found.pop((index, current_stream(index)), None)
 
 
 mm_on_side_stream = Symbol("mm_on_side_stream", id="side_stream.mm", is_prim=True, fn=_mm_on_side_stream, tags=(OpTags.MATMUL_OP,))

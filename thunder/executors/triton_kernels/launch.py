@@ -106,7 +106,8 @@ class FusedRegion:
         awaited = {o for i, o in enumerate(program.outputs) if i not in places}
         given = {*awaited, *program.inputs}
         sources = [] if self.interpreted or not self.schedule.temporaries else self._sources(self._row_major())[0]
-        late = frozenset(k for k, s in enumerate(sources) if given.isdisjoint((*s.loads, *s.stores)) and not any(v in later.loads for later in sources[k:] for v in s.stores))
+        written = [set(s.buffers).difference(s.loads) for s in sources]  # joins are stored in parts, which are no buffers
+        late = frozenset(k for k, s in enumerate(sources) if given.isdisjoint(s.buffers) and written[k].isdisjoint(b for later in sources[k + 1 :] for b in later.buffers))
         if not late:
             return None
         found = self._copy()
