@@ -289,3 +289,27 @@ def test_grad_of_a_jitted_and_a_plain_function():
 def test_disable_torch_autograd():
     compiled = thunder.jit(lambda x: x * 2, disable_torch_autograd=True)
     assert not compiled(T(3)).requires_grad
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["inductor"], ["triton_fuser"]], ids=lambda e: e[0])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_batches_of_cotangents(executors):
+    """`is_grads_batched=True`, and what uses it: kernels of executors know no batches of vmap's."""
+
+    def f(x, w):
+        y = torch.tanh(x @ w)
+        return y.sin() * 2, torch.softmax(y, -1)
+
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    batch = torch.randn(6, 3, 5)
+    compiled = thunder.jit(f, executors=executors)
+    for _ in range(2):
+        torch.autograd.grad(compiled(x, w)[0], x, batch[0])  # one by one, between batches
+        for outputs, cotangents in ((slice(0, 1), (batch,)), (slice(1, 2), (batch,)), (slice(0, 2), (batch, batch + 1))):
+            found = torch.autograd.grad(compiled(x, w)[outputs], (x, w), cotangents, is_grads_batched=True)
+            torch.testing.assert_close(found, torch.autograd.grad(f(x, w)[outputs], (x, w), cotangents, is_grads_batched=True))
+    jacobian = torch.autograd.functional.jacobian(lambda x: compiled(x, w)[0], x.detach(), vectorize=True)
+    torch.testing.assert_close(jacobian, torch.autograd.functional.jacobian(lambda x: f(x, w)[0], x.detach()))
+    out, expected = compiled(x, w)[0], f(x, w)[0]
+    found = torch.vmap(lambda g: torch.autograd.grad(out, x, g, retain_graph=True)[0])(batch)
+    torch.testing.assert_close(found, torch.vmap(lambda g: torch.autograd.grad(expected, x, g, retain_graph=True)[0])(batch))

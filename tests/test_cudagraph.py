@@ -967,6 +967,15 @@ def test_memory_is_shared_by_the_programs_of_one_transform():
     assert taken[True] < 0.5 * taken[False], taken
 
 
+def test_batches_of_cotangents():
+    module, x, batch = model(), torch.randn(3, 8, requires_grad=True), torch.randn(5, 3, 4)
+    compiled = thunder.jit(module, transforms=[Imitated()], executors=["torch"])
+    for _ in range(4):
+        found = torch.autograd.grad(compiled(x), x, batch, is_grads_batched=True)
+        torch.testing.assert_close(found, torch.autograd.grad(module(x), x, batch, is_grads_batched=True))
+        check_step(compiled, module, x)
+
+
 def test_recordings_end_with_their_function():
     transform = Imitated()
     for _ in range(3):

@@ -26,7 +26,7 @@ __all__ = [
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "native_batch_check", "saved_tensors_hooks", "keeps_graph",
-    "in_functorch", "applying", "unwrap_of", "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
+    "is_batch", "in_functorch", "applying", "unwrap_of", "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
 
@@ -61,6 +61,7 @@ _AUTOCAST_KINDS = ("cpu", "cuda")
 
 
 _transforming, _tracing, _dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
+_is_batch, _is_legacy_batch = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
 _data_parallel: tuple | None = None
 
 
@@ -316,6 +317,11 @@ def scripted_from(function) -> Callable | None:
 def children_of(spec) -> list:
     """The parts of a pytree's structure; `children_specs` before torch 2.12."""
     return spec.children() if hasattr(spec, "children") else spec.children_specs
+
+
+def is_batch(value) -> bool:
+    """Whether a tensor is a batch of vmap's, or of what `is_grads_batched=True` and `jacobian(vectorize=True)` use in its place. 2.11, 2.13"""
+    return value is not None and (_is_batch(value) or _is_legacy_batch(value))
 
 
 def in_functorch() -> bool:

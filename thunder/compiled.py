@@ -46,7 +46,17 @@ from thunder.options import (
     resolve_rng,
     resolve_sharp_edges,
 )  # fmt: skip
-from thunder.pipeline import asked_for, gradient_program, inputs_behind, lower, lower_backward_without, lower_with_derivatives, random_devices, read_by_products
+from thunder.pipeline import (
+    asked_for,
+    gradient_program,
+    inputs_behind,
+    lower,
+    lower_backward_for_batches,
+    lower_backward_without,
+    lower_with_derivatives,
+    random_devices,
+    read_by_products,
+)  # fmt: skip
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 from thunder.transforms.check_results import check_results
 from thunder.transforms.memory_budget import roots
@@ -404,6 +414,7 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
         _with_own_results(without_grad(_in_modes(program(forward[-1]), modes)), computation, cut.outputs), program(backward[-1]), _result_of(computation, cut.outputs),
         [o.requires_grad for o in cut.outputs],
         make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
+        make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
         make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options), dense=read_by_products(cut, options.executors),
     )  # fmt: skip
     return forward, backward, run

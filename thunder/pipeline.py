@@ -16,7 +16,7 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
 from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
-from thunder.extend import Executor, FusionExecutor
+from thunder.extend import Executor, FusionExecutor, get_always_executors
 from thunder.ops import LTORCH
 from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
@@ -41,7 +41,10 @@ from thunder.transforms.seed_random import seed_random
 from thunder.transforms.side_stream import has_side_stream, side_stream
 from thunder.transforms.without_cotangents import without_cotangents
 
-__all__ = ["asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "gradient_program", "InputsBehind", "inputs_behind", "random_devices", "read_by_products"]
+__all__ = [
+    "asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "lower_backward_for_batches", "gradient_program", "InputsBehind", "inputs_behind", "random_devices",
+    "read_by_products",
+]  # fmt: skip
 
 
 def asked_for(program: Trace, options: JitOptions) -> JitOptions:
@@ -143,6 +146,17 @@ def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
     return _lowered([cut.backward], cut.backward, options, executors, [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone))])
+
+
+def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], options: JitOptions) -> list[Trace]:
+    """All traces of the backward for cotangents that vmap has made batches of (`is_grads_batched=True`): PyTorch's own operations know them, kernels do not."""
+    gone = {cut.cotangents[i] for i in missing}
+    passes = [
+        ("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)),
+        ("Transform for execution", lambda trace: dispatch(trace, get_always_executors())),
+        ("Delete Last Used", del_last_used),
+    ]
+    return _run([cut.backward], passes, options)
 
 
 def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:

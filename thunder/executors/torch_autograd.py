@@ -59,6 +59,8 @@ class ThunderFunction(torch.autograd.Function):
             given[i] = _written_out(given[i])
         saved = [list(tensors), others]
         del tensors, others, kept
+        if any(map(compat.is_batch, given)):
+            return (None, *program.batched(missing)(saved, given))
         return (None, *(program.without(missing) if missing else program.backward)(saved, given))
 
 
@@ -131,12 +133,15 @@ def _restored(devices: Sequence[torch.device], states: Sequence[torch.Tensor]) -
 class _Program:
     """What the calls of one compiled forward share."""
 
-    __slots__ = ("backward", "make_without", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense")
+    __slots__ = (
+        "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense",
+    )  # fmt: skip
 
     def __init__(
-        self, backward: Callable, make_without: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence, random: Sequence | None, dense: Sequence[int]
+        self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence,
+        random: Sequence | None, dense: Sequence[int],
     ):  # fmt: skip
-        self.backward, self.make_without, self.make_again = backward, make_without, make_again
+        self.backward, self.make_without, self.make_batched, self.make_again = backward, make_without, make_batched, make_again
         self.made: dict[tuple, Callable] = {}
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
@@ -155,25 +160,29 @@ class _Program:
         """The backward for outputs that play no part."""
         return self.once(("without", missing), lambda: self.make_without(missing))
 
+    def batched(self, missing: tuple) -> Callable:
+        """The backward for cotangents that are batches of vmap's."""
+        return self.once(("batched", missing), lambda: self.make_batched(missing))
+
     def again(self, missing: tuple) -> tuple[Callable, list[int]]:
         return self.once(("again", missing), lambda: self.make_again(missing))
 
 
 def connected(
-    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable, make_again: Callable, inputs: Sequence,
-    random: Sequence | None, dense: Sequence[int],
+    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable, make_batched: Callable, make_again: Callable,
+    inputs: Sequence, random: Sequence | None, dense: Sequence[int],
 ) -> Callable:  # fmt: skip
     """A function of the program's inputs: its result, connected to autograd.
 
     forward(*inputs) gives (outputs, (saved tensors, saved others)), without grad; backward(saved, cotangents) gives a gradient or None for each input; `rebuild(inputs,
     outputs)` makes the program's result. requires_grad says which outputs cotangents come for.
 
-    make_without(missing) gives the backward that is handed None for the cotangents in these places. make_again(missing) gives the backward as a differentiable
-    function of some inputs and of the cotangents that are not missing, and which inputs these are. `inputs` says where these come from: places of tensors that are kept,
-    (place, place among the saved tensors) of others, and places of what is no tensor. random: the devices whose generators the forward may draw from; None where it
-    cannot be run again. dense: places of the cotangents that are written out where they come broadcast.
+    make_without(missing) gives the backward that is handed None for the cotangents in these places, make_batched(missing) the same for batches of cotangents, and
+    make_again(missing) the backward as a differentiable function of some inputs and of the cotangents that are not missing, and which inputs these are. `inputs` says where
+    these come from: places of tensors that are kept, (place, place among the saved tensors) of others, and places of what is no tensor. random: the devices whose generators the
+    forward may draw from; None where it cannot be run again. dense: places of the cotangents that are written out where they come broadcast.
     """
-    program = _Program(backward, make_without, make_again, requires_grad, inputs, random, dense)
+    program = _Program(backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense)
     apply = compat.applying(ThunderFunction)
 
     def run(*inputs):

@@ -184,7 +184,12 @@ def _split_meta(a, split_size_or_sections, dim=0):
     return _parts(a, d, _split_sizes(a, split_size_or_sections, d))
 
 
+_SPLIT_NAMES = {"tensor": 0, "a": 0, "split_size_or_sections": 1, "split_size": 1, "split_sizes": 1}  # places by the names that they have in PyTorch's functions
+
+
 def _split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    named = {_SPLIT_NAMES[k]: v for k, v in kwargs.items() if k in _SPLIT_NAMES}
+    args, kwargs = (*args, *(named[place] for place in sorted(named))), {k: v for k, v in kwargs.items() if k not in _SPLIT_NAMES}
     for n in args[1] if len(args) > 1 and isinstance(args[1], Sequence) else ():
         as_size(n, "split_with_sizes expects split_sizes have only non-negative entries")
     return args, kwargs

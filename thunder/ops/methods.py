@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 
@@ -9,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, UnbackedNumber, concrete, converted, map_structure, numbers_in
-from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, user_location
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, positional_parameters, spelling, user_location
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
@@ -30,6 +31,9 @@ def call_torch(function, args: tuple, kwargs: dict):
             return inplace.write_out(function, out, call_torch(function, args, kwargs), args, kwargs)
     operation = lookup(function)
     if operation is not None:
+        if kwargs and not isinstance(operation, Symbol):
+            parameters = _parameters_of(operation)
+            kwargs = {spelling(k, *parameters): v for k, v in kwargs.items()}
         return operation(*args, **kwargs)
     functional, many = inplace_of(function), bool(args) and isinstance(args[0], (tuple, list))
     if many and inplace.writes(function) and inplace.one_by_one(args):
@@ -47,6 +51,8 @@ def call_torch(function, args: tuple, kwargs: dict):
         return inplace.write_unknown(function, args, kwargs, call_torch)
     return opaque.symbol_for(function)(*args, **kwargs)
 
+
+_parameters_of = functools.cache(positional_parameters)  # of aliases, which are defined once
 
 METHODS.torch_function = call_torch
 

@@ -91,9 +91,9 @@ def _(make):
 
 
 @torch_prim(torch.searchsorted)
-def searchsorted(sorted_sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
+def searchsorted(sorted_sequence, input, *, out_int32=False, right=False, side=None, sorter=None):
     kind = dtypes.int32 if out_int32 else dtypes.int64
-    return like(values, dtype=kind) if type(values) is TensorProxy else like(sorted_sequence, (), kind)
+    return like(input, dtype=kind) if type(input) is TensorProxy else like(sorted_sequence, (), kind)
 
 
 @searchsorted.samples
