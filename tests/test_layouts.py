@@ -98,6 +98,31 @@ def test_an_operation_is_laid_out_as_in_pytorch(name):
     assert checked
 
 
+ASKED_FOR = {
+    "to": lambda x: (x * 2).to(memory_format=torch.channels_last),
+    "to, of an argument": lambda x: x.to(memory_format=torch.channels_last).sin() * 2,
+    "to another type": lambda x: (x * 2).to(torch.float64, memory_format=torch.channels_last),
+    "contiguous": lambda x: (x * 2).contiguous(memory_format=torch.channels_last) + x,
+    "row-major": lambda x: (x + 1).contiguous() * 2,
+    "clone": lambda x: (x + 1).clone(memory_format=torch.channels_last),
+    "row-major clone": lambda x: (x + 1).clone(memory_format=torch.contiguous_format),
+    "a view of it": lambda x: (x * 2).to(memory_format=torch.channels_last).permute(0, 2, 3, 1).view(-1) * 3,
+    "zeros_like": lambda x: torch.zeros_like(x * 1, memory_format=torch.channels_last) + 1,
+    "full_like": lambda x: torch.full_like(input=x, fill_value=2.0, memory_format=torch.contiguous_format) * 2,
+}
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["inductor"], ["triton_fuser"]], ids=lambda e: e[0])
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_a_layout_that_is_asked_for(name, executors):
+    x = values(*SHAPE)
+    compiled = thunder.jit(ASKED_FOR[name], executors=executors)
+    for argument in (x, x.to(memory_format=torch.channels_last), x.transpose(1, 2).contiguous().transpose(1, 2)):
+        found, expected = compiled(argument), ASKED_FOR[name](argument)
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()
+
+
 def rotate(x, cos, sin):
     rotated = torch.cat((-x[..., 3:], x[..., :3]), -1)
     return (x * cos + rotated * sin).to(torch.bfloat16)

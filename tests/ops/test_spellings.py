@@ -45,6 +45,7 @@ CALLS = {
     "stack": lambda x, m, i: torch.stack((x, x), dim=2),
     "hstack": lambda x, m, i: torch.hstack([m, m]),
     "split": lambda x, m, i: torch.split(x, split_size_or_sections=2, dim=1),
+    "linear_matrix_bias": lambda x, m, i: F.linear(m, m, m @ m.T) + F.linear(m, m, m[:, :1]) * F.linear(input=m, weight=m, bias=m[:1, :3]),
     "split_tensor": lambda x, m, i: torch.split(tensor=x, split_size_or_sections=[1, 2], dim=1),
     "split_sizes": lambda x, m, i: torch.split_with_sizes(input=x, split_sizes=[1, 2], dim=1),
     "swapaxes_input": lambda x, m, i: torch.swapaxes(input=x, axis0=0, axis1=2),

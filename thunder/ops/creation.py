@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -146,6 +147,20 @@ zeros_like, ones_like, empty_like = _like_factory("zeros_like", 0), _like_factor
 @composite(torch.full_like, meta=lambda a, fill_value, *, device, dtype: like(a, device=device, dtype=dtype), canonicalize=_like_arguments, tags=(OpTags.DETACHED,))
 def full_like(a, fill_value, *, device, dtype):
     return full_prim(a.shape, fill_value, device=device, dtype=dtype)
+
+
+def _in_format(function: Callable, symbol: Symbol) -> None:
+    """The layout that a call asks for, beside what it makes."""
+
+    def call(a, *args, memory_format=torch.preserve_format, **kwargs):
+        made = symbol(a, *args, **kwargs)
+        return made if memory_format in (torch.preserve_format, None) else LTORCH["contiguous"](made, memory_format=memory_format)
+
+    alias(function)(call)
+
+
+for _function, _symbol in ((torch.zeros_like, zeros_like), (torch.ones_like, ones_like), (torch.empty_like, empty_like), (torch.full_like, full_like)):
+    _in_format(_function, _symbol)
 
 
 @full_like.samples

@@ -53,6 +53,15 @@ def linear(a, weight, bias=None):
     return linear_prim(a, weight, bias)
 
 
+@alias(F.linear)
+def _linear(input, weight, *rest, **kwargs):
+    """A bias that is a matrix is added as `addmm` adds it."""
+    bias = rest[0] if rest else kwargs.get("bias")
+    if bias is not None and len(bias.shape) == len(weight.shape) == len(input.shape) == 2:
+        return LTORCH["addmm"](bias, input, permute(weight, (1, 0)))
+    return linear(input, weight, *rest, **kwargs)
+
+
 @linear.samples
 def _(make):
     yield make(4, 3), make(5, 3)

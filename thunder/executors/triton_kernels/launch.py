@@ -13,6 +13,7 @@ from thunder._torch_compat import current_device, current_stream, empty_strided_
 from thunder.core.codegen import compile_source
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
+from thunder.core.symbol import BoundSymbol
 from thunder.executors.triton_kernels.autotune import tuned
 from thunder.executors.triton_kernels.binary import Binary, Request, binary_of
 from thunder.executors.triton_kernels.emit import HEADER, Source, emit, stored_type
@@ -66,7 +67,7 @@ class FusedRegion:
         self.autotune = autotune and not self.interpreted
         multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.schedule = schedule(program_of(region), 2 * multiprocessors)
-        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs))
+        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)) or any(map(_chooses_layout, region.lines))
         self._variants: dict[tuple, Callable] = {}
         self._usual: tuple[Callable, Callable] | None = None  # whether tensors are like those of the last variant, which is asked in one call, and that variant
         self._unusual: dict[tuple, Callable] = {}
@@ -299,6 +300,11 @@ def _allocator(device: torch.device) -> Callable:
     if device.type == "cuda":
         return empty_strided_cuda
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _chooses_layout(line: BoundSymbol) -> bool:
+    """Whether an operation is asked for another layout than that of its operand, as `x.to(memory_format=torch.channels_last)` is."""
+    return any(type(v) is torch.memory_format for v in (*line.args, *line.kwargs.values()))
 
 
 def _keeps_order(v) -> bool:
