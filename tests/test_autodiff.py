@@ -243,6 +243,7 @@ def test_grad_fn_and_backward_trace():
     assert "torch.cos" in text
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # before torch 2.13
 def test_the_forward_runs_before_autograd_looks_at_the_inputs():
     compiled, x = thunder.jit(lambda x: x.sin() * 2), T(3)
     compiled(x)
