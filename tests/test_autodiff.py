@@ -314,3 +314,40 @@ def test_batches_of_cotangents(executors):
     out, expected = compiled(x, w)[0], f(x, w)[0]
     found = torch.vmap(lambda g: torch.autograd.grad(out, x, g, retain_graph=True)[0])(batch)
     torch.testing.assert_close(found, torch.vmap(lambda g: torch.autograd.grad(expected, x, g, retain_graph=True)[0])(batch))
+
+
+def test_a_batch_of_cotangents_of_an_extreme():
+    x = torch.randn(3, 4, requires_grad=True)
+    found = torch.autograd.grad(thunder.jit(lambda x: x.max() + x.min())(x), x, torch.ones(3), is_grads_batched=True)
+    torch.testing.assert_close(found, torch.autograd.grad(x.max() + x.min(), x, torch.ones(3), is_grads_batched=True))
+
+
+@pytest.mark.parametrize("executors", [["torch"], ["inductor"], ["triton_fuser"]], ids=lambda e: e[0])
+def test_a_cotangent_with_a_tangent(executors):
+    """Forward over reverse, where the forward was called before: kernels would lose the tangent."""
+    from torch.autograd import forward_ad
+
+    x, g, tangent = torch.randn(3, requires_grad=True), torch.randn(3), torch.randn(3)
+    for f in (thunder.jit(lambda x: x.tanh().sin() * 2, executors=executors),):
+        out, expected = f(x), x.tanh().sin() * 2
+        with forward_ad.dual_level():
+            found, wanted = (forward_ad.unpack_dual(torch.autograd.grad(y, x, forward_ad.make_dual(g, tangent))[0]) for y in (out, expected))
+            torch.testing.assert_close(tuple(found), tuple(wanted))
+            assert found.tangent is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 0.5}], ids=["", "recomputed"])
+@pytest.mark.parametrize("executor", ["inductor", "triton_fuser"])
+def test_a_backward_under_autocast_whose_forward_was_not(executor, options):
+    """Kernels know the types that the program was made with: products in it are not cast."""
+    x, w, v = (torch.randn(8, 8, requires_grad=True) for _ in range(3))
+
+    def f(x, w, v):
+        return (torch.tanh(x @ w) @ v).sin()
+
+    g = torch.randn(8, 8)
+    expected = torch.autograd.grad(f(x, w, v), (x, w, v), g)
+    out = thunder.jit(f, executors=[executor], **options)(x, w, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.autograd.grad(out, (x, w, v), g)
+    torch.testing.assert_close(found, expected)

@@ -108,6 +108,7 @@ ASKED_FOR = {
     "row-major clone": lambda x: (x + 1).clone(memory_format=torch.contiguous_format),
     "a view of it": lambda x: (x * 2).to(memory_format=torch.channels_last).permute(0, 2, 3, 1).view(-1) * 3,
     "zeros_like": lambda x: torch.zeros_like(x * 1, memory_format=torch.channels_last) + 1,
+    "ones_like, one channel": lambda x: torch.ones_like(x[:, :1], memory_format=torch.channels_last),
     "full_like": lambda x: torch.full_like(input=x, fill_value=2.0, memory_format=torch.contiguous_format) * 2,
 }
 

@@ -26,7 +26,7 @@ __all__ = [
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "native_batch_check", "saved_tensors_hooks", "keeps_graph",
-    "is_batch", "in_functorch", "applying", "unwrap_of", "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
+    "is_batch", "in_forward_mode", "in_functorch", "applying", "unwrap_of", "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
 ]  # fmt: skip
 
@@ -324,6 +324,11 @@ def is_batch(value) -> bool:
     return value is not None and (_is_batch(value) or _is_legacy_batch(value))
 
 
+def in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is entered, of whose tangents kernels know nothing."""
+    return _forward_ad._current_level >= 0
+
+
 def in_functorch() -> bool:
     """Whether a torch.func transform runs now."""
     return _functorch_stack() is not None
@@ -349,7 +354,7 @@ def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
     """The name of another system that is tracing or transforming this call (torch.func, forward mode, a FakeTensorMode, torch.export, make_fx), or None."""
     if in_functorch():
         return "a torch.func transform"
-    if _forward_ad._current_level >= 0:
+    if in_forward_mode():
         return "forward-mode differentiation"
     if _tracing() is not None:
         return "torch.jit.trace"

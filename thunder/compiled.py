@@ -27,7 +27,7 @@ from thunder.distributed.agreement import check_agreement
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
 from thunder.executors.torch_autograd import connected, without_grad
 from thunder.executors.torchex import no_autocast
-from thunder.extend import Executor, resolve_executors
+from thunder.extend import Executor, FusionExecutor, resolve_executors
 from thunder.frontend import Captured, FailsWithParts, capture
 from thunder.options import (
     CACHE_OPTIONS,
@@ -402,6 +402,8 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
     when they are first met. `program` makes a callable of a trace.
     """
     forward, backward, cut = lower_with_derivatives(computation, options, options.executors)
+    # a backward that is called under autocast runs as eager's would, but for kernels, which know the types that the program was made with
+    apart = no_autocast if any(isinstance(e, FusionExecutor) for e in options.executors) else lambda run: run
 
     def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
         gradients, needed = gradient_program(computation, cut, missing, options.executors)
@@ -411,9 +413,9 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
         return _in_modes(program(lower(gradients, options, options.executors)[-1]), modes), needed
 
     run = connected(
-        _with_own_results(without_grad(_in_modes(program(forward[-1]), modes)), computation, cut.outputs), program(backward[-1]), _result_of(computation, cut.outputs),
+        _with_own_results(without_grad(_in_modes(program(forward[-1]), modes)), computation, cut.outputs), apart(program(backward[-1])), _result_of(computation, cut.outputs),
         [o.requires_grad for o in cut.outputs],
-        make_without=lambda missing: program(lower_backward_without(cut, missing, options, options.executors)[-1]),
+        make_without=lambda missing: apart(program(lower_backward_without(cut, missing, options, options.executors)[-1])),
         make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
         make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options), dense=read_by_products(cut, options.executors),
     )  # fmt: skip

@@ -56,7 +56,6 @@ CALLS = {
     "numel_input": lambda x, m, i: m * torch.numel(input=x),
     "searchsorted_input": lambda x, m, i: torch.searchsorted(sorted_sequence=m[0], input=m),
     "cross_input": lambda x, m, i: torch.cross(input=m[:, :3], other=m[:, 1:], dim=0),
-    "heaviside_values": lambda x, m, i: torch.heaviside(input=m, values=m),
     "split_method": lambda x, m, i: x.split(split_size=[1, 2], dim=1),
     "split_with_sizes": lambda x, m, i: x.split_with_sizes([1, 2], dim=1),
     "chunk": lambda x, m, i: torch.chunk(x, chunks=2, dim=2),
@@ -213,3 +212,18 @@ def _recorded(program, x):
     whole = dispatch(trace, resolve_executors([])).python_callable()(x, *INDICES.values())
     assert tuple(trace.output.shape) == tuple(whole.shape)
     return whole
+
+
+UNKNOWN_NAMES = {
+    "dropout": lambda m, i: F.dropout(m, other=0.5),
+    "embedding": lambda m, i: F.embedding(i, other=m),
+    "split": lambda m, i: torch.split(m, 2, tensor=m),
+    "split_sizes": lambda m, i: torch.split(m, split_sizes=[1, 2]),
+    "linear": lambda m, i: F.linear(m, m, m @ m.T, bias=m @ m.T),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_NAMES)
+def test_names_that_pytorch_does_not_know(name):
+    with pytest.raises(TypeError):
+        thunder.jit(UNKNOWN_NAMES[name])(M, I)

@@ -350,7 +350,7 @@ class Symbol:
 # positions of operands that PyTorch names otherwise than we do
 _KEYWORDS = {
     "input": 0, "self": 0, "other": 1, "exponent": 1, "tensor1": 1, "tensor2": 2, "mat1": 1, "mat2": 2, "mat": 1, "vec": 1, "vec1": 1, "vec2": 2, "batch1": 1,
-    "batch2": 2, "values": 1,
+    "batch2": 2,
 }  # fmt: skip
 
 

@@ -59,7 +59,7 @@ class ThunderFunction(torch.autograd.Function):
             given[i] = _written_out(given[i])
         saved = [list(tensors), others]
         del tensors, others, kept
-        if any(map(compat.is_batch, given)):
+        if compat.in_forward_mode() or any(map(compat.is_batch, given)):
             return (None, *program.batched(missing)(saved, given))
         return (None, *(program.without(missing) if missing else program.backward)(saved, given))
 
@@ -161,7 +161,7 @@ class _Program:
         return self.once(("without", missing), lambda: self.make_without(missing))
 
     def batched(self, missing: tuple) -> Callable:
-        """The backward for cotangents that are batches of vmap's."""
+        """The backward for cotangents that are batches of vmap's, or have tangents."""
         return self.once(("batched", missing), lambda: self.make_batched(missing))
 
     def again(self, missing: tuple) -> tuple[Callable, list[int]]:

@@ -154,7 +154,7 @@ def _in_format(function: Callable, symbol: Symbol) -> None:
 
     def call(a, *args, memory_format=torch.preserve_format, **kwargs):
         made = symbol(a, *args, **kwargs)
-        return made if memory_format in (torch.preserve_format, None) else LTORCH["contiguous"](made, memory_format=memory_format)
+        return made if memory_format in (torch.preserve_format, None) else LTORCH["clone"](made, memory_format=memory_format)
 
     alias(function)(call)
 

@@ -184,19 +184,16 @@ def _split_meta(a, split_size_or_sections, dim=0):
     return _parts(a, d, _split_sizes(a, split_size_or_sections, d))
 
 
-_SPLIT_NAMES = {"tensor": 0, "a": 0, "split_size_or_sections": 1, "split_size": 1, "split_sizes": 1}  # places by the names that they have in PyTorch's functions
-
-
 def _split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    named = {_SPLIT_NAMES[k]: v for k, v in kwargs.items() if k in _SPLIT_NAMES}
-    args, kwargs = (*args, *(named[place] for place in sorted(named))), {k: v for k, v in kwargs.items() if k not in _SPLIT_NAMES}
+    if not args and kwargs.keys() >= {"tensor", "split_size_or_sections"}:  # PyTorch's names
+        args, kwargs = (kwargs["tensor"], kwargs["split_size_or_sections"]), {k: v for k, v in kwargs.items() if k not in ("tensor", "split_size_or_sections")}
     for n in args[1] if len(args) > 1 and isinstance(args[1], Sequence) else ():
         as_size(n, "split_with_sizes expects split_sizes have only non-negative entries")
     return args, kwargs
 
 
 @composite(
-    torch.split, torch.functional.split, torch.split_with_sizes, torch.unsafe_split, torch.unsafe_split_with_sizes, meta=_split_meta, canonicalize=_split_arguments, tags=VIEW
+    torch.split, torch.functional.split, torch.unsafe_split, meta=_split_meta, canonicalize=_split_arguments, tags=VIEW
 )
 def split(a, split_size_or_sections, dim=0):
     d = wrap_dim(dim, len(a.shape))
@@ -221,7 +218,7 @@ def split_method(a, split_size, dim=0):
     return split(a, split_size, dim)
 
 
-@alias(torch.Tensor.split_with_sizes, torch.Tensor.unsafe_split_with_sizes)
+@alias(torch.Tensor.split_with_sizes, torch.Tensor.unsafe_split_with_sizes, torch.split_with_sizes, torch.unsafe_split_with_sizes)
 def split_with_sizes(a, split_sizes, dim=0):
     return split(a, split_sizes, dim)
 

@@ -56,7 +56,7 @@ def linear(a, weight, bias=None):
 @alias(F.linear)
 def _linear(input, weight, *rest, **kwargs):
     """A bias that is a matrix is added as `addmm` adds it."""
-    bias = rest[0] if rest else kwargs.get("bias")
+    bias = rest[0] if len(rest) == 1 and not kwargs else kwargs["bias"] if not rest and kwargs.keys() == {"bias"} else None
     if bias is not None and len(bias.shape) == len(weight.shape) == len(input.shape) == 2:
         return LTORCH["addmm"](bias, input, permute(weight, (1, 0)))
     return linear(input, weight, *rest, **kwargs)

@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, UnbackedNumber, concrete, converted, map_structure, numbers_in
-from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, positional_parameters, spelling, user_location
+from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, positional_parameters, user_location
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
@@ -32,8 +32,9 @@ def call_torch(function, args: tuple, kwargs: dict):
     operation = lookup(function)
     if operation is not None:
         if kwargs and not isinstance(operation, Symbol):
-            parameters = _parameters_of(operation)
-            kwargs = {spelling(k, *parameters): v for k, v in kwargs.items()}
+            order, _ = _parameters_of(operation)
+            if "input" in kwargs and "input" not in order and order:
+                kwargs = {next(iter(order)): kwargs["input"], **{k: v for k, v in kwargs.items() if k != "input"}}
         return operation(*args, **kwargs)
     functional, many = inplace_of(function), bool(args) and isinstance(args[0], (tuple, list))
     if many and inplace.writes(function) and inplace.one_by_one(args):

@@ -705,7 +705,7 @@ def _run_evenly(g, a, y):
         taken = (a == y).logical_or_(a.isnan().logical_and_(y.isnan()))
         return taken * (g / taken.sum())
     taken = a.isnan() if y.isnan() else a == y
-    return torch.zeros_like(a).masked_fill_(taken, g / taken.sum())
+    return torch.where(taken, g / taken.sum(), 0)
 
 
 # the cotangent of an extreme of all elements, shared by those that are it
