@@ -60,7 +60,7 @@ is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _AUTOCAST_KINDS = ("cpu", "cuda")
 
 
-_transforming, _tracing, _dispatch_modes = torch._C._are_functorch_transforms_active, torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
+_tracing, _dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
 _is_batch, _is_legacy_batch = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
 _data_parallel: tuple | None = None
 
@@ -85,7 +85,7 @@ def modes_key() -> tuple:
         autocast_state() if any_autocast() else None,
         _stack_of_modes() if _function_modes() else None,
         _data_parallel,
-        _transforming() or _forward_ad._current_level >= 0 or _tracing() is not None or _dispatch_modes() and _proxy_mode() is not None,
+        _functorch_stack() is not None or _forward_ad._current_level >= 0 or _tracing() is not None or _dispatch_modes() and _proxy_mode() is not None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Collection, Container, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -324,7 +324,7 @@ class Symbol:
     def _by_position(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments given by the name of a positional parameter, or by PyTorch's or numpy's other name for it, put in their places."""
         names = self.parameters
-        renamed = {spelling(k, names, self.defaults): v for k, v in kwargs.items() if k != "out" or v is not None}
+        renamed = {self._spelling(k): v for k, v in kwargs.items() if k != "out" or v is not None}
         if names.isdisjoint(renamed):
             return args, renamed
         positional, order = list(args), list(names)
@@ -346,22 +346,22 @@ class Symbol:
                 raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
         return tuple(positional), renamed
 
+    def _spelling(self, keyword: str) -> str:
+        """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim."""
+        if keyword in self.parameters or keyword in self.defaults or not self.parameters:  # an opaque operation is called as the user calls it
+            return keyword
+        order = list(self.parameters)
+        position = _KEYWORDS.get(keyword)
+        if position is not None and position < len(order):
+            return order[position]
+        return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
+
 
 # positions of operands that PyTorch names otherwise than we do
 _KEYWORDS = {
     "input": 0, "self": 0, "other": 1, "exponent": 1, "tensor1": 1, "tensor2": 2, "mat1": 1, "mat2": 2, "mat": 1, "vec": 1, "vec1": 1, "vec2": 2, "batch1": 1,
     "batch2": 2,
 }  # fmt: skip
-
-
-def spelling(keyword: str, parameters: Collection[str], defaults: Container[str]) -> str:
-    """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim. parameters: the positional ones; defaults: those that have one."""
-    if keyword in parameters or keyword in defaults or not parameters:  # an opaque operation is called as the user calls it
-        return keyword
-    position = _KEYWORDS.get(keyword)
-    if position is not None and position < len(parameters):
-        return list(parameters)[position]
-    return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
 
 
 def positional_parameters(function: Callable | None) -> tuple[KeysView[str], dict[str, Any]]:

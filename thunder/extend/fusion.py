@@ -16,7 +16,7 @@ from thunder.errors import MissingImplementationError
 from thunder.extend import Executor, Implementation, operation_id
 from thunder.ops.memory import may_view
 
-__all__ = ["FusionExecutor", "TooLarge"]
+__all__ = ["FusionExecutor", "TooLarge", "run_by"]
 
 KEPT = 1024  # compiled regions that an executor remembers
 
@@ -153,6 +153,14 @@ class FusionExecutor(Executor):
             found = self._compiled[key] = make()
             self.compilations += 1
         return found
+
+
+def run_by(line: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:
+    """A fused line that another function runs, with a comment that says how it differs."""
+    symbol = Symbol(line.sym.name, id=line.sym.id, is_prim=True, tags=tags, fn=function, executor=line.sym.executor, is_fusion=True)
+    new = line.replace(sym=symbol, subsymbols=line.subsymbols)
+    new.header = header
+    return new
 
 
 def _halves(region: Region) -> list[Region]:

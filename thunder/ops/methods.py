@@ -31,10 +31,8 @@ def call_torch(function, args: tuple, kwargs: dict):
             return inplace.write_out(function, out, call_torch(function, args, kwargs), args, kwargs)
     operation = lookup(function)
     if operation is not None:
-        if kwargs and not isinstance(operation, Symbol):
-            order, _ = _parameters_of(operation)
-            if "input" in kwargs and "input" not in order and order:
-                kwargs = {next(iter(order)): kwargs["input"], **{k: v for k, v in kwargs.items() if k != "input"}}
+        if "input" in kwargs and not isinstance(operation, Symbol) and (order := _parameters_of(operation)[0]) and "input" not in order:
+            kwargs = {next(iter(order)) if k == "input" else k: v for k, v in kwargs.items()}
         return operation(*args, **kwargs)
     functional, many = inplace_of(function), bool(args) and isinstance(args[0], (tuple, list))
     if many and inplace.writes(function) and inplace.one_by_one(args):

@@ -14,9 +14,9 @@ import collections
 from collections.abc import Callable
 
 from thunder.core.proxies import Proxy, TensorProxy, same_shape
-from thunder.core.symbol import BoundSymbol, OpTags, Symbol
+from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
-from thunder.extend import FusionExecutor
+from thunder.extend.fusion import FusionExecutor, run_by
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.reinplace import in_place_form, run_in_place
@@ -80,8 +80,5 @@ def _writing_over(line: BoundSymbol, fuser: FusionExecutor, dying: list[int]) ->
     if found is None:
         return line
     function, pairs = found
-    symbol = Symbol(line.sym.name, id=line.sym.id, is_prim=True, tags=(OpTags.IN_PLACE,), fn=function, executor=fuser, is_fusion=True)
-    new = line.replace(sym=symbol, subsymbols=line.subsymbols)
     verb = "may be" if fuser.permits else "is"
-    new.header = ", ".join(f"{line.outputs[o].name} {verb} written over {line.inputs[i].name}" for o, i in pairs.items())
-    return new
+    return run_by(line, function, ", ".join(f"{line.outputs[o].name} {verb} written over {line.inputs[i].name}" for o, i in pairs.items()), OpTags.IN_PLACE)

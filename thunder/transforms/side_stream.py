@@ -20,7 +20,7 @@ from thunder._torch_compat import current_device, current_stream, empty_strided_
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
-from thunder.extend.fusion import FusionExecutor
+from thunder.extend.fusion import FusionExecutor, run_by
 from thunder.transforms.del_last_used import python_del
 from thunder.transforms.memory_budget import multiply_adds, roots
 
@@ -28,7 +28,6 @@ __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
 DEVICES = ("cuda",)
 _EFFECTS = (OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE)
-_FINISHED = "gradients of weights are finished on the side stream"
 LEAST = 10**10  # multiplications and additions that take a GPU about 20 us
 TOGETHER = 8  # products that start together at most
 HELD = 120_000_000  # bytes that products read, after which the program waits for those before, and half of which is enough to start them: they cannot be given away meanwhile
@@ -45,8 +44,9 @@ def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) 
     lines, shown = trace.bound_symbols, roots(trace.bound_symbols, maybe=True)
     returned, read, written = set(trace.output_proxies), set[Proxy](), set[Proxy]()
     made: list[BoundSymbol] = []
-    something_follows = False
-    for line in reversed(lines):
+    something_follows = changed = False
+    for old in reversed(lines):
+        line = old
         if line.sym is python_del:
             made.append(line)
             continue
@@ -59,20 +59,16 @@ def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) 
             line = _finished_beside(line, line.sym.executor, frozenset(i for i, o in enumerate(line.outputs) if o in returned and o not in read))
         read |= inputs
         something_follows |= OpTags.VIEW not in line.sym.tags
+        changed |= line is not old
         made.append(line)
-    if all(line.sym is not mm_on_side_stream and line.header != _FINISHED for line in made):
+    if not changed:
         return trace
     return trace.replace(bound_symbols=[*reversed(made), join_side_stream.bind(output=None)])
 
 
 def _finished_beside(line: BoundSymbol, fuser: FusionExecutor, places: frozenset[int]) -> BoundSymbol:
     function = fuser.beside(line.sym.fn, places, fork) if places and line.sym.fn is not None else None
-    if function is None:
-        return line
-    symbol = Symbol(line.sym.name, id=line.sym.id, is_prim=True, tags=tuple(line.sym.tags), fn=function, executor=fuser, is_fusion=True)
-    new = line.replace(sym=symbol, subsymbols=line.subsymbols)
-    new.header = _FINISHED
-    return new
+    return line if function is None else run_by(line, function, "gradients of weights are finished on the side stream")
 
 
 def _is_product(line: BoundSymbol, least: int) -> bool:
@@ -90,7 +86,7 @@ class _Side:
     def __init__(self, main: torch.cuda.Stream):
         self.main, self.stream = main, torch.cuda.Stream(main.device_index)
         self.here, self.there = ({"stream_id": s.stream_id, "device_index": s.device_index, "device_type": s.device_type} for s in (self.main, self.stream))
-        self.ready, self.done, self.next = torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Event()
+        self.ready, self.done = torch.cuda.Event(), torch.cuda.Event()
         self.waiting: list[tuple] = []  # products that did not start: what they read and write
         self.started: list[tuple] = []  # what is read and written behind the last event
         self.before: list[tuple] = []  # and before it
@@ -128,9 +124,8 @@ class _Side:
         self.ready.wait(self.stream)
 
     def wait(self) -> None:
-        """Lets the first stream wait for what was started before the last event, and makes another one."""
+        """Lets the first stream wait for what was started before the last event, which then stands for what was started since."""
         self.wait_before()
-        self.done, self.next = self.next, self.done
         self.done.record(self.stream)
         self.before, self.started, self.begun = self.started, [], 0
 

@@ -51,8 +51,7 @@ class FusedRegion:
     many there are.
 
     over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs do. See `writing_over`. late: numbers of kernels that are
-    launched where `fork` says. See `beside`. planned: nothing is compiled, and no
-    GPU is needed: kernels are those of an H100 or H200.
+    launched where `fork` says. See `beside`. planned: nothing is compiled, and no GPU is needed: kernels are those of an H100 or H200.
 
     Raises TooLarge for a region that has to be smaller.
     """
@@ -61,6 +60,7 @@ class FusedRegion:
         self.region, self.device = region, device
         self.over: dict[int, int] = {}
         self.late: frozenset[int] = frozenset()
+        self.fork: Callable[[int, tuple], int] | None = None
         self.planned = planned
         self._overwriting: dict[frozenset[int], FusedRegion] = {}
         self.interpreted = interpreting() and not planned
@@ -275,7 +275,7 @@ class _Compiled(_Variant):
             lines.append(f"set_device({index})")
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
-        late, self.context["fork"] = sorted(self.region.late), getattr(self.region, "fork", None)
+        late, self.context["fork"] = sorted(self.region.late), self.region.fork
         for i in [*(i for i in range(len(self.sources)) if i not in late), *late]:
             source, binary = self.sources[i], self.binaries[i].result()
             if late and i == late[0]:
