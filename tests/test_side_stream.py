@@ -13,6 +13,7 @@ from thunder.executors.triton_kernels.launch import FusedRegion
 from thunder.transforms import side_stream
 from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the fuser takes the CPU's tensors under Triton's interpreter only
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU with streams")
 
 
@@ -239,7 +240,7 @@ def norm(x, w):
 
 def backward_region():
     """The region of a norm's backward, and the places of its outputs: (the gradient of the input, that of the weight)."""
-    x, w = torch.randn(512, 64, requires_grad=True), torch.randn(64, requires_grad=True)
+    x, w = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((512, 64), (64,)))
     compiled = thunder.jit(norm, executors=["triton_fuser"])
     torch.autograd.grad(compiled(x, w).sum(), [x, w])
     line = next(line for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if line.sym.is_fusion)
@@ -258,7 +259,7 @@ def test_what_finishes_the_gradient_of_a_weight_is_launched_beside():
 
 def test_a_join_that_somebody_waits_for_is_not_finished_beside():
     """The kernel of two sums over rows stores parts of it."""
-    x, y = (torch.randn(300, 32) for _ in range(2))
+    x, y = (torch.randn(300, 32, device=DEVICE) for _ in range(2))
     compiled = thunder.jit(lambda x, y: (torch.cat([x.sum(0), y.sum(0)]), (x * y).sum(0)), executors=["triton_fuser"])
     compiled(x, y)
     [line] = [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]

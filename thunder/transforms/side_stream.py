@@ -28,7 +28,7 @@ __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
 DEVICES = ("cuda",)
 _EFFECTS = (OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE)
-LEAST = 10**10  # multiplications and additions that take a GPU about 20 us
+LEAST = 6 * 10**10  # multiplications and additions that take a GPU 80 us or more. The products of 512 rows of a 7B model take less: there the host has no lead to pay from
 TOGETHER = 8  # products that start together at most
 HELD = 120_000_000  # bytes that products read, after which the program waits for those before, and half of which is enough to start them: they cannot be given away meanwhile
 
