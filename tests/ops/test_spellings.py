@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +13,10 @@ import torch.nn.functional as F
 import thunder
 import thunder.executors.pythonex
 import thunder.executors.torchex  # noqa: F401
+from tests.ops.harness import SAMPLED, samples_of
+from thunder.core.symbol import OpTags
 from thunder.extend import resolve_executors
-from thunder.ops import opaque
+from thunder.ops import LTORCH, opaque
 from thunder.transforms.dispatch import dispatch
 
 X = torch.arange(24.0).reshape(2, 3, 4)
@@ -46,6 +52,7 @@ CALLS = {
     "hstack": lambda x, m, i: torch.hstack([m, m]),
     "split": lambda x, m, i: torch.split(x, split_size_or_sections=2, dim=1),
     "linear_matrix_bias": lambda x, m, i: F.linear(m, m, m @ m.T) + F.linear(m, m, m[:, :1]) * F.linear(input=m, weight=m, bias=m[:1, :3]),
+    "linear_tensor_bias": lambda x, m, i: [F.linear(x, m, x[..., :3]), F.linear(x, m, bias=m[:, :3])],
     "split_tensor": lambda x, m, i: torch.split(tensor=x, split_size_or_sections=[1, 2], dim=1),
     "split_sizes": lambda x, m, i: torch.split_with_sizes(input=x, split_sizes=[1, 2], dim=1),
     "swapaxes_input": lambda x, m, i: torch.swapaxes(input=x, axis0=0, axis1=2),
@@ -133,6 +140,8 @@ CALLS = {
     "matrix_power": lambda x, m, i: torch.linalg.matrix_power(m[:, :3], n=2),
     "convolution": lambda x, m, i: torch.convolution(x, x.mT[:, :3, :3], None, [1], [1], [1], False, [0], 1),
     "normalize": lambda x, m, i: F.normalize(x, dim=-1),
+    "arange_by_name": lambda x, m, i: [torch.arange(end=5), torch.arange(2, end=9, step=3), torch.arange(end=4, dtype=torch.float64)],
+    "numpys_names": lambda x, m, i: [torch.add(x1=m, x2=m), torch.sin(x=m), torch.sum(a=m, axis=0, keepdims=True)],
     "full_by_name": lambda x, m, i: torch.full(size=(2, 3), fill_value=1.5),
     "full_in_another_order": lambda x, m, i: x.new_full(fill_value=2, size=(3,)),
     "randint_by_name": lambda x, m, i: torch.randint(high=3, size=(0, 2)),
@@ -160,6 +169,42 @@ def test_calls_give_what_eager_gives(name):
     got = flat(dispatch(trace, resolve_executors([])).python_callable()(X, M, I))
     for g, e in zip(got, expected, strict=True):
         torch.testing.assert_close(g, e, rtol=0, atol=0, equal_nan=True)
+
+
+def named(function) -> set[tuple[str, ...]]:
+    """The names of a function's arguments that may be given by position: of each of its schemas, or of its signature."""
+    if isinstance(function, types.FunctionType):
+        parameters = inspect.signature(function).parameters.values()
+        return {tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)}
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{getattr(function, '__name__', '')}")
+    return {tuple("input" if a.name == "self" else a.name for a in s.arguments if not a.kwarg_only) for s in schemas}
+
+
+@pytest.mark.filterwarnings("ignore")  # deprecated functions are as good as others
+@pytest.mark.parametrize("name", [n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and not n.startswith("empty")])
+def test_the_names_that_pytorch_has_for_arguments(name):
+    """Whatever eager takes by name: all arguments, and those behind the first."""
+    symbol = LTORCH[name]
+    functions = [f for f in symbol.torch_functions if getattr(torch.Tensor, getattr(f, "__name__", ""), None) is not f and "unsafe" not in f.__name__]
+    for function, names in ((f, n) for f in functions for n in sorted(named(f))):
+        for args, kwargs in itertools.islice(samples_of(symbol, torch.float32), 2):
+            for first in range(min(2, len(args))):
+                by_name = dict(zip(names[first:], args[first:], strict=False)) | kwargs
+                if len(by_name) < len(args) - first + len(kwargs):
+                    continue
+                try:
+                    expected = function(*args[:first], **by_name)
+                except (TypeError, RuntimeError):  # another schema's names
+                    continue
+                found = thunder.jit(lambda *args, f=function, **kwargs: f(*args, **kwargs))(*args[:first], **by_name)
+                torch.testing.assert_close(flat(found), flat(expected), equal_nan=True)
+
+
+def test_an_operand_by_a_name_of_another_function():
+    x = torch.ones(2)
+    for call in (lambda: torch.add(x, exponent=x), lambda: torch.pow(x, other=x), lambda: torch.mv(X[0], batch1=M[0])):
+        with pytest.raises(TypeError):
+            thunder.jit(call)()
 
 
 REFUSED = {

@@ -161,13 +161,13 @@ class Symbol:
 
     name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from proxies; a symbol without one
     is a composite typed by its `decomposition`. fn: the Python callable that executes it, if any. implementations look symbols up by `id`.
-    parameters: names of the positional parameters, so that calls by keyword are recorded by position. explain: see `thunder.ops`: turns an
-    error of the meta rule into the one PyTorch would raise.
+    parameters: names of the positional parameters, so that calls by keyword are recorded by position. places: where functions of PyTorch take what
+    they call otherwise. explain: see `thunder.ops`: turns an error of the meta rule into the one PyTorch would raise.
     """
 
     __slots__ = (
         "name", "module", "id", "meta", "decomposition", "is_prim", "tags", "fn", "executor", "python_printer", "parameters", "defaults", "autocast",
-        "torch_functions", "canonicalize", "explain", "is_fusion", "sampler", "error_sampler", "grad_rule", "info",
+        "torch_functions", "canonicalize", "explain", "places", "is_fusion", "sampler", "error_sampler", "grad_rule", "info",
     )  # fmt: skip
 
     def __init__(
@@ -192,6 +192,7 @@ class Symbol:
         self.torch_functions: tuple = ()
         self.canonicalize: Callable | None = None
         self.explain: Callable | None = None
+        self.places: Callable[..., dict[str, int]] = no_places
         self.sampler = self.error_sampler = self.grad_rule = None
         self.info: dict = {}
         self.parameters, self.defaults = positional_parameters(decomposition or meta)
@@ -335,7 +336,7 @@ class Symbol:
                 positional.append(renamed[name])
             elif name in self.defaults:
                 positional.append(self.defaults[name])
-            elif self.canonicalize is not None and not renamed.keys() <= names:  # which knows PyTorch's other names
+            elif self.canonicalize is not None:  # which knows what may be left out
                 return args, renamed
             else:
                 raise TypeError(f"{self.name}() missing 1 required positional argument: {name!r}")
@@ -347,21 +348,18 @@ class Symbol:
         return tuple(positional), renamed
 
     def _spelling(self, keyword: str) -> str:
-        """What an argument is called here: `input` and `self` are the first one, `other` the second, `axis` is dim."""
+        """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
         if keyword in self.parameters or keyword in self.defaults or not self.parameters:  # an opaque operation is called as the user calls it
             return keyword
-        order = list(self.parameters)
-        position = _KEYWORDS.get(keyword)
-        if position is not None and position < len(order):
-            return order[position]
+        place = self.places(*self.torch_functions).get(keyword)
+        if place is not None and place < len(self.parameters):
+            return list(self.parameters)[place]
         return {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
 
 
-# positions of operands that PyTorch names otherwise than we do
-_KEYWORDS = {
-    "input": 0, "self": 0, "other": 1, "exponent": 1, "tensor1": 1, "tensor2": 2, "mat1": 1, "mat2": 2, "mat": 1, "vec": 1, "vec1": 1, "vec2": 2, "batch1": 1,
-    "batch2": 2,
-}  # fmt: skip
+def no_places(*functions: Callable) -> dict[str, int]:
+    """An operation's own names are all that it knows."""
+    return {}
 
 
 def positional_parameters(function: Callable | None) -> tuple[KeysView[str], dict[str, Any]]:

@@ -152,15 +152,15 @@ def full_like(a, fill_value, *, device, dtype):
 def _in_format(function: Callable, symbol: Symbol) -> None:
     """The layout that a call asks for, beside what it makes."""
 
-    def call(a, *args, memory_format=torch.preserve_format, **kwargs):
-        made = symbol(a, *args, **kwargs)
+    def call(*args, memory_format=torch.preserve_format, **kwargs):
+        made = symbol(*args, **kwargs)
         return made if memory_format in (torch.preserve_format, None) else LTORCH["clone"](made, memory_format=memory_format)
 
     alias(function)(call)
 
 
-for _function, _symbol in ((torch.zeros_like, zeros_like), (torch.ones_like, ones_like), (torch.empty_like, empty_like), (torch.full_like, full_like)):
-    _in_format(_function, _symbol)
+for _symbol in (zeros_like, ones_like, empty_like, full_like, empty):
+    _in_format(_symbol.torch_functions[0], _symbol)
 
 
 @full_like.samples

@@ -7,6 +7,9 @@ in-place form, what the torch executor calls and prints, and the tests: there is
 
 from __future__ import annotations
 
+import functools
+import inspect
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +21,8 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
 __all__ = [
-    "prim", "composite", "torch_prim", "alias", "lookup", "operation_of", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form", "register_inplace",
-    "register_list_inplace",
+    "prim", "composite", "torch_prim", "alias", "lookup", "operand_places", "operation_of", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form",
+    "register_inplace", "register_list_inplace",
 ]  # fmt: skip
 
 LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
@@ -128,8 +131,25 @@ def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
         symbol.info["inplace"] = function, lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {}
 
 
+@functools.cache
+def operand_places(*functions: Callable) -> dict[str, int]:
+    """Where functions of PyTorch take their operands, tensors and numbers, by the names that they, or numpy, have for them."""
+    places: dict[str, int] = {}
+    for function in functions:
+        if isinstance(function, types.FunctionType):
+            operands = itertools.takewhile(lambda p: p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty, inspect.signature(function).parameters.values())
+            places = {p.name: i for i, p in enumerate(operands)} | places
+            continue
+        for schema in torch._C._jit_get_schemas_for_operator(f"aten::{getattr(function, '__name__', '')}"):
+            operands = [(i, a.name) for i, a in enumerate(schema.arguments) if not a.kwarg_only and str(a.type).removeprefix("Optional[").startswith(("Tensor", "number"))]
+            places = {name: i for i, name in operands} | places
+    places = {"input": places.get("self", 0)} | places
+    numpys = {"a": "input", "x": "input", "x1": "input", "x2": "other"}
+    return {name: places[ours] for name, ours in numpys.items() if ours in places} | places
+
+
 def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:
-    symbol.explain = explain.as_pytorch
+    symbol.explain, symbol.places = explain.as_pytorch, operand_places
     return register(symbol, *torch_functions, **options)
 
 

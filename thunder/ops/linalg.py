@@ -14,6 +14,7 @@ from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import opaque
 from thunder.ops.backward import sum_to
+from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, STAND_INS, alias, composite, prim, torch_prim
 from thunder.ops.dims import check_tensor, wrap_dim
 from thunder.ops.elementwise import operator_methods
@@ -55,10 +56,14 @@ def linear(a, weight, bias=None):
 
 @alias(F.linear)
 def _linear(input, weight, *rest, **kwargs):
-    """A bias that is a matrix is added as `addmm` adds it."""
+    """A bias that is a matrix is added as `addmm` adds it, and one of more dimensions, or to more, as to any tensor."""
     bias = rest[0] if len(rest) == 1 and not kwargs else kwargs["bias"] if not rest and kwargs.keys() == {"bias"} else None
     if bias is not None and len(bias.shape) == len(weight.shape) == len(input.shape) == 2:
         return LTORCH["addmm"](bias, input, permute(weight, (1, 0)))
+    if bias is not None and len(bias.shape) > 1 and bias.dtype is input.dtype:
+        product = linear(input, weight)
+        if broadcast_shapes(product.shape, bias.shape) == product.shape:
+            return product + convert(bias, product.dtype)
     return linear(input, weight, *rest, **kwargs)
 
 

@@ -14,7 +14,7 @@ from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, posi
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
 from thunder.ops import inplace, opaque
-from thunder.ops.define import LTORCH, alias, inplace_of, lookup, torch_prim
+from thunder.ops.define import LTORCH, alias, inplace_of, lookup, operand_places, torch_prim
 from thunder.ops.explain import as_torch
 from thunder.ops.mutating import call_mutating
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -31,8 +31,8 @@ def call_torch(function, args: tuple, kwargs: dict):
             return inplace.write_out(function, out, call_torch(function, args, kwargs), args, kwargs)
     operation = lookup(function)
     if operation is not None:
-        if "input" in kwargs and not isinstance(operation, Symbol) and (order := _parameters_of(operation)[0]) and "input" not in order:
-            kwargs = {next(iter(order)) if k == "input" else k: v for k, v in kwargs.items()}
+        if kwargs and not isinstance(operation, Symbol):
+            kwargs = _spelled_as(operation, function, kwargs)
         return operation(*args, **kwargs)
     functional, many = inplace_of(function), bool(args) and isinstance(args[0], (tuple, list))
     if many and inplace.writes(function) and inplace.one_by_one(args):
@@ -52,6 +52,17 @@ def call_torch(function, args: tuple, kwargs: dict):
 
 
 _parameters_of = functools.cache(positional_parameters)  # of aliases, which are defined once
+
+
+def _spelled_as(operation, function, kwargs: dict) -> dict:
+    """Arguments of a function of PyTorch's by the names that an alias has at their places."""
+    order, defaults = _parameters_of(operation)
+    if kwargs.keys() <= order | defaults.keys():
+        return kwargs
+    names, places = list(order), operand_places(function)
+    return {names[places[k]] if k not in order and k not in defaults and places.get(k, len(names)) < len(names) else k: v for k, v in kwargs.items()}
+
+
 
 METHODS.torch_function = call_torch
 

@@ -36,9 +36,16 @@ def _factory(name: str) -> Symbol:
 rand, randn = _factory("rand"), _factory("randn")
 
 
+def _drawn_like_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Numbers are drawn in the order of memory, so that the layout is part of the draw."""
+    layout = kwargs.get("memory_format")
+    args, kwargs = _like_arguments(args, kwargs)
+    return args, kwargs if layout in (None, torch.preserve_format) else {**kwargs, "memory_format": layout}
+
+
 def _like_factory(name: str) -> Symbol:
-    return torch_prim(getattr(torch, name), name=name, canonicalize=_like_arguments, tags=(*_TAGS, OpTags.DETACHED))(
-        lambda a, *, device, dtype, generator=None: like(a, device=device, dtype=dtype)
+    return torch_prim(getattr(torch, name), name=name, canonicalize=_drawn_like_arguments, tags=(*_TAGS, OpTags.DETACHED))(
+        lambda a, *, device, dtype, generator=None, memory_format=None: like(a, device=device, dtype=dtype)
     )
 
 

@@ -82,8 +82,8 @@ def _rand(draw, shape, *, device, dtype, generator=None):
     return draw(shape, device) if dtype is float32 else NotImplemented
 
 
-def _rand_like(draw, a, *, device, dtype, generator=None):
-    return _rand(draw, a.shape, device=device, dtype=dtype)
+def _rand_like(draw, a, *, device, dtype, generator=None, memory_format=None):
+    return _rand(draw, a.shape, device=device, dtype=dtype) if memory_format is None else NotImplemented
 
 
 def _uniform(draw, shape, minval=0.0, maxval=1.0, *, device, dtype):
@@ -102,8 +102,8 @@ def _randn(draw, shape, *, device, dtype, generator=None):
     return LTORCH["mul"](radius, LTORCH["cos"](LTORCH["mul"](draw(shape, device), 2.0 * math.pi)))
 
 
-def _randn_like(draw, a, *, device, dtype, generator=None):
-    return _randn(draw, a.shape, device=device, dtype=dtype)
+def _randn_like(draw, a, *, device, dtype, generator=None, memory_format=None):
+    return _randn(draw, a.shape, device=device, dtype=dtype) if memory_format is None else NotImplemented
 
 
 def _normal_fill(draw, a, mean=0.0, std=1.0, *, generator=None):
