@@ -57,6 +57,8 @@ class RecordingMode(torch.overrides.TorchFunctionMode):
         self.capture = capture
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.capture.in_cached_call:
+            return func(*args, **kwargs or {})
         return record(self.capture, func, args, kwargs or {})
 
 
@@ -338,9 +340,23 @@ def _call_object(c, f, t: type, args, kwargs):
         if not native_module(t.__module__) or isinstance(f, torch.nn.Module):
             c.class_name(t, "__call__", method)
         return call(c, method, [f, *args], kwargs)
-    if t is functools._lru_cache_wrapper and _reaches(c, args, kwargs):
-        return call(c, f.__wrapped__, args, kwargs)
+    if t is functools._lru_cache_wrapper and not native_module(f.__module__):
+        return _call_cached(c, f, args, kwargs)
     return call_native(c, f, args, kwargs)
+
+
+def _call_cached(c, f, args, kwargs):
+    """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and what it gives is read like anything from outside."""
+    if _reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
+        return call(c, f.__wrapped__, args, kwargs)
+    key = f, *map(type, args), *args, *kwargs.items()
+    asked = c.cached_calls.setdefault(key, functools.partial(f, *args, **kwargs))
+    c.in_cached_call += 1
+    try:
+        value = call_native(c, asked, [], {})
+    finally:
+        c.in_cached_call -= 1
+    return c.read(value, c.const(asked, getattr(f, "__name__", "")).child("call", ("__call__",)))
 
 
 def _call_compiled(c, f, args, kwargs):

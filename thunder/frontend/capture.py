@@ -119,6 +119,8 @@ class Capture(Host):
         self.sharp_edges: list[str] = []
         self.resolved: dict[tuple, tuple] = {}
         self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked
+        self.cached_calls: dict[tuple, functools.partial] = {}  # of functions behind functools.lru_cache, by function and arguments
+        self.in_cached_call = 0
         self.seen_names: set = set()
         self.seen_hooks: set[int] = set()
         self.function_modes = -1  # how many torch-function modes are active, the program's `with torch.device(...)` among them

@@ -115,7 +115,7 @@ class EpilogueWriter:
             c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
         if t is types.FunctionType:
             return self._function(value) if id(value) in c.fresh else self.pin(value)
-        if self._is_fixed(value, t):
+        if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
         return self._object(value, t)
 

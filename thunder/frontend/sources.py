@@ -80,7 +80,10 @@ class Source:
     def name(self, parameters: tuple[str, ...] = ()) -> str:
         """A variable name for the value: the parameter's own, `t_<position>_<path>` below an object, `t_<path>` below the compiled module."""
         steps = self.steps()
-        keys = [s.key.name(parameters) if s.step == "keyed" else str(s.key) for s in steps if not (s.step == "attr" and s.key in _PRIVATE_STEPS)]
+        if steps and steps[0].key == ("__call__",):
+            keys = [self.root.label, *(str(s.key) for s in steps[1:])]
+        else:
+            keys = [s.key.name(parameters) if s.step == "keyed" else str(s.key) for s in steps if not (s.step == "attr" and s.key in _PRIVATE_STEPS)]
         root = self.root.key
         if root in ("args", "kwargs") and steps:
             first = steps[0].key

@@ -1,0 +1,123 @@
+"""Functions of the user's behind functools.lru_cache: asked at each call, as eager asks them, and never left holding what belongs to a program."""
+
+import functools
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import thunder
+
+
+class Settings:
+    scale = 3.0
+
+    def __init__(self):
+        self.offset = torch.ones(3)
+
+
+@pytest.fixture
+def cached():
+    """Fresh caches: a table by size, one of two things, an object, and a setting that may change."""
+    values = {"setting": "a"}
+
+    @functools.lru_cache(maxsize=None)
+    def table(n, scale=1.0):
+        return torch.arange(n) * scale
+
+    @functools.cache
+    def pair(n):
+        return torch.ones(n), n * 2, [torch.zeros(n)]
+
+    return types.SimpleNamespace(table=table, pair=pair, settings=functools.cache(Settings), setting=functools.lru_cache(lambda: values["setting"]), values=values)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "asked first by the program"])
+def test_what_is_kept_is_what_comes_out(cached, known):
+    def program(x):
+        return x + cached.table(3, scale=2.0), cached.table(3), cached.pair(2), cached.pair(2)[1], x * cached.settings().scale + cached.settings().offset
+
+    if known:
+        program(torch.ones(3))
+    compiled = thunder.jit(program)
+    for _ in range(3):
+        x = torch.randn(3)
+        found, expected = compiled(x), program(x)
+        torch.testing.assert_close(found, expected)
+        assert found[1] is expected[1] and found[2][0] is expected[2][0] and found[2][2][0] is expected[2][2][0]
+    assert thunder.cache_misses(compiled) == 1
+    assert cached.table.cache_info().misses == 2 and cached.pair.cache_info().misses == 1
+
+
+def test_caches_that_change(cached):
+    def program(x):
+        return x + cached.table(3), x - ord(cached.setting()), x * cached.settings().scale
+
+    compiled = thunder.jit(program)
+    changes = [
+        lambda: None,
+        lambda: cached.table(3).add_(10),
+        lambda: (cached.table.cache_clear(), cached.table(3).mul_(2)),
+        lambda: (cached.values.update(setting="b"), None),  # still known
+        cached.setting.cache_clear,
+        lambda: setattr(cached.settings(), "scale", 4.0),
+        cached.settings.cache_clear,
+    ]
+    for change in changes:
+        change()
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x), program(x))
+
+
+def test_a_cache_never_holds_a_proxy(cached):
+    for wrap in (lambda f: f, torch.no_grad()):
+        thunder.jit(wrap(lambda x: x + cached.table(4)))(torch.ones(4))
+    assert type(cached.table(4)) is torch.Tensor
+    with torch.device("meta"):
+        assert thunder.jit(lambda: cached.table(5))().device.type == "meta"
+
+
+def test_a_method_with_a_cache():
+    class Encoding(nn.Module):
+        @functools.lru_cache(maxsize=None)  # noqa: B019 - as models have it
+        def table(self, shape, dtype):
+            return torch.ones(shape, dtype=dtype).cumsum(0)
+
+        def forward(self, x):
+            return x * 2, self.table(x.shape, x.dtype)
+
+    module, x = Encoding(), torch.randn(3, 2)
+    torch.testing.assert_close(thunder.jit(module)(x), module(x))
+    torch.testing.assert_close(thunder.jit(module)(x), module(x))
+
+
+def test_errors_and_functions_of_the_programs_own(cached):
+    @functools.cache
+    def refuses(n):
+        raise ValueError("no")
+
+    def program(x):
+        @functools.lru_cache
+        def inner(n):
+            return x * n
+
+        try:
+            return refuses(1)
+        except ValueError:
+            return inner(2) + inner(2)
+
+    assert thunder.jit(program)(torch.ones(2)).tolist() == [4, 4]
+    with pytest.raises(ValueError, match="^no$"):
+        thunder.jit(lambda x: refuses(1))(torch.ones(2))
+    with pytest.raises(TypeError, match="unhashable"):
+        thunder.jit(lambda x: cached.table([1]))(torch.ones(2))
+
+
+def test_a_tensor_that_native_code_gives_comes_out_as_it_is():
+    key, tensor = Settings(), torch.arange(3.0)
+    table, by_name = weakref.WeakKeyDictionary({key: tensor}), weakref.WeakValueDictionary({"a": tensor})
+    compiled = thunder.jit(lambda x: (x + table[key], table.get(key), {"a": [by_name["a"]]}))
+    _, a, b = compiled(torch.ones(3))
+    assert a is tensor and b["a"][0] is tensor
