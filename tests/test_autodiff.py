@@ -235,6 +235,22 @@ def test_requires_grad_flips_between_calls():
         assert not compiled(torch.ones(2, 3), w).requires_grad
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_program_called_without_grad_that_enables_it(mode):
+    def program(x):
+        with torch.enable_grad():
+            y = x.sin()
+        return y, y * 2, x.t()
+
+    compiled, x = thunder.jit(program), T(3, 4)
+    with mode():
+        got, want = compiled(x), program(x)
+        assert not torch.is_grad_enabled()
+    assert [y.requires_grad for y in got] == [y.requires_grad for y in want]
+    if mode is torch.no_grad:
+        assert torch.equal(*(torch.autograd.grad(y[0].sum(), x)[0] for y in (got, want)))
+
+
 def test_grad_fn_and_backward_trace():
     compiled, x = thunder.jit(lambda x: x.sin() * 2), T(3)
     assert "ThunderFunctionBackward" in repr(compiled(x).grad_fn)
