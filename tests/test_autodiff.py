@@ -225,6 +225,29 @@ def test_saved_values_are_freed_with_the_graph():
     assert ref() is None
 
 
+def gaps(t):
+    whole = torch.full((*t.shape, 2), torch.nan, dtype=t.dtype)
+    whole[..., 0] = t.detach()
+    return whole[..., 0].requires_grad_(t.requires_grad)
+
+
+@pytest.mark.parametrize(
+    "program, given",
+    [
+        (lambda x, w, b: F.group_norm(x, 2, w, b), [T(2, 4, 3, 5), T(4), T(4, seed=1)]), (lambda x: F.group_norm(x, 2), [T(3, 4)]), (torch.pdist, [T(4, 3)]),
+        (lambda x, w, b: F.layer_norm(x, (4,), w, b), [T(3, 4), T(4), T(4, seed=1)]), (lambda x, w: F.batch_norm(x, None, None, w, w, training=True), [T(3, 4), T(4)]),
+        (lambda x: F.instance_norm(x), [T(2, 3, 4)]), (lambda x: F.softmax(x, 1), [T(2, 3, 4)]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", [gaps, lambda t: t.detach().mT.contiguous().mT.requires_grad_() if t.dim() > 1 else t])
+def test_kernels_that_do_not_look_at_strides(form, program, given):
+    given = [form(t) for t in given]
+    got, want = thunder.jit(program)(*given), program(*given)
+    torch.testing.assert_close(got, want)
+    for g in (torch.randn_like(want), gaps(torch.randn_like(want))):
+        torch.testing.assert_close(torch.autograd.grad(got, given, g, retain_graph=True), torch.autograd.grad(want, given, g, retain_graph=True))
+
+
 def test_requires_grad_flips_between_calls():
     compiled, w = thunder.jit(lambda x, w: x @ w), torch.randn(3, 3)
     assert not compiled(torch.ones(2, 3), w).requires_grad

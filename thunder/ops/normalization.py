@@ -469,6 +469,7 @@ def pdist(a, p=2.0):
 
 @pdist.vjp
 def _(a, p=2.0):
+    a = LTORCH["contiguous"](a)
     y = pdist(a, p)
     g = yield y
     return (backward.pdist_backward(g, a, p, y),)
@@ -517,14 +518,19 @@ def _group_norm_kernel_meta(a, weight, bias, n, c, size, groups, eps):
     return like(a), like(a, (n, groups)), like(a, (n, groups))
 
 
-def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+def _laid_out(a, others, parameters):
+    """In the layout that PyTorch's kernels of group norm, which do not look at strides, take them to be in."""
     layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
-    return backward.aten.native_group_norm_backward.default(g.contiguous(memory_format=layout), a, mean, rstd, weight, n, c, size, groups, mask)
+    return *(t.contiguous(memory_format=layout) for t in (a, *others)), *(p if p is None else p.contiguous() for p in parameters)
+
+
+def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    a, g, mean, rstd, weight = _laid_out(a, (g,), (mean, rstd, weight))
+    return backward.aten.native_group_norm_backward.default(g, a, mean, rstd, weight, n, c, size, groups, mask)
 
 
 def _run_group_norm(a, weight, bias, n, c, size, groups, eps):
-    layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
-    return backward.aten.native_group_norm.default(a.contiguous(memory_format=layout), weight, bias, n, c, size, groups, eps)
+    return backward.aten.native_group_norm.default(*_laid_out(a, (), (weight, bias)), n, c, size, groups, eps)
 
 
 def _parameters_meta(g, a, weight, bias, mask):
