@@ -225,6 +225,18 @@ def test_saved_values_are_freed_with_the_graph():
     assert ref() is None
 
 
+@pytest.mark.parametrize("write", [lambda y, x: y.copy_(x), lambda y, x: y[0].copy_(x[0]), lambda y, x: y.t().copy_(x.t()), lambda y, x: y.copy_(x.detach())])
+def test_what_is_copied_over_has_a_gradient_of_zero(write):
+    def program(a, x):
+        y = a * 2
+        write(y, x)
+        return y
+
+    a, x = T(3, 4), T(3, 4, seed=1)
+    got, want = (torch.autograd.grad(f(a, x).sum(), (a, x), allow_unused=True) for f in (thunder.jit(program), program))
+    assert all(g is w or torch.equal(g, w) for g, w in zip(got, want, strict=True))
+
+
 def gaps(t):
     whole = torch.full((*t.shape, 2), torch.nan, dtype=t.dtype)
     whole[..., 0] = t.detach()
