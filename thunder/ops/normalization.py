@@ -66,13 +66,18 @@ _LOG_SOFTMAX = (torch.log_softmax, torch.Tensor.log_softmax, F.log_softmax, torc
 def softmax(a, dim=None, *, dtype=None):
     x, out = _exponentials(a, dim, dtype)
     e = LTORCH["exp"](x)
-    return convert(e / LTORCH["sum"](e, dim, True), out)
+    return _in_rows(convert(e / LTORCH["sum"](e, dim, True), out))
 
 
 @composite(*_LOG_SOFTMAX, meta=_softmax_meta, canonicalize=_softmax_arguments, autocast="cuda:float32")
 def log_softmax(a, dim=None, *, dtype=None):
     x, out = _exponentials(a, dim, dtype)
-    return convert(x - LTORCH["log"](LTORCH["sum"](LTORCH["exp"](x), dim, True)), out)
+    return _in_rows(convert(x - LTORCH["log"](LTORCH["sum"](LTORCH["exp"](x), dim, True)), out))
+
+
+def _in_rows(y):
+    """As PyTorch's kernels lay out their results, whatever their argument's layout is."""
+    return LTORCH["contiguous"](y)
 
 
 def _softmax_samples(make):
