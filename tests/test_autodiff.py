@@ -225,6 +225,41 @@ def test_saved_values_are_freed_with_the_graph():
     assert ref() is None
 
 
+@pytest.mark.parametrize("write", [lambda y, x: y.copy_(x), lambda y, x: y[0].copy_(x[0]), lambda y, x: y.t().copy_(x.t()), lambda y, x: y.copy_(x.detach())])
+def test_what_is_copied_over_has_a_gradient_of_zero(write):
+    def program(a, x):
+        y = a * 2
+        write(y, x)
+        return y
+
+    a, x = T(3, 4), T(3, 4, seed=1)
+    got, want = (torch.autograd.grad(f(a, x).sum(), (a, x), allow_unused=True) for f in (thunder.jit(program), program))
+    assert all(g is w or torch.equal(g, w) for g, w in zip(got, want, strict=True))
+
+
+def gaps(t):
+    whole = torch.full((*t.shape, 2), torch.nan, dtype=t.dtype)
+    whole[..., 0] = t.detach()
+    return whole[..., 0].requires_grad_(t.requires_grad)
+
+
+@pytest.mark.parametrize(
+    "program, given",
+    [
+        (lambda x, w, b: F.group_norm(x, 2, w, b), [T(2, 4, 3, 5), T(4), T(4, seed=1)]), (lambda x: F.group_norm(x, 2), [T(3, 4)]), (torch.pdist, [T(4, 3)]),
+        (lambda x, w, b: F.layer_norm(x, (4,), w, b), [T(3, 4), T(4), T(4, seed=1)]), (lambda x, w: F.batch_norm(x, None, None, w, w, training=True), [T(3, 4), T(4)]),
+        (lambda x: F.instance_norm(x), [T(2, 3, 4)]), (lambda x: F.softmax(x, 1), [T(2, 3, 4)]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("form", [gaps, lambda t: t.detach().mT.contiguous().mT.requires_grad_() if t.dim() > 1 else t])
+def test_kernels_that_do_not_look_at_strides(form, program, given):
+    given = [form(t) for t in given]
+    got, want = thunder.jit(program)(*given), program(*given)
+    torch.testing.assert_close(got, want)
+    for g in (torch.randn_like(want), gaps(torch.randn_like(want))):
+        torch.testing.assert_close(torch.autograd.grad(got, given, g, retain_graph=True), torch.autograd.grad(want, given, g, retain_graph=True))
+
+
 def test_requires_grad_flips_between_calls():
     compiled, w = thunder.jit(lambda x, w: x @ w), torch.randn(3, 3)
     assert not compiled(torch.ones(2, 3), w).requires_grad
@@ -233,6 +268,22 @@ def test_requires_grad_flips_between_calls():
     assert y.requires_grad and thunder.cache_misses(compiled) == 2
     with torch.no_grad():
         assert not compiled(torch.ones(2, 3), w).requires_grad
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_program_called_without_grad_that_enables_it(mode):
+    def program(x):
+        with torch.enable_grad():
+            y = x.sin()
+        return y, y * 2, x.t()
+
+    compiled, x = thunder.jit(program), T(3, 4)
+    with mode():
+        got, want = compiled(x), program(x)
+        assert not torch.is_grad_enabled()
+    assert [y.requires_grad for y in got] == [y.requires_grad for y in want]
+    if mode is torch.no_grad:
+        assert torch.equal(*(torch.autograd.grad(y[0].sum(), x)[0] for y in (got, want)))
 
 
 def test_grad_fn_and_backward_trace():

@@ -127,6 +127,22 @@ def test_a_layout_that_is_asked_for(name, executors):
         assert found.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("executor", ["torch", "inductor", "triton_fuser"])
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax, F.softmin])
+def test_softmax_that_is_taken_apart_for_its_backward_lies_as_pytorchs(function, executor):
+    def program(x, w):
+        y = function(x, -1)
+        return y, y.view(2, -1) @ w
+
+    compiled = thunder.jit(program, executors=[executor])
+    for x in (values(4, 6), values(6, 4).t()):
+        given = x.requires_grad_(), values(12, 3).requires_grad_()
+        got, want = compiled(*given), program(*given)
+        assert [y.stride() for y in got] == [y.stride() for y in want]
+        for y, z in zip(got, want, strict=True):
+            torch.testing.assert_close(torch.autograd.grad(y.cos().sum(), given[0], retain_graph=True), torch.autograd.grad(z.cos().sum(), given[0], retain_graph=True))
+
+
 def rotate(x, cos, sin):
     rotated = torch.cat((-x[..., 3:], x[..., :3]), -1)
     return (x * cos + rotated * sin).to(torch.bfloat16)

@@ -23,7 +23,7 @@ from torch.utils._device import DeviceContext
 __all__ = [
     "current_device", "current_stream", "set_stream", "empty_strided_cuda",
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
-    "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "autocast_in", "is_dynamo_compiling",
+    "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "inference_in", "autocast_in", "is_dynamo_compiling",
     "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "native_batch_check", "saved_tensors_hooks", "keeps_graph",
     "is_batch", "in_forward_mode", "in_functorch", "applying", "unwrap_of", "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
@@ -300,6 +300,10 @@ def unwrap_of(tensor: torch.Tensor) -> Callable | None:
 
 def grad_enabled_in(modes: tuple) -> bool:
     return modes[0]
+
+
+def inference_in(modes: tuple) -> bool:
+    return modes[1]
 
 
 def autocast_in(modes: tuple):

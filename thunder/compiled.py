@@ -25,7 +25,7 @@ from thunder.core.trace import Trace
 from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeWarning, ThunderError, add_location, user_line, warn_user
-from thunder.executors.torch_autograd import connected, without_grad
+from thunder.executors.torch_autograd import connected, with_grad, without_grad
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, FusionExecutor, resolve_executors
 from thunder.frontend import Captured, FailsWithParts, capture
@@ -287,6 +287,8 @@ class Compiled:
         backward: list[Trace] = []
         if captured.output_requires_grad and not options.disable_torch_autograd:
             traces, backward, run = _connect(captured.computation, options, modes, program)
+            if not compat.grad_enabled_in(modes) and not compat.inference_in(modes):
+                run = with_grad(run)
         else:
             traces = lower(captured.computation, options, options.executors)
             run = _in_modes(program(traces[-1]), modes)

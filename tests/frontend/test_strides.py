@@ -62,6 +62,47 @@ def test_symbolic_sizes_become_fixed(cache):
         assert torch.equal(compiled(x), x * n)
 
 
+def through_transposed(y):
+    y.transpose(0, 1).add_(1)
+    return y, y.t().view(-1)
+
+
+def through_permuted(y):
+    y.permute(1, 0)[1].mul_(2)
+    return y, y.t().view(-1)
+
+
+def through_moved(y):
+    y.movedim(0, 1).sin_()
+    w = y.t().reshape(-1)
+    w.add_(1)
+    return y, w
+
+
+def through_the_diagonal(y):
+    y.diagonal().zero_()
+    return y, y.t().view(-1)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("write", [through_transposed, through_permuted, through_moved, through_the_diagonal])
+def test_what_is_written_to_through_a_view_keeps_its_strides(write, grad):
+    def program(x):
+        return write(x * 2)
+
+    for x in (torch.arange(12.0).reshape(3, 4).t().requires_grad_(grad), torch.arange(12.0).reshape(3, 4).requires_grad_(grad)):
+        try:
+            want = program(x)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=str(error)[:20]):
+                thunder.jit(program)(x)
+            continue
+        got = thunder.jit(program)(x)
+        for a, b in zip(got, want, strict=True):
+            assert equal(a.detach(), b.detach()) and a.stride() == b.stride()
+        assert (got[0].data_ptr() == got[1].data_ptr()) == (want[0].data_ptr() == want[1].data_ptr())
+
+
 OVERWRITTEN = {
     "addmm": lambda a, x: a.addmm_(x, x),
     "baddbmm": lambda a, x: a.expand(3, 4, 4).clone().transpose(1, 2).clone().baddbmm_(x.expand(3, 4, 4), x.expand(3, 4, 4), alpha=2),

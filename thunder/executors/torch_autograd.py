@@ -17,7 +17,7 @@ from thunder import _torch_compat as compat
 from thunder.extend.saved import SavedTogether
 from thunder.ops.random import generator_of
 
-__all__ = ["connected", "without_grad"]
+__all__ = ["connected", "with_grad", "without_grad"]
 
 
 class ThunderFunction(torch.autograd.Function):
@@ -194,10 +194,18 @@ def connected(
 
 def without_grad(function: Callable) -> Callable:
     """The entry's grad mode, set once: the program's values never require grad, whatever its inputs do."""
+    return _in_grad_mode(function, False)
 
+
+def with_grad(function: Callable) -> Callable:
+    """For a program that is called without grad and enables it itself."""
+    return _in_grad_mode(function, True)
+
+
+def _in_grad_mode(function: Callable, enabled: bool) -> Callable:
     def run(*inputs):
         before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        torch._C._set_grad_enabled(enabled)
         try:
             return function(*inputs)
         finally:

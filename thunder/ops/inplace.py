@@ -347,7 +347,7 @@ def _copied_into(a, src):
 
 @torch_prim(fn=_copied_into)
 def copied_into(a, src):
-    """src, broadcast and converted, in the layout of `a`, whose values are not read."""
+    """src, broadcast and converted, in the layout of `a`, whose values are not read; its gradient is zero, as PyTorch's is."""
     if broadcast_shapes(a.shape, src.shape) != a.shape:
         raise RuntimeError(f"output with shape {list(a.shape)} doesn't match the broadcast shape {list(broadcast_shapes(a.shape, src.shape))}")
     return like(a)
@@ -359,7 +359,7 @@ copied_into.info["inplace"] = torch.Tensor.copy_, {0: 0}
 @copied_into.vjp
 def _(a, src):
     g = yield copied_into(a, src)
-    return None, sum_to(LTORCH["to"](g, dtype=src.dtype, device=src.device), src.shape)
+    return LTORCH["zeros_like"](g), sum_to(LTORCH["to"](g, dtype=src.dtype, device=src.device), src.shape)
 
 
 @copied_into.samples

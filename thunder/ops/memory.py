@@ -457,12 +457,18 @@ def through(line: BoundSymbol, view: TensorProxy, whole: TensorProxy, part: Tens
 
 def _again(line: BoundSymbol, view, whole, part):
     """Views that undo themselves."""
-    return _dense(LTORCH[line.sym.name](part, *line.args[1:]))
+    return _dense(LTORCH[line.sym.name](part, *line.args[1:]), whole)
 
 
-def _dense(a: TensorProxy) -> TensorProxy:
+def _dense(a: TensorProxy, whole: TensorProxy) -> TensorProxy:
     """The whole stays as it was laid out, for the views that are made of it later."""
-    return LTORCH["contiguous"](a, memory_format=torch.contiguous_format)
+    layout = current_recorder().memory.layout
+    dims = range(len(a.shape))
+    order = sorted(dims, key=layout(whole).stride().__getitem__, reverse=True) if layout is not None else list(dims)
+    if order == list(dims):
+        return LTORCH["contiguous"](a, memory_format=torch.contiguous_format)
+    a = LTORCH["contiguous"](LTORCH["permute"](a, tuple(order)), memory_format=torch.contiguous_format)
+    return LTORCH["permute"](a, tuple(order.index(d) for d in dims))
 
 
 def _reshaped(line: BoundSymbol, view, whole, part):
@@ -485,7 +491,7 @@ def _placed(line: BoundSymbol, view, whole, part):
     count = math.prod(whole.shape)
     places = line.sym(LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape), *line.args[1:], **line.kwargs)
     flat = LTORCH["scatter"](LTORCH["reshape"](whole, (count,)), 0, LTORCH["reshape"](places, (-1,)), LTORCH["reshape"](part, (-1,)))
-    return LTORCH["reshape"](flat, whole.shape)
+    return _dense(LTORCH["reshape"](flat, whole.shape), whole)
 
 
 def _placed_once(size_and_stride: Callable) -> Callable:
@@ -517,11 +523,11 @@ def _imaginary(line: BoundSymbol, view, whole, part):
 def _permuted(line: BoundSymbol, view, whole, part):
     rank = len(whole.shape)
     order = [d % rank for d in line.args[1]]
-    return _dense(LTORCH["permute"](part, tuple(order.index(d) for d in range(rank))))
+    return _dense(LTORCH["permute"](part, tuple(order.index(d) for d in range(rank))), whole)
 
 
 def _moved(line: BoundSymbol, view, whole, part):
-    return _dense(LTORCH["movedim"](part, line.args[2], line.args[1]))
+    return _dense(LTORCH["movedim"](part, line.args[2], line.args[1]), whole)
 
 
 def _assigned(key: Callable):

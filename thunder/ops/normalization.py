@@ -66,13 +66,18 @@ _LOG_SOFTMAX = (torch.log_softmax, torch.Tensor.log_softmax, F.log_softmax, torc
 def softmax(a, dim=None, *, dtype=None):
     x, out = _exponentials(a, dim, dtype)
     e = LTORCH["exp"](x)
-    return convert(e / LTORCH["sum"](e, dim, True), out)
+    return _in_rows(convert(e / LTORCH["sum"](e, dim, True), out))
 
 
 @composite(*_LOG_SOFTMAX, meta=_softmax_meta, canonicalize=_softmax_arguments, autocast="cuda:float32")
 def log_softmax(a, dim=None, *, dtype=None):
     x, out = _exponentials(a, dim, dtype)
-    return convert(x - LTORCH["log"](LTORCH["sum"](LTORCH["exp"](x), dim, True)), out)
+    return _in_rows(convert(x - LTORCH["log"](LTORCH["sum"](LTORCH["exp"](x), dim, True)), out))
+
+
+def _in_rows(y):
+    """As PyTorch's kernels lay out their results, whatever their argument's layout is."""
+    return LTORCH["contiguous"](y)
 
 
 def _softmax_samples(make):
@@ -469,6 +474,7 @@ def pdist(a, p=2.0):
 
 @pdist.vjp
 def _(a, p=2.0):
+    a = LTORCH["contiguous"](a)
     y = pdist(a, p)
     g = yield y
     return (backward.pdist_backward(g, a, p, y),)
@@ -517,14 +523,19 @@ def _group_norm_kernel_meta(a, weight, bias, n, c, size, groups, eps):
     return like(a), like(a, (n, groups)), like(a, (n, groups))
 
 
-def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+def _laid_out(a, others, parameters):
+    """In the layout that PyTorch's kernels of group norm, which do not look at strides, take them to be in."""
     layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
-    return backward.aten.native_group_norm_backward.default(g.contiguous(memory_format=layout), a, mean, rstd, weight, n, c, size, groups, mask)
+    return *(t.contiguous(memory_format=layout) for t in (a, *others)), *(p if p is None else p.contiguous() for p in parameters)
+
+
+def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
+    a, g, mean, rstd, weight = _laid_out(a, (g,), (mean, rstd, weight))
+    return backward.aten.native_group_norm_backward.default(g, a, mean, rstd, weight, n, c, size, groups, mask)
 
 
 def _run_group_norm(a, weight, bias, n, c, size, groups, eps):
-    layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
-    return backward.aten.native_group_norm.default(a.contiguous(memory_format=layout), weight, bias, n, c, size, groups, eps)
+    return backward.aten.native_group_norm.default(*_laid_out(a, (), (weight, bias)), n, c, size, groups, eps)
 
 
 def _parameters_meta(g, a, weight, bias, mask):
