@@ -11,8 +11,10 @@ import array
 import collections
 import contextvars
 import dataclasses
+import decimal
 import enum
 import functools
+import math
 import os
 import sys
 import types
@@ -1720,6 +1722,215 @@ def attribute_on_a_tensor():
     t.tag = 2
     yield (lambda x, u: x * u.tag), (X, t)
     t.tag = 3
+    yield
+
+
+class Text(str):
+    pass
+
+
+class Whole(int):
+    pass
+
+
+class Equal:
+    """Equal to everything."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 1
+
+
+@row("miss")
+def text_of_another_class():
+    yield (lambda x, s: x * len(s)), (X, Text("a"))
+    yield X, Text("ab")
+
+
+@row("hit")
+def equal_text_of_another_class():
+    yield (lambda x, s: x * len(s)), (X, Text("ab"))
+    yield X, Text("ab")
+
+
+@row("miss")
+def whole_number_of_another_class():
+    yield (lambda x, n: x * n), (X, Whole(2))
+    yield X, Whole(3)
+
+
+@row("miss")
+def attribute_of_text():
+    text = Text("ab")
+    text.n = 2
+    yield (lambda x, s: x * s.n), (X, text)
+    text.n = 3
+    yield
+
+
+def type_of_key(x, d):
+    for k in d:
+        x = x * 2 if type(k) is bool else x * 3 if type(k) is int else x * 4
+    return x
+
+
+@row("miss")
+def type_of_a_key():
+    yield type_of_key, (X, {1: 2})
+    yield X, {True: 2}
+
+
+@row("miss")
+def type_of_an_element():
+    yield type_of_key, (X, {1})
+    yield X, {1.0}
+
+
+@row("miss")
+def order_of_a_set():
+    def program(x, s):
+        for n in s:
+            x = x * 2 + n
+        return x
+
+    a, b = set(), set()
+    for n in (0, 8):
+        a.add(n)
+        b.add(8 - n)
+    yield program, (X, a)
+    yield X, b
+
+
+@row("miss")
+def keys_that_say_they_are_equal():
+    yield (lambda x, d: x * sum(k.n for k in d)), (X, {Equal(2): 1})
+    yield X, {Equal(3): 1}
+
+
+@row("hit")
+def equal_frozenset():
+    yield (lambda x, s: x * sum(s)), (X, frozenset([1, 2]))
+    yield X, frozenset([1, 2])
+
+
+def signed(x, n):
+    return x * math.copysign(1.0, n[0] if isinstance(n, tuple) else getattr(n, "real", n))
+
+
+@row("miss")
+def negative_zero_in_a_tuple():
+    yield signed, (X, (0.0,))
+    yield X, (-0.0,)
+
+
+@row("miss")
+def negative_zero_complex():
+    yield signed, (X, complex(0.0, 1.0))
+    yield X, complex(-0.0, 1.0)
+
+
+@row("miss")
+def negative_zero_of_numpy():
+    yield signed, (X, numpy.float32(0.0))
+    yield X, numpy.float32(-0.0)
+
+
+@row("hit")
+def nan_of_numpy():
+    yield signed, (X, numpy.float64("nan"))
+    yield X, numpy.float64("nan")
+
+
+@row("hit")
+def nan_in_a_tuple():
+    yield signed, (X, (float("nan"),))
+    yield X, (float("nan"),)
+
+
+@row("hit")
+def nan_complex():
+    yield signed, (X, complex("nan"))
+    yield X, complex("nan")
+
+
+@row("miss")
+def digits_of_a_decimal():
+    yield (lambda x, n: x * len(str(n))), (X, decimal.Decimal("1.0"))
+    yield X, decimal.Decimal("1.00")
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@row("miss")
+def tensor_in_a_pair_that_had_a_number():
+    yield (lambda x, p: x * p.a + p.b), (X, Pair(1.0, 2.0))
+    yield X, Pair(Y, 2.0)
+
+
+@row("miss")
+def empty_cell_is_filled():
+    n = 2
+
+    def program(x):
+        try:
+            return x * n
+        except NameError:
+            return x
+
+    del n
+    yield program, (X,)
+    n = 3
+    yield
+
+
+class Slots:
+    __slots__ = ("n",)
+
+
+@row("miss")
+def empty_slot_is_filled():
+    holder = Slots()
+    yield (lambda x: x * holder.n if hasattr(holder, "n") else x), (X,)
+    holder.n = 3
+    yield
+
+
+class Answers:
+    def __getattr__(self, name):
+        return 2
+
+
+@row("miss")
+def attribute_in_the_place_of_getattr():
+    holder = Answers()
+    yield (lambda x: x * holder.n), (X,)
+    holder.n = 3
+    yield
+
+
+@row("miss")
+def class_attribute_in_the_place_of_getattr():
+    class Own(Answers):
+        pass
+
+    holder = Own()
+    yield (lambda x: x * holder.n), (X,)
+    Own.n = 3
+    yield
+
+
+@row("miss")
+def parametrization_is_removed():
+    module = nn.Linear(3, 3)
+    torch.nn.utils.parametrize.register_parametrization(module, "weight", nn.Tanh())
+    yield module, (X,)
+    torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
     yield
 
 

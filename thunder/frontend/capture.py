@@ -26,7 +26,7 @@ from thunder.distributed.placement import Placement, placement_of
 from thunder.errors import CaptureError
 from thunder.frontend import backward, calls, collectives, containers, distributions, opaque_values, triton_kernels
 from thunder.frontend.functional import original
-from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
+from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, plain_base, tracked_anyway
 from thunder.frontend.sources import Source
 from thunder.frontend.strides import layout
 from thunder.interpreter import Host, format_location
@@ -199,11 +199,17 @@ class Capture(Host):
             return types.MappingProxyType({k: self.read(x, source.item(k)) for k, x in value.items()})
         if t in DICT_VIEWS:
             self.refuse(f"{source.describe(self.parameters)} is a {t.__name__}, a view of a dict from outside", "pass the dict, or list(...) of the view")
-        if isinstance(value, frozenset):
-            self.guard(source, "is", value)
-            return t(self.elements(value))
+        if t is frozenset:
+            self.guard(source, "type", t)
+            self.guard(source, "set", tuple(value))
+            elements = self.elements(value)
+            return value if all(a is b for a, b in zip(elements, value, strict=True)) else t(elements)
         if t is numpy.ndarray:
             self.guards.setdefault((source, "array", None), value.copy())
+            return value
+        if plain_base(t) is not None and not isinstance(value, ENUM):
+            self._known(value, source)
+            self.guard(source, "plain", value)
             return value
         if t in IDENTITY or isinstance(value, (type, ENUM, frozenset)) or (native_module(t.__module__) and not isinstance(value, tracked_anyway)):
             if hasattr(t, "__next__") and t.__module__ == "builtins":
@@ -553,7 +559,12 @@ class Capture(Host):
     def _data_attribute(self, o, t: type, n: str, source: Source | None):
         if n == "__class__":
             return t
-        value = getattr(o, n)
+        try:
+            value = getattr(o, n)
+        except AttributeError:  # an empty slot
+            if source is not None:
+                self.guard(source.attr(n), "noattr", None)
+            raise
         if source is None:
             return value
         return containers.attribute_dict(self, o, value, source) if n == "__dict__" else self.read(value, source.attr(n))
@@ -562,11 +573,9 @@ class Capture(Host):
         custom = self.slot(t, "__getattr__")
         if custom is torch.nn.Module.__getattr__:
             return self.module_attribute(o, source, n)
-        if custom is not None:
-            return self.call(custom, [o, n], {})
-        if source is not None and not hasattr(o, n):
+        if source is not None and (custom is not None or not hasattr(o, n)):
             self.guard(source.attr(n), "noattr", None)
-        return getattr(o, n)
+        return getattr(o, n) if custom is None else self.call(custom, [o, n], {})
 
     def module_attribute(self, m, source: Source | None, n: str):
         """nn.Module.__getattr__: parameters, buffers, children."""
@@ -728,14 +737,22 @@ class Capture(Host):
     def load_cell(self, f, cell, name):
         if self.overlay and (id(cell), None) in self.overlay:
             return self.overlay[id(cell), None]
-        value = super().load_cell(f, cell, name)
+        try:
+            value = super().load_cell(f, cell, name)
+        except NameError:
+            if id(f) not in self.fresh and name in f.__code__.co_freevars:
+                self.guards.setdefault((self._cell_source(f, name), "empty", None), None)
+            raise
         if id(f) in self.fresh or name == "__class__" or type(value) in (TensorProxy, types.CellType):
             return value
         if name not in f.__code__.co_freevars or native_module(f.__globals__.get("__name__")) or f.__globals__.get("__name__") == "contextlib":
             return value
+        return self.read(value, self._cell_source(f, name))
+
+    def _cell_source(self, f, name: str) -> Source:
         source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
         source.label = name
-        return self.read(value, source)
+        return source
 
     def store_cell(self, f, cell, v):
         index = name_of_cell(f, cell)

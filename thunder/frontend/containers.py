@@ -60,7 +60,7 @@ def observe(c, s) -> None:
         for k, x in added.items():
             base.__setitem__(s, k, x)
     elif isinstance(value, set):
-        c.guard(source, "set", frozenset(value))
+        c.guard(source, "set", tuple(set.__iter__(value)))
         elements = c.elements(value)
         c.pristine[id(s)] = (value, source, set(elements))
         set.update(s, elements)
