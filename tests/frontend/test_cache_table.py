@@ -17,6 +17,7 @@ import functools
 import math
 import os
 import sys
+import threading
 import types
 import weakref
 from typing import Any
@@ -1931,6 +1932,163 @@ def parametrization_is_removed():
     torch.nn.utils.parametrize.register_parametrization(module, "weight", nn.Tanh())
     yield module, (X,)
     torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
+    yield
+
+
+@row("miss")
+def object_of_a_class():
+    class Holder:
+        settings = types.SimpleNamespace(n=2)
+
+    yield (lambda x: x * Holder.settings.n), (X,)
+    Holder.settings.n = 3
+    yield
+
+
+@row("miss")
+def tuple_of_a_class():
+    class Holder:
+        sizes = (2, 3)
+
+    yield (lambda x: x * Holder.sizes[0]), (X,)
+    Holder.sizes = (3, 3)
+    yield
+
+
+@row("miss")
+def class_of_a_class():
+    class Holder:
+        Inner = type("Inner", (), {"n": 2})
+
+    yield (lambda x: x * Holder.Inner.n), (X,)
+    Holder.Inner = type("Inner", (), {"n": 3})
+    yield
+
+
+@row("miss")
+def class_attribute_appears():
+    class Holder:
+        pass
+
+    yield (lambda x: x * getattr(Holder, "n", 2)), (X,)
+    Holder.n = 3
+    yield
+
+
+@row("miss")
+def attribute_of_a_key():
+    key = type("Key", (), {})()
+    key.n = 2
+    yield (lambda x, d: x * sum(k.n for k in d)), (X, {key: 1})
+    key.n = 3
+    yield
+
+
+@row("miss")
+def factory_of_a_defaultdict():
+    yield (lambda x, d: x * d["n"] + d.pop("n")), (X, collections.defaultdict(int))
+    yield X, collections.defaultdict(lambda: 3)
+
+
+@row("hit")
+def factory_of_a_defaultdict_that_makes_nothing():
+    yield (lambda x, d: x * d["n"]), (X, collections.defaultdict(int, n=2))
+    yield X, collections.defaultdict(float, n=2)
+
+
+@row("miss")
+def longest_length_of_a_deque():
+    def program(x, d):
+        d = d.copy()
+        d.append(5)
+        return x * sum(d)
+
+    yield program, (X, collections.deque([1, 2]))
+    yield X, collections.deque([1, 2], maxlen=2)
+
+
+@dataclasses.dataclass
+class Row:
+    n: float = 1.0
+    items: list = dataclasses.field(default_factory=list)
+
+
+@row("miss")
+def list_of_a_dataclass_that_is_compared():
+    r = Row()
+    yield (lambda x, r: x * 2 if r == Row() else x), (X, r)
+    r.items.append(1)
+    yield
+
+
+@row("miss")
+def list_in_a_tuple_that_is_compared():
+    yield (lambda x, n: x * 2 if (1, n) == (1, []) else x), (X, [])
+    yield X, [1]
+
+
+@row("miss")
+def list_in_a_list_that_is_looked_for():
+    yield (lambda x, n: x * 2 if [1] in n else x), (X, [[1]])
+    yield X, [[2]]
+
+
+@row("miss")
+def attribute_of_a_thread():
+    local = threading.local()
+    local.n = 2
+    yield (lambda x: x * local.n), (X,)
+    local.n = 3
+    yield
+
+
+@row("miss")
+def context_variable_without_a_value():
+    variable: contextvars.ContextVar = contextvars.ContextVar("variable")
+
+    def program(x):
+        try:
+            return x * variable.get()
+        except LookupError:
+            return x
+
+    yield program, (X,)
+    variable.set(3)
+    yield
+
+
+@row("miss")
+def environment_by_getenv():
+    os.environ["THUNDER_ROW"] = "2"
+    yield (lambda x: x * float(os.getenv("THUNDER_ROW", "1"))), (X,)
+    del os.environ["THUNDER_ROW"]
+    yield
+
+
+@row("miss")
+def keyword_of_a_partial():
+    partial = functools.partial(lambda x, n=2, m=1: x * n + m, n=2)
+    yield (lambda x: partial(x)), (X,)
+    partial.keywords["m"] = 3
+    yield
+
+
+class Counting:
+    def __init__(self):
+        self.n = 2
+
+    def __get__(self, instance, owner):
+        return self.n
+
+
+@row("miss")
+def attribute_of_a_descriptor():
+    class Holder:
+        n = Counting()
+
+    holder = Holder()
+    yield (lambda x: x * holder.n), (X,)
+    vars(Holder)["n"].n = 3
     yield
 
 

@@ -7,6 +7,7 @@ import contextvars
 import functools
 import inspect
 import operator
+import os
 import types
 import warnings
 import weakref
@@ -281,8 +282,8 @@ def unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
-    c.touch(a)
-    c.touch(b)
+    containers.escape(c, a)
+    containers.escape(c, b)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         found, result = _python_operator(c, _COMPARE[symbol], a, b)
         if found:
@@ -365,6 +366,7 @@ def _call_partial(c, f, args, kwargs):
     function, given, keywords = f.func, f.args, f.keywords
     if source is not None:
         function, given = c.read(function, source.attr("func")), [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
+        c.guard(source.attr("keywords"), "keys", tuple(keywords))
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
@@ -452,12 +454,25 @@ def _is_torch(f) -> bool:
     return module.split(".")[0] == "torch"
 
 
+def _context_variable(c, f, args):
+    if f.__name__ != "get":
+        c.sharp("a context variable is set while the program is captured and not again")
+        return f(*args)
+    source = c.const(f.__self__).child("call", ("get", *args))
+    try:
+        value = f(*args)
+    except LookupError:
+        c.guards.setdefault((source, "empty", None), None)
+        raise
+    return c.read(value, source)
+
+
 def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
-    if type(s) is contextvars.ContextVar and f.__name__ == "get":
-        return c.read(f(*args), c.const(s).child("call", ("get", *args)))
+    if type(s) is contextvars.ContextVar:
+        return _context_variable(c, f, args)
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ == "format":
@@ -838,6 +853,7 @@ def _install() -> None:
         torch._C._group_tensors_by_device_and_dtype: backward.group_by_device_and_dtype,
         torch.autograd._make_grads: backward.make_gradients,
         torch.autograd.graph._engine_run_backward: backward.run_engine,
+        os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges

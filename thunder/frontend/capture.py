@@ -484,7 +484,8 @@ class Capture(Host):
         if t is types.ModuleType or isinstance(o, types.ModuleType):
             return self.namespace_value(vars(o), f"{o.__name__}.", n, getattr(o, n))
         if t in PRIMITIVE or t in CONTAINERS or t is tuple:
-            return getattr(o, n)
+            value, source = getattr(o, n), self.sources.get(id(o))
+            return value if source is None or n not in ("maxlen", "default_factory") else self.read(value, source.attr(n))
         if isinstance(o, type):
             return self._class_attribute(o, n)
         if t is types.FunctionType:
@@ -528,6 +529,8 @@ class Capture(Host):
             d = ()
         if n in d:
             return d[n] if source is None else self.read(d[n], source.attr(n))
+        if self.overlay and (written := self._written_on_class(t, n)) is not None:
+            return self._overlaid(written, n)
         if source is not None and kind is not None and d != ():
             self.guards.setdefault((source, "nodict", None), {})[n] = None
         if kind == "func":
@@ -548,12 +551,20 @@ class Capture(Host):
             return a if native_module(owner.__module__) else self.read(a, self.const(owner).attr(n))
         return self._missing_attribute(o, t, n, source)
 
+    def _written_on_class(self, t: type, n: str) -> type | None:
+        """The class among the bases of `t` on which a name is found, where the program wrote it there."""
+        found = next((c for c in t.__mro__ if n in c.__dict__ or (id(c), n) in self.overlay), None)
+        return found if (id(found), n) in self.overlay else None
+
     def _getter(self, t: type, n: str, a):
         """The `__get__` that is written in Python of what stands under a name in a class; None where there is none, or it is a library's that runs natively."""
         getter = self.slot(type(a), "__get__")
         if getter is None or native_module(getter.__globals__.get("__name__")):
             return None
-        self.namespace(next(c for c in t.__mro__ if n in c.__dict__).__dict__, f"{t.__qualname__}.", n, a)  # type: ignore[arg-type]
+        owner = next(c for c in t.__mro__ if n in c.__dict__)
+        self.namespace(owner.__dict__, f"{t.__qualname__}.", n, a)  # type: ignore[arg-type]
+        if id(a) not in self.sources:
+            self._known(a, self.const(a))
         return getter
 
     def _data_attribute(self, o, t: type, n: str, source: Source | None):
@@ -575,7 +586,10 @@ class Capture(Host):
             return self.module_attribute(o, source, n)
         if source is not None and (custom is not None or not hasattr(o, n)):
             self.guard(source.attr(n), "noattr", None)
-        return getattr(o, n) if custom is None else self.call(custom, [o, n], {})
+        if custom is not None:
+            return self.call(custom, [o, n], {})
+        value = getattr(o, n)  # of a type that keeps its attributes in its own way: threading.local
+        return value if source is None else self.read(value, source.attr(n))
 
     def module_attribute(self, m, source: Source | None, n: str):
         """nn.Module.__getattr__: parameters, buffers, children."""
@@ -603,18 +617,22 @@ class Capture(Host):
                 self.namespace(t, f"{t.__qualname__}.", n, value)
 
     def _class_attribute(self, c: type, n: str):
-        kind, a, _ = self.resolve(c, n)
+        if self.overlay and (written := self._written_on_class(c, n)) is not None:
+            return self._overlaid(written, n)
+        kind, a, owner = self.resolve(c, n)
         if kind in ("get", "data") and (getter := self._getter(c, n, a)) is not None:
             return self.call(getter, [a, None, c], {})
+        if kind is None and not native_module(c.__module__) and not hasattr(c, n):
+            self.guard(self.const(c).attr(n), "noattr", None)
         value = getattr(c, n)
         t = type(value)
         if t in IDENTITY or isinstance(value, (type, types.MethodType, ENUM)):
-            if t in (types.FunctionType, types.MethodType) and not native_module(c.__module__):
+            if (t in (types.FunctionType, types.MethodType) or kind == "plain") and not native_module(c.__module__):
                 self.class_name(c, n, value)
             return value
         if native_module(c.__module__) or (t in PRIMITIVE and n.startswith("__")):
             return value
-        if t in PRIMITIVE or t in CONTAINERS or isinstance(value, torch.Tensor):
+        if t in PRIMITIVE or t in CONTAINERS or isinstance(value, torch.Tensor) or kind == "plain" and not native_module(owner.__module__):
             return self.read(value, self.const(c).attr(n))
         return value
 

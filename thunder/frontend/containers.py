@@ -40,6 +40,8 @@ def snapshot(c, value, source):
     c.sources[id(s)] = source
     c.lazy[id(s)] = (value, source)
     c.guard(source, "type", t)
+    if isinstance(value, collections.deque):
+        c.read(value.maxlen, source.attr("maxlen"))
     return s
 
 
@@ -53,6 +55,7 @@ def observe(c, s) -> None:
         added = dict(base.items(s))
         base.clear(s)
         c.guard(source, "keys", tuple(base.keys(value)))
+        c.elements(base.keys(value))
         before = c.read_items.get(id(s), {})
         for k, x in base.items(value):
             base.__setitem__(s, k, before[k] if k in before else c.read(x, source.item(k)))
@@ -89,13 +92,21 @@ def dict_item(c, s, k, *default):
     c.guard(item, "absent", None)
     if default:
         return default[0]
-    if type(value) is collections.defaultdict and value.default_factory is not None:
-        s[k] = made = c.call(value.default_factory, [], {})
-        return made
+    if type(value) is collections.defaultdict:
+        return _made(c, s, k)
     if hasattr(type(value), "__missing__"):
         observe(c, s)
         return s[k]
     raise KeyError(k)
+
+
+def _made(c, s, k):
+    """What a defaultdict puts under a key that it does not have."""
+    factory = c.load_attr(s, "default_factory")
+    if factory is None:
+        raise KeyError(k)
+    s[k] = made = c.call(factory, [], {})
+    return made
 
 
 def entry(c, source, k) -> tuple:
@@ -138,6 +149,8 @@ def getitem(c, o, k):
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
         observe(c, o)
+    if t is collections.defaultdict and k not in o:
+        return _made(c, o, k)
     if t is TensorProxy:
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
@@ -182,6 +195,9 @@ def contains(c, o, v) -> bool:
         observe(c, o)
     if t is not TensorProxy and c.slot(t, "__iter__"):
         return v in c.iterate(o)
+    if isinstance(o, (list, tuple)):
+        escape(c, o)
+        escape(c, v)
     return v in o
 
 
