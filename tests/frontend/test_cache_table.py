@@ -2092,6 +2092,129 @@ def attribute_of_a_descriptor():
     yield
 
 
+@row("miss")
+def class_attribute_that_hides_another():
+    class Above:
+        n = 2
+
+    class Below(Above):
+        pass
+
+    holder = Below()
+    yield (lambda x: x * holder.n), (X,)
+    Below.n = 3
+    yield
+
+
+@row("miss")
+def class_attribute_of_a_class_that_hides_another():
+    class Above:
+        n = 2
+
+    class Below(Above):
+        pass
+
+    yield (lambda x: x * Below.n), (X,)
+    Below.n = 3
+    yield
+
+
+@row("miss")
+def global_is_deleted():
+    HERE.gone = 2
+
+    def program(x):
+        try:
+            return x * gone  # noqa: F821
+        except NameError:
+            return x
+
+    yield program, (X,)
+    del HERE.gone
+    yield
+
+
+@row("miss")
+def attribute_appears_on_a_tensor():
+    t = torch.ones(3)
+    yield (lambda x, u: x * getattr(u, "tag", 2)), (X, t)
+    t.tag = 3
+    yield
+
+
+class Size:
+    def __init__(self, n):
+        self.n = n
+
+    def __lt__(self, other):
+        return self.n < other.n
+
+    def __eq__(self, other):
+        return self.n == other.n
+
+    def __hash__(self):
+        return 1
+
+    def __index__(self):
+        return int(self.n)
+
+    def __format__(self, spec):
+        return "n" * int(self.n)
+
+    __str__ = __repr__ = lambda self: "n" * int(self.n)
+
+
+COMPARING = {
+    "max": lambda x, a, b: x * (2 if max([a, b]) is a else 3),
+    "sorted": lambda x, a, b: x * (2 if sorted([a, b])[0] is a else 3),
+    "in": lambda x, a, b: x * (2 if a in [b] else 3),
+    "index": lambda x, a, b: x * [b, a].index(a),
+    "count": lambda x, a, b: x * [b].count(a),
+    "get": lambda x, a, b: x * {b: 2}.get(a, 3),
+    "tuples": lambda x, a, b: x * (2 if (a, 1) == (b, 1) else 3),
+    "text": lambda x, a, b: x * len(str([a])),
+    "format": lambda x, a, b: x * len(f"{a}"),
+    "percent": lambda x, a, b: x * len("%s" % a),  # noqa: UP031
+    "index of a range": lambda x, a, b: x * range(10, 20)[a],
+}
+
+
+def compared(program):
+    a, b = Size(2), Size(3)
+    yield program, (X, a, b)
+    a.n, b.n = 5, 5
+    yield
+
+
+for _name, _program in COMPARING.items():
+    row("miss")(type(compared)(compared.__code__, globals(), f"objects_in_native_code_{_name}", (_program,)))
+
+
+SETTINGS = {
+    "threads": (torch.get_num_threads, torch.set_num_threads, 1 + torch.get_num_threads()),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
+    "tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, lambda v: setattr(torch.backends.cuda.matmul, "allow_tf32", v), True),
+    "benchmark": (lambda: torch.backends.cudnn.benchmark, lambda v: setattr(torch.backends.cudnn, "benchmark", v), True),
+    "fill": (lambda: torch.utils.deterministic.fill_uninitialized_memory, lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v), False),
+}
+
+
+def setting(get, put, other):
+    before = get()
+    try:
+        yield (lambda x: x * 2 if get() == before else x), (X,)
+        put(other)
+        yield
+    finally:
+        put(before)
+
+
+for _name, _given in SETTINGS.items():
+    row("miss")(type(setting)(setting.__code__, globals(), f"setting_{_name}", _given))
+
+
 # ---------------------------------------------------------------------------------------------------------------- the test
 
 COUNTS = collections.Counter()
@@ -2135,6 +2258,42 @@ def test_change(name):
         finally:
             for _ in steps:
                 pass
+
+
+def test_number_that_changes_in_native_code():
+    class Number:
+        def __float__(self):
+            return float(self.n)
+
+    number = Number()
+
+    def program(x):
+        return x * float(number)
+
+    compiled = thunder.jit(program)
+    for number.n in (2.0, 3.0, 2.0, 4.0, 3.0):
+        assert_same(compiled(X), program(X))
+
+
+def test_whether_a_tensor_is_a_leaf():
+    def program(x):
+        return x * (2 if x.is_leaf else 3) * (2 if x.grad_fn is None else 5)
+
+    compiled, x = thunder.jit(program), X.clone().requires_grad_()
+    for given in (x, x * 1, x):
+        assert_same(compiled(given), program(given))
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_setting_that_the_program_changes_itself():
+    def program(x):
+        with torch.backends.cudnn.flags(benchmark=True):
+            return x * 2 if torch.backends.cudnn.benchmark else x
+
+    compiled = thunder.jit(program)
+    for _ in range(2):
+        assert_same(compiled(X), program(X))
+    assert thunder.cache_misses(compiled) == 1
 
 
 def test_table_is_large_enough(capsys):

@@ -16,7 +16,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, converted, extreme, map_structure
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, concrete, converted, extreme, map_structure
 from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
@@ -111,6 +111,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         with torch._C.DisableTorchFunction():
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
+            if n in ("is_leaf", "grad_fn"):
+                c.read(real.is_leaf, source.attr("is_leaf"))
             if n in ("is_leaf", "grad_fn", "names"):
                 return getattr(real, n)
     if n in METHODS or n == "size":
@@ -119,6 +121,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     if attribute is not None and callable(attribute) and n not in METHODS.properties:
         return TensorMethod(p, n)
     if attribute is None:
+        if real is not None:
+            c.guard(source.attr(n), "noattr", None)
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
     c.synchronize()
     value = getattr(p, n)
@@ -259,6 +263,7 @@ def binary(c, symbol, a, b):
         if found:
             return result
     if ta is str and symbol == "%":
+        leak_inside(c, (b,))
         _note_text(c, b if tb is tuple else (b,))
         return a % b
     if ta is AnyProxy or tb is AnyProxy:
@@ -282,8 +287,9 @@ def unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
-    containers.escape(c, a)
-    containers.escape(c, b)
+    for x in (a, b):
+        containers.escape(c, x)
+        leak_inside(c, x)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         found, result = _python_operator(c, _COMPARE[symbol], a, b)
         if found:
@@ -539,10 +545,39 @@ def call_native(c, f, args, kwargs):
         for a in (getattr(f, "__self__", None), *args, *kwargs.values()):
             if id(a) in c.sources:
                 leak(c, a)
+    s = getattr(f, "__self__", None)
+    if type(s) in CONTAINERS or type(s) is tuple:
+        if f.__name__ not in ("append", "extend", "insert"):
+            leak_inside(c, (s, *args))
+    elif f not in _KEEPING if type(f) is type else True:
+        for a in (*args, *kwargs.values()):
+            leak_inside(c, a)
     if _is_torch(f):
         c.synchronize()
         args, kwargs = [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs
-    return Host.call_native(c, f, args, kwargs)
+    result = Host.call_native(c, f, args, kwargs)
+    if type(result) in _ANSWERS and not (args or kwargs) and _is_torch(f) and getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES:
+        c.questions[f, None] = result
+    return result
+
+
+_ANSWERS = (bool, int, float, str)
+_KEEPING = (list, tuple, enumerate, zip, map, filter, reversed)  # make containers or iterators, and compare nothing
+_OF_MODES = (torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.cuda.is_current_stream_capturing)  # looked at for every call, or a device's
+_COMPARED = ("__eq__", "__lt__", "__gt__", "__format__", "__hash__", "__index__", "__repr__", "__str__")
+
+
+def leak_inside(c, value, depth: int = 2) -> None:
+    """A container goes to native code, which may compare or print what is in it: objects whose classes say how are guarded."""
+    kind = type(value)
+    if kind in (list, tuple, dict, set, frozenset):
+        if depth and len(value) < 200:
+            for x in (*value, *value.values()) if kind is dict else value:
+                leak_inside(c, x, depth - 1)
+    elif depth < 2 and id(value) in c.sources:
+        methods = (getattr(kind, n, None) for n in _COMPARED)
+        if any(type(m) is types.FunctionType and not native_module(m.__globals__.get("__name__")) for m in methods):
+            leak(c, value)
 
 
 def _looks_inside(f) -> bool:
@@ -565,7 +600,7 @@ def leak(c, o, depth: int = 2) -> None:
         return
     c.guard(source.attr("__dict__"), "keys", tuple(d))
     for n, x in list(d.items()):
-        child = c.read(x, source.attr(n))
+        child = concrete(c.read(x, source.attr(n)))
         if depth and id(child) in c.sources:
             containers.escape(c, child)
             leak(c, child, depth - 1)

@@ -97,6 +97,7 @@ class Capture(Host):
         self.function_sources: dict[int, Source] = {}
         self.functions: dict[int, tuple] = {}  # id(function) -> (function, whether a default of it was used)
         self.tensor_guards: dict[Source, tuple] = {}
+        self.questions: dict[tuple, Any] = {}  # (function without arguments, None), or (object, name of an attribute), of PyTorch's state -> the answer
         self.dict_items: set[Source] = set()
         self.hook_dicts: list[dict] = []
         self.engine = backward.Engine()
@@ -202,6 +203,7 @@ class Capture(Host):
         if t is frozenset:
             self.guard(source, "type", t)
             self.guard(source, "set", tuple(value))
+            self._known(value, source)
             elements = self.elements(value)
             return value if all(a is b for a, b in zip(elements, value, strict=True)) else t(elements)
         if t is numpy.ndarray:
@@ -482,7 +484,10 @@ class Capture(Host):
         if self.overlay and (id(o), n) in self.overlay:
             return self._overlaid(o, n)
         if t is types.ModuleType or isinstance(o, types.ModuleType):
-            return self.namespace_value(vars(o), f"{o.__name__}.", n, getattr(o, n))
+            value = getattr(o, n)
+            if t is not types.ModuleType and n not in vars(o):
+                self._asked(o, n, value)
+            return self.namespace_value(vars(o), f"{o.__name__}.", n, value)
         if t in PRIMITIVE or t in CONTAINERS or t is tuple:
             value, source = getattr(o, n), self.sources.get(id(o))
             return value if source is None or n not in ("maxlen", "default_factory") else self.read(value, source.attr(n))
@@ -548,8 +553,15 @@ class Capture(Host):
                 self.class_name(t, n, a)
             return getattr(o, n)
         if kind == "plain":
-            return a if native_module(owner.__module__) else self.read(a, self.const(owner).attr(n))
+            return a if native_module(owner.__module__) else self.read(a, self._class_source(t, owner, n))
         return self._missing_attribute(o, t, n, source)
+
+    def _class_source(self, t: type, owner: type, n: str) -> Source:
+        """Where a class attribute comes from, which no class before `owner` hides."""
+        for c in t.__mro__[: t.__mro__.index(owner)]:
+            if not native_module(c.__module__):
+                self.guards.setdefault((self.const(c), "nodict", None), {})[n] = None
+        return self.const(owner).attr(n)
 
     def _written_on_class(self, t: type, n: str) -> type | None:
         """The class among the bases of `t` on which a name is found, where the program wrote it there."""
@@ -587,9 +599,17 @@ class Capture(Host):
         if source is not None and (custom is not None or not hasattr(o, n)):
             self.guard(source.attr(n), "noattr", None)
         if custom is not None:
-            return self.call(custom, [o, n], {})
+            value = self.call(custom, [o, n], {})
+            if source is None and native_module(t.__module__):
+                self._asked(o, n, value)
+            return value
         value = getattr(o, n)  # of a type that keeps its attributes in its own way: threading.local
         return value if source is None else self.read(value, source.attr(n))
+
+    def _asked(self, o, n: str, value) -> None:
+        """An attribute of a library's object that a setting answers: `torch.backends.cudnn.deterministic`."""
+        if type(value) in (bool, int, float, str) and (type(o).__module__ or "").startswith("torch."):
+            self.questions[o, n] = value
 
     def module_attribute(self, m, source: Source | None, n: str):
         """nn.Module.__getattr__: parameters, buffers, children."""
@@ -633,7 +653,7 @@ class Capture(Host):
         if native_module(c.__module__) or (t in PRIMITIVE and n.startswith("__")):
             return value
         if t in PRIMITIVE or t in CONTAINERS or isinstance(value, torch.Tensor) or kind == "plain" and not native_module(owner.__module__):
-            return self.read(value, self.const(c).attr(n))
+            return self.read(value, self.const(c).attr(n) if owner is None else self._class_source(c, owner, n))
         return value
 
     def _super_attribute(self, s, n: str):
@@ -893,6 +913,7 @@ class Capture(Host):
         if type(value) is TensorProxy:
             return calls.text_of(self, value)
         self.touch(value)
+        calls.leak_inside(self, (value,))
         return super().format_value(value, conversion, spec)
 
     # ------------------------------------------------------------------------------------------------ calls

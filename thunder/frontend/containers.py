@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
-from thunder.frontend import opaque_values
+from thunder.frontend import calls, opaque_values
 from thunder.frontend.native import CONTAINERS, container_base, native_module
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "written_attributes", "changed"]
@@ -155,6 +155,7 @@ def getitem(c, o, k):
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
+    calls.leak_inside(c, (k,))
     return o[k]
 
 
@@ -198,6 +199,7 @@ def contains(c, o, v) -> bool:
     if isinstance(o, (list, tuple)):
         escape(c, o)
         escape(c, v)
+    calls.leak_inside(c, (o, v))
     return v in o
 
 

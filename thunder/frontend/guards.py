@@ -186,6 +186,8 @@ class PrologueWriter:
         if source.step == "attr" and key == "__dict__":
             return f"{self.variable(base)}.__dict__"
         b = self.variable(base)
+        if source.step == "item" and base.step == "const" and isinstance(self.capture.constants[base.key], dict):  # a global
+            return f"{b}.get({key!r}, MISSING)"
         if source.step == "attr":
             return f"getattr({b}, {key!r}, MISSING)"
         if source.step == "cell":
@@ -223,6 +225,7 @@ class PrologueWriter:
         self._numbers()
         self._distinct()
         self._backends()
+        self._questions()
         return self._returning_inputs()
 
     def write_extraction(self) -> tuple[Trace, Callable]:
@@ -256,6 +259,14 @@ class PrologueWriter:
         if names.attends:
             self.objects["backends"] = compat.attention_backends
             self.miss("check_backends", f"backends() != {self.pin(names.backends)}", "'the backends that scaled_dot_product_attention may use are others than before'")
+
+    def _questions(self) -> None:
+        """PyTorch's settings that the program asked for are what they were; not those that it changed itself meanwhile."""
+        for (f, n), answer in self.capture.questions.items():
+            asked = f"{self.pin(f, 'ask')}()" if n is None else f"{self.pin(f, 'settings')}.{n}"
+            path = f"{f.__name__}()" if n is None else f"{getattr(f, '__name__', type(f).__name__)}.{n}"
+            if same_value(f() if n is None else getattr(f, n), answer):
+                self.miss("check_setting", f"{asked} != {answer!r}", f"was_is({path!r}, {str(answer)!r}, {asked})")
 
     def _overrides(self) -> None:
         """The parameters that transforms put in the place of the module's own are those that they were."""
