@@ -2275,6 +2275,18 @@ def test_number_that_changes_in_native_code():
         assert_same(compiled(X), program(X))
 
 
+@pytest.mark.parametrize("text", [str, repr, "{}".format, "%s".__mod__, lambda v: f"{v}", lambda v: "%s %s" % (v, 1)], ids=["str", "repr", "format", "percent", "f", "percent of two"])  # noqa: UP031
+def test_text_of_numbers_that_change(text):
+    numbers = [2.0, {"n": 0.5}]
+
+    def program(x):
+        return x * len(text(numbers)) + len(text(numbers[0]))
+
+    compiled = thunder.jit(program)
+    for numbers[0] in (2.0, 3.25, 1.0, 10.0625):
+        assert_same(compiled(X), program(X))
+
+
 def test_whether_a_tensor_is_a_leaf():
     def program(x):
         return x * (2 if x.is_leaf else 3) * (2 if x.grad_fn is None else 5)

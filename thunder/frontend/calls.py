@@ -264,6 +264,7 @@ def binary(c, symbol, a, b):
             return result
     if ta is str and symbol == "%":
         leak_inside(c, (b,))
+        b = spoken(c, b)
         _note_text(c, b if tb is tuple else (b,))
         return a % b
     if ta is AnyProxy or tb is AnyProxy:
@@ -481,8 +482,9 @@ def _call_builtin(c, f, args, kwargs):
         return _context_variable(c, f, args)
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
-    if type(s) is str and f.__name__ == "format":
+    if type(s) is str and f.__name__ in ("format", "__mod__"):
         _note_text(c, (*args, *kwargs.values()))
+        args, kwargs = [spoken(c, a) for a in args], {k: spoken(c, v) for k, v in kwargs.items()}
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
@@ -846,7 +848,14 @@ def _text(c, f, args, kwargs):
     """str, repr and format."""
     if args and type(args[0]) is TensorProxy:
         return text_of(c, args[0])
+    args = [spoken(c, a) for a in args]
     return _construct(c, f, args, kwargs) if f is str else _call_builtin(c, f, args, kwargs)
+
+
+def spoken(c, value):
+    """What goes into a string: numbers that stay symbolic are there as what they are."""
+    containers.escape(c, value)
+    return map_structure(concrete, value) if type(value) in (list, tuple, dict) else concrete(value)
 
 
 def _print(c, f, args, kwargs):

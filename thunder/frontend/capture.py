@@ -914,7 +914,7 @@ class Capture(Host):
             return calls.text_of(self, value)
         self.touch(value)
         calls.leak_inside(self, (value,))
-        return super().format_value(value, conversion, spec)
+        return super().format_value(calls.spoken(self, value), conversion, spec)
 
     # ------------------------------------------------------------------------------------------------ calls
 
