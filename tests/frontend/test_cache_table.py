@@ -2195,8 +2195,8 @@ SETTINGS = {
     "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
     "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
-    "tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, lambda v: setattr(torch.backends.cuda.matmul, "allow_tf32", v), True),
-    "benchmark": (lambda: torch.backends.cudnn.benchmark, lambda v: setattr(torch.backends.cudnn, "benchmark", v), True),
+    "tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, torch._C._set_cublas_allow_tf32, True),
+    "benchmark": (lambda: torch.backends.cudnn.benchmark, torch._C._set_cudnn_benchmark, True),
     "fill": (lambda: torch.utils.deterministic.fill_uninitialized_memory, lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v), False),
 }
 
@@ -2273,6 +2273,26 @@ def test_number_that_changes_in_native_code():
     compiled = thunder.jit(program)
     for number.n in (2.0, 3.0, 2.0, 4.0, 3.0):
         assert_same(compiled(X), program(X))
+
+
+def test_text_of_a_deque_of_numbers_that_change():
+    numbers = collections.deque([2.0, 0.5])
+    compiled = thunder.jit(lambda x: x * len(str(numbers)))
+    for numbers[0] in (2.0, 3.25, 1.0, 10.0625):
+        assert_same(compiled(X), X * len(str(numbers)))
+
+
+@pytest.mark.parametrize("cache", [None, "symbolic values"])
+def test_floats_that_are_no_plain_numbers(cache):
+    space = types.SimpleNamespace()
+
+    def program(x, n):
+        return x * len(str(space.n)) * len(str(n)) * (2 if hash(space.n) == 0 else 3) * math.copysign(1.0, n)
+
+    compiled = thunder.jit(program, cache=cache)
+    for n in (2.0, 3.0, float("nan"), float("inf"), 0.0, -0.0, 0.0, 4.0, 4.0):
+        space.n = n
+        assert_same(compiled(X, n), program(X, n))
 
 
 @pytest.mark.parametrize("text", [str, repr, "{}".format, "%s".__mod__, lambda v: f"{v}", lambda v: "%s %s" % (v, 1)], ids=["str", "repr", "format", "percent", "f", "percent of two"])  # noqa: UP031

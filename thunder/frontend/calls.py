@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copy
 import functools
 import inspect
 import operator
@@ -855,7 +856,12 @@ def _text(c, f, args, kwargs):
 def spoken(c, value):
     """What goes into a string: numbers that stay symbolic are there as what they are."""
     containers.escape(c, value)
-    return map_structure(concrete, value) if type(value) in (list, tuple, dict) else concrete(value)
+    if type(value) in CONTAINERS and isinstance(value, (dict, collections.deque)):
+        value = copy.copy(value)
+        for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            value[k] = spoken(c, x)
+        return value
+    return map_structure(concrete, value) if type(value) in (list, tuple) else concrete(value)
 
 
 def _print(c, f, args, kwargs):

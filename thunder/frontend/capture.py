@@ -11,6 +11,7 @@ import collections
 import copy
 import functools
 import linecache
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -233,9 +234,10 @@ class Capture(Host):
         return [x if type(x) in PRIMITIVE or isinstance(x, tuple) else self.read(x, self.const(x)) for x in value]
 
     def _primitive(self, value, t: type, source: Source):
-        if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:
+        plain = t is int or t is float and value != 0 and math.isfinite(value)  # what an equation says all about
+        if self.symbolic and plain and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)):
             return self.number(value, source)
-        if self.changing and (t is int or t is float) and (path := source.describe(self.parameters)) in self.changing and value not in (self.changing[path] or ()):
+        if self.changing and plain and (path := source.describe(self.parameters)) in self.changing and value not in (self.changing[path] or ()):
             return self.number(value, source)
         self.guards.setdefault((source, "value", None), value)
         return value
