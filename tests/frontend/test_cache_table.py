@@ -2275,6 +2275,20 @@ def test_number_that_changes_in_native_code():
         assert_same(compiled(X), program(X))
 
 
+def test_order_of_a_set_that_changed():
+    numbers = {3, 1, 2}
+    programs = [lambda x: x * list(numbers)[0], lambda x: x * next(iter(numbers)), lambda x: x * sum(n * i for i, n in enumerate(numbers))]
+    compiled = [*map(thunder.jit, programs)]
+    for change in (lambda: numbers.add(9), lambda: numbers.remove(1), lambda: numbers.add(17), numbers.clear, lambda: numbers.update((16, 8, 0, 1))):
+        change()
+        for c, p in zip(compiled, programs, strict=True):
+            try:
+                want = p(X)
+            except (IndexError, StopIteration):
+                continue
+            assert_same(c(X), want)
+
+
 def test_text_of_a_deque_of_numbers_that_change():
     numbers = collections.deque([2.0, 0.5])
     compiled = thunder.jit(lambda x: x * len(str(numbers)))

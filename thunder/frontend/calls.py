@@ -523,7 +523,7 @@ def _is_iterating(f) -> bool:
 def _iterable(c, a):
     if type(a) is not TensorProxy and c.slot(type(a), "__iter__") and not isinstance(a, dict):
         return c.iterate(a)
-    if id(a) in c.outside_iterators:
+    if id(a) in c.outside_iterators or type(a) is set:
         return c.iterate(a)
     return c.touch(a)
 

@@ -210,6 +210,8 @@ def iterate(c, o):
     t = type(o)
     if t is TensorProxy:
         return iter(o)
+    if t is set and id(o) in c.pristine and o == c.pristine[id(o)][2]:
+        return iter(c.elements(c.pristine[id(o)][0]))  # a copy may have another order
     custom = c.slot(t, "__iter__")
     if custom is not None and not (native_module(custom.__globals__.get("__name__")) and id(o) not in c.sources):
         return c.call(custom, [o], {})
