@@ -1,6 +1,7 @@
 """cache="symbolic values": numbers and tensor sizes that stay symbolic. Each program is compared with itself in eager, call by call."""
 
 import math
+import types
 import warnings
 
 import pytest
@@ -254,3 +255,17 @@ def test_no_warning_on_few_compilations():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert compilations(lambda x: x * 2, TENSORS) == 1
+
+
+@pytest.mark.parametrize("cache", [None, "symbolic values"])
+def test_floats_have_remainders(cache):
+    space = types.SimpleNamespace()
+
+    def program(x, n):
+        return x * (n // 1), x * (n % 1), x * (space.n // 1), x * (space.n % 1), x * (2 * space.n // 2)
+
+    compiled = thunder.jit(program, cache=cache)
+    for n in (2.25, 3.5, 4.75, 7.125):
+        space.n = n
+        for got, want in zip(compiled(torch.ones(2), n), program(torch.ones(2), n), strict=True):
+            assert torch.equal(got, want)

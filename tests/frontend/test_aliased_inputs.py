@@ -134,3 +134,32 @@ def test_what_is_read_late_shows_what_was_written_early():
         expected[1] *= 3
         expected += 1
         assert torch.equal(out, expected) and torch.equal(b, expected) and torch.equal(part, expected[1])
+
+
+def gradients_of_one(a, b):
+    return torch.autograd.grad((a * b * b).sum(), a)
+
+
+def gradients_of_both(a, b):
+    return torch.autograd.grad((a * b * b).sum(), (b, a))
+
+
+def gradient_of_a_gradient(a, b):
+    return torch.autograd.grad(torch.autograd.grad((a * b * b).sum(), a, create_graph=True)[0].sum(), b)
+
+
+def left_in_grad(a, b):
+    (a * b * b).sum().backward(inputs=[a])
+    return a.grad.clone()
+
+
+@pytest.mark.parametrize("program", [gradients_of_one, gradients_of_both, gradient_of_a_gradient, left_in_grad], ids=lambda p: p.__name__)
+def test_gradients_of_a_tensor_that_comes_in_twice(program):
+    compiled = thunder.jit(program)
+    for places in ((0, 1), (0, 0), (1, 0), (1, 1)):
+        found = []
+        for run in (compiled, program):
+            given = [torch.arange(1.0, 4.0).requires_grad_(), torch.arange(2.0, 5.0).requires_grad_()]
+            found.append(run(*(given[i] for i in places)))
+        torch.testing.assert_close(*found)
+    assert thunder.cache_misses(compiled) == 2

@@ -11,10 +11,13 @@ import array
 import collections
 import contextvars
 import dataclasses
+import decimal
 import enum
 import functools
+import math
 import os
 import sys
+import threading
 import types
 import weakref
 from typing import Any
@@ -1723,6 +1726,495 @@ def attribute_on_a_tensor():
     yield
 
 
+class Text(str):
+    pass
+
+
+class Whole(int):
+    pass
+
+
+class Equal:
+    """Equal to everything."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 1
+
+
+@row("miss")
+def text_of_another_class():
+    yield (lambda x, s: x * len(s)), (X, Text("a"))
+    yield X, Text("ab")
+
+
+@row("hit")
+def equal_text_of_another_class():
+    yield (lambda x, s: x * len(s)), (X, Text("ab"))
+    yield X, Text("ab")
+
+
+@row("miss")
+def whole_number_of_another_class():
+    yield (lambda x, n: x * n), (X, Whole(2))
+    yield X, Whole(3)
+
+
+@row("miss")
+def attribute_of_text():
+    text = Text("ab")
+    text.n = 2
+    yield (lambda x, s: x * s.n), (X, text)
+    text.n = 3
+    yield
+
+
+def type_of_key(x, d):
+    for k in d:
+        x = x * 2 if type(k) is bool else x * 3 if type(k) is int else x * 4
+    return x
+
+
+@row("miss")
+def type_of_a_key():
+    yield type_of_key, (X, {1: 2})
+    yield X, {True: 2}
+
+
+@row("miss")
+def type_of_an_element():
+    yield type_of_key, (X, {1})
+    yield X, {1.0}
+
+
+@row("miss")
+def order_of_a_set():
+    def program(x, s):
+        for n in s:
+            x = x * 2 + n
+        return x
+
+    a, b = set(), set()
+    for n in (0, 8):
+        a.add(n)
+        b.add(8 - n)
+    yield program, (X, a)
+    yield X, b
+
+
+@row("miss")
+def keys_that_say_they_are_equal():
+    yield (lambda x, d: x * sum(k.n for k in d)), (X, {Equal(2): 1})
+    yield X, {Equal(3): 1}
+
+
+@row("hit")
+def equal_frozenset():
+    yield (lambda x, s: x * sum(s)), (X, frozenset([1, 2]))
+    yield X, frozenset([1, 2])
+
+
+def signed(x, n):
+    return x * math.copysign(1.0, n[0] if isinstance(n, tuple) else getattr(n, "real", n))
+
+
+@row("miss")
+def negative_zero_in_a_tuple():
+    yield signed, (X, (0.0,))
+    yield X, (-0.0,)
+
+
+@row("miss")
+def negative_zero_complex():
+    yield signed, (X, complex(0.0, 1.0))
+    yield X, complex(-0.0, 1.0)
+
+
+@row("miss")
+def negative_zero_of_numpy():
+    yield signed, (X, numpy.float32(0.0))
+    yield X, numpy.float32(-0.0)
+
+
+@row("hit")
+def nan_of_numpy():
+    yield signed, (X, numpy.float64("nan"))
+    yield X, numpy.float64("nan")
+
+
+@row("hit")
+def nan_in_a_tuple():
+    yield signed, (X, (float("nan"),))
+    yield X, (float("nan"),)
+
+
+@row("hit")
+def nan_complex():
+    yield signed, (X, complex("nan"))
+    yield X, complex("nan")
+
+
+@row("miss")
+def digits_of_a_decimal():
+    yield (lambda x, n: x * len(str(n))), (X, decimal.Decimal("1.0"))
+    yield X, decimal.Decimal("1.00")
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@row("miss")
+def tensor_in_a_pair_that_had_a_number():
+    yield (lambda x, p: x * p.a + p.b), (X, Pair(1.0, 2.0))
+    yield X, Pair(Y, 2.0)
+
+
+@row("miss")
+def empty_cell_is_filled():
+    n = 2
+
+    def program(x):
+        try:
+            return x * n
+        except NameError:
+            return x
+
+    del n
+    yield program, (X,)
+    n = 3
+    yield
+
+
+class Slots:
+    __slots__ = ("n",)
+
+
+@row("miss")
+def empty_slot_is_filled():
+    holder = Slots()
+    yield (lambda x: x * holder.n if hasattr(holder, "n") else x), (X,)
+    holder.n = 3
+    yield
+
+
+class Answers:
+    def __getattr__(self, name):
+        return 2
+
+
+@row("miss")
+def attribute_in_the_place_of_getattr():
+    holder = Answers()
+    yield (lambda x: x * holder.n), (X,)
+    holder.n = 3
+    yield
+
+
+@row("miss")
+def class_attribute_in_the_place_of_getattr():
+    class Own(Answers):
+        pass
+
+    holder = Own()
+    yield (lambda x: x * holder.n), (X,)
+    Own.n = 3
+    yield
+
+
+@row("miss")
+def parametrization_is_removed():
+    module = nn.Linear(3, 3)
+    torch.nn.utils.parametrize.register_parametrization(module, "weight", nn.Tanh())
+    yield module, (X,)
+    torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
+    yield
+
+
+@row("miss")
+def object_of_a_class():
+    class Holder:
+        settings = types.SimpleNamespace(n=2)
+
+    yield (lambda x: x * Holder.settings.n), (X,)
+    Holder.settings.n = 3
+    yield
+
+
+@row("miss")
+def tuple_of_a_class():
+    class Holder:
+        sizes = (2, 3)
+
+    yield (lambda x: x * Holder.sizes[0]), (X,)
+    Holder.sizes = (3, 3)
+    yield
+
+
+@row("miss")
+def class_of_a_class():
+    class Holder:
+        Inner = type("Inner", (), {"n": 2})
+
+    yield (lambda x: x * Holder.Inner.n), (X,)
+    Holder.Inner = type("Inner", (), {"n": 3})
+    yield
+
+
+@row("miss")
+def class_attribute_appears():
+    class Holder:
+        pass
+
+    yield (lambda x: x * getattr(Holder, "n", 2)), (X,)
+    Holder.n = 3
+    yield
+
+
+@row("miss")
+def attribute_of_a_key():
+    key = type("Key", (), {})()
+    key.n = 2
+    yield (lambda x, d: x * sum(k.n for k in d)), (X, {key: 1})
+    key.n = 3
+    yield
+
+
+@row("miss")
+def factory_of_a_defaultdict():
+    yield (lambda x, d: x * d["n"] + d.pop("n")), (X, collections.defaultdict(int))
+    yield X, collections.defaultdict(lambda: 3)
+
+
+@row("hit")
+def factory_of_a_defaultdict_that_makes_nothing():
+    yield (lambda x, d: x * d["n"]), (X, collections.defaultdict(int, n=2))
+    yield X, collections.defaultdict(float, n=2)
+
+
+@row("miss")
+def longest_length_of_a_deque():
+    def program(x, d):
+        d = d.copy()
+        d.append(5)
+        return x * sum(d)
+
+    yield program, (X, collections.deque([1, 2]))
+    yield X, collections.deque([1, 2], maxlen=2)
+
+
+@dataclasses.dataclass
+class Row:
+    n: float = 1.0
+    items: list = dataclasses.field(default_factory=list)
+
+
+@row("miss")
+def list_of_a_dataclass_that_is_compared():
+    r = Row()
+    yield (lambda x, r: x * 2 if r == Row() else x), (X, r)
+    r.items.append(1)
+    yield
+
+
+@row("miss")
+def list_in_a_tuple_that_is_compared():
+    yield (lambda x, n: x * 2 if (1, n) == (1, []) else x), (X, [])
+    yield X, [1]
+
+
+@row("miss")
+def list_in_a_list_that_is_looked_for():
+    yield (lambda x, n: x * 2 if [1] in n else x), (X, [[1]])
+    yield X, [[2]]
+
+
+@row("miss")
+def attribute_of_a_thread():
+    local = threading.local()
+    local.n = 2
+    yield (lambda x: x * local.n), (X,)
+    local.n = 3
+    yield
+
+
+@row("miss")
+def context_variable_without_a_value():
+    variable: contextvars.ContextVar = contextvars.ContextVar("variable")
+
+    def program(x):
+        try:
+            return x * variable.get()
+        except LookupError:
+            return x
+
+    yield program, (X,)
+    variable.set(3)
+    yield
+
+
+@row("miss")
+def environment_by_getenv():
+    os.environ["THUNDER_ROW"] = "2"
+    yield (lambda x: x * float(os.getenv("THUNDER_ROW", "1"))), (X,)
+    del os.environ["THUNDER_ROW"]
+    yield
+
+
+@row("miss")
+def keyword_of_a_partial():
+    partial = functools.partial(lambda x, n=2, m=1: x * n + m, n=2)
+    yield (lambda x: partial(x)), (X,)
+    partial.keywords["m"] = 3
+    yield
+
+
+class Counting:
+    def __init__(self):
+        self.n = 2
+
+    def __get__(self, instance, owner):
+        return self.n
+
+
+@row("miss")
+def attribute_of_a_descriptor():
+    class Holder:
+        n = Counting()
+
+    holder = Holder()
+    yield (lambda x: x * holder.n), (X,)
+    vars(Holder)["n"].n = 3
+    yield
+
+
+@row("miss")
+def class_attribute_that_hides_another():
+    class Above:
+        n = 2
+
+    class Below(Above):
+        pass
+
+    holder = Below()
+    yield (lambda x: x * holder.n), (X,)
+    Below.n = 3
+    yield
+
+
+@row("miss")
+def class_attribute_of_a_class_that_hides_another():
+    class Above:
+        n = 2
+
+    class Below(Above):
+        pass
+
+    yield (lambda x: x * Below.n), (X,)
+    Below.n = 3
+    yield
+
+
+@row("miss")
+def global_is_deleted():
+    HERE.gone = 2
+
+    def program(x):
+        try:
+            return x * gone  # noqa: F821
+        except NameError:
+            return x
+
+    yield program, (X,)
+    del HERE.gone
+    yield
+
+
+@row("miss")
+def attribute_appears_on_a_tensor():
+    t = torch.ones(3)
+    yield (lambda x, u: x * getattr(u, "tag", 2)), (X, t)
+    t.tag = 3
+    yield
+
+
+class Size:
+    def __init__(self, n):
+        self.n = n
+
+    def __lt__(self, other):
+        return self.n < other.n
+
+    def __eq__(self, other):
+        return self.n == other.n
+
+    def __hash__(self):
+        return 1
+
+    def __index__(self):
+        return int(self.n)
+
+    def __format__(self, spec):
+        return "n" * int(self.n)
+
+    __str__ = __repr__ = lambda self: "n" * int(self.n)
+
+
+COMPARING = {
+    "max": lambda x, a, b: x * (2 if max([a, b]) is a else 3),
+    "sorted": lambda x, a, b: x * (2 if sorted([a, b])[0] is a else 3),
+    "in": lambda x, a, b: x * (2 if a in [b] else 3),
+    "index": lambda x, a, b: x * [b, a].index(a),
+    "count": lambda x, a, b: x * [b].count(a),
+    "get": lambda x, a, b: x * {b: 2}.get(a, 3),
+    "tuples": lambda x, a, b: x * (2 if (a, 1) == (b, 1) else 3),
+    "text": lambda x, a, b: x * len(str([a])),
+    "format": lambda x, a, b: x * len(f"{a}"),
+    "percent": lambda x, a, b: x * len("%s" % a),  # noqa: UP031
+    "index of a range": lambda x, a, b: x * range(10, 20)[a],
+}
+
+
+def compared(program):
+    a, b = Size(2), Size(3)
+    yield program, (X, a, b)
+    a.n, b.n = 5, 5
+    yield
+
+
+for _name, _program in COMPARING.items():
+    row("miss")(type(compared)(compared.__code__, globals(), f"objects_in_native_code_{_name}", (_program,)))
+
+
+SETTINGS = {
+    "threads": (torch.get_num_threads, torch.set_num_threads, 1 + torch.get_num_threads()),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
+    "tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, torch._C._set_cublas_allow_tf32, True),
+    "benchmark": (lambda: torch.backends.cudnn.benchmark, torch._C._set_cudnn_benchmark, True),
+    "fill": (lambda: torch.utils.deterministic.fill_uninitialized_memory, lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v), False),
+}
+
+
+def setting(get, put, other):
+    before = get()
+    try:
+        yield (lambda x: x * 2 if get() == before else x), (X,)
+        put(other)
+        yield
+    finally:
+        put(before)
+
+
+for _name, _given in SETTINGS.items():
+    row("miss")(type(setting)(setting.__code__, globals(), f"setting_{_name}", _given))
+
+
 # ---------------------------------------------------------------------------------------------------------------- the test
 
 COUNTS = collections.Counter()
@@ -1766,6 +2258,88 @@ def test_change(name):
         finally:
             for _ in steps:
                 pass
+
+
+def test_number_that_changes_in_native_code():
+    class Number:
+        def __float__(self):
+            return float(self.n)
+
+    number = Number()
+
+    def program(x):
+        return x * float(number)
+
+    compiled = thunder.jit(program)
+    for number.n in (2.0, 3.0, 2.0, 4.0, 3.0):
+        assert_same(compiled(X), program(X))
+
+
+def test_order_of_a_set_that_changed():
+    numbers = {3, 1, 2}
+    programs = [lambda x: x * list(numbers)[0], lambda x: x * next(iter(numbers)), lambda x: x * sum(n * i for i, n in enumerate(numbers))]
+    compiled = [*map(thunder.jit, programs)]
+    for change in (lambda: numbers.add(9), lambda: numbers.remove(1), lambda: numbers.add(17), numbers.clear, lambda: numbers.update((16, 8, 0, 1))):
+        change()
+        for c, p in zip(compiled, programs, strict=True):
+            try:
+                want = p(X)
+            except (IndexError, StopIteration):
+                continue
+            assert_same(c(X), want)
+
+
+def test_text_of_a_deque_of_numbers_that_change():
+    numbers = collections.deque([2.0, 0.5])
+    compiled = thunder.jit(lambda x: x * len(str(numbers)))
+    for numbers[0] in (2.0, 3.25, 1.0, 10.0625):
+        assert_same(compiled(X), X * len(str(numbers)))
+
+
+@pytest.mark.parametrize("cache", [None, "symbolic values"])
+def test_floats_that_are_no_plain_numbers(cache):
+    space = types.SimpleNamespace()
+
+    def program(x, n):
+        return x * len(str(space.n)) * len(str(n)) * (2 if hash(space.n) == 0 else 3) * math.copysign(1.0, n)
+
+    compiled = thunder.jit(program, cache=cache)
+    for n in (2.0, 3.0, float("nan"), float("inf"), 0.0, -0.0, 0.0, 4.0, 4.0):
+        space.n = n
+        assert_same(compiled(X, n), program(X, n))
+
+
+@pytest.mark.parametrize("text", [str, repr, "{}".format, "%s".__mod__, lambda v: f"{v}", lambda v: "%s %s" % (v, 1)], ids=["str", "repr", "format", "percent", "f", "percent of two"])  # noqa: UP031
+def test_text_of_numbers_that_change(text):
+    numbers = [2.0, {"n": 0.5}]
+
+    def program(x):
+        return x * len(text(numbers)) + len(text(numbers[0]))
+
+    compiled = thunder.jit(program)
+    for numbers[0] in (2.0, 3.25, 1.0, 10.0625):
+        assert_same(compiled(X), program(X))
+
+
+def test_whether_a_tensor_is_a_leaf():
+    def program(x):
+        return x * (2 if x.is_leaf else 3) * (2 if x.grad_fn is None else 5)
+
+    compiled, x = thunder.jit(program), X.clone().requires_grad_()
+    for given in (x, x * 1, x):
+        assert_same(compiled(given), program(given))
+    assert thunder.cache_misses(compiled) == 2
+
+
+def test_setting_that_the_program_changes_itself():
+    def program(x):
+        with torch.backends.cudnn.flags(benchmark=True):
+            return x * 2 if torch.backends.cudnn.benchmark else x
+
+    compiled = thunder.jit(program)
+    for _ in range(2):
+        assert_same(compiled(X), program(X))
+    assert thunder.cache_misses(compiled) == 1
 
 
 def test_table_is_large_enough(capsys):

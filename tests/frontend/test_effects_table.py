@@ -267,6 +267,43 @@ def class_attribute():
 
 
 @row(2)
+def class_counter_that_is_read():
+    class Holder:
+        n = 0
+
+        def step(self):
+            type(self).n += 1
+            Holder.made = getattr(Holder, "made", 0) + 2
+            return self.n + self.made
+
+    class Below(Holder):
+        pass
+
+    h = Below()
+
+    def f(x):
+        return x * h.step() + Below.n + Holder.made
+
+    return f, Space(get=lambda: (Holder.n, Below.n, Holder.made)), ()
+
+
+@row(2)
+def counting_descriptor():
+    class Counter:
+        n = 0
+
+        def __get__(self, instance, owner):
+            self.n += 1
+            return self.n
+
+    class Holder:
+        n = Counter()
+
+    h = Holder()
+    return (lambda x: x * h.n), Space(get=lambda: vars(Holder)["n"].n), ()
+
+
+@row(2)
 def class_counter():
     class Holder:
         n = 0

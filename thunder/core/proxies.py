@@ -403,7 +403,7 @@ def _arithmetic(name: str, a, b=None):
         ea, eb = expressions
         expression = ea + eb if name == "add" else ea - eb if name == "sub" else ea * eb
     else:
-        expression = symbolic.apply(name, *expressions)
+        expression = symbolic.apply(name, *expressions, whole=type(value) is int)
     if expression.is_constant:
         return value
     guards = next(x.guards for x in operands if isinstance(x, NumberProxy))
@@ -441,7 +441,7 @@ def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNum
         a, b = expressions
         expression = a + b if name == "add" else a - b if name == "sub" else a * b
     else:
-        expression = symbolic.apply(name, *expressions)
+        expression = symbolic.apply(name, *expressions, whole=kind is int)
     if expression.is_constant:
         return expression.constant
     return number_of(expression, kind, unbacked)

@@ -148,15 +148,15 @@ def constant(value) -> Expression:
     return Expression({(): value} if value != 0 else {})
 
 
-def apply(name: str, *args: Expression) -> Expression:
-    """An application, simplified where it is plain: constants fold, an exact quotient loses its division."""
+def apply(name: str, *args: Expression, whole: bool) -> Expression:
+    """An application, simplified where it is plain: constants fold, an exact quotient of `whole` numbers loses its division."""
     if all(a.is_constant for a in args):
         return constant(APPLICATIONS[name][0](*(a.constant for a in args)))
     if name == "neg":
         return constant(0) - args[0]
-    if name == "floordiv" and (q := args[0].divide_exactly(args[1])) is not None:
+    if name == "floordiv" and whole and (q := args[0].divide_exactly(args[1])) is not None:
         return q
-    if name == "mod" and args[0].divide_exactly(args[1]) is not None:
+    if name == "mod" and whole and args[0].divide_exactly(args[1]) is not None:
         return constant(0)
     return Expression({((name, *args),): 1})
 

@@ -41,6 +41,11 @@ def _place(c, p: TensorProxy) -> tuple:
     return id(real), "grad"
 
 
+def _first(c, p: TensorProxy) -> TensorProxy:
+    """The one of a tensor's proxies that gradients are kept under."""
+    return c.engine.leaves[_place(c, p)[0]] if p in c.real else p
+
+
 def read_gradient(c, p: TensorProxy):
     """`p.grad`."""
     p = c.recorder.memory.holder(p)
@@ -233,7 +238,7 @@ def run_engine(c, f, args, kwargs):
 def _variable(c, p: TensorProxy) -> TensorProxy:
     """What a tensor of the program is to autograd: a leaf stays the leaf when it is written to without grad."""
     holder = c.recorder.memory.holder(p)
-    return holder if holder.requires_grad and holder in c.real else c.recorder.latest(p)
+    return _first(c, holder) if holder.requires_grad and holder in c.real else c.recorder.latest(p)
 
 
 class _Pulled:
@@ -248,6 +253,7 @@ class _Pulled:
         engine.known |= {line: s for s in steps for line in s.forward}
         with recording(_writer(c, create_graph)) as writer:
             self.grads = linear.backward([(o, g) for o, g in zip(outputs, cotangents, strict=True) if g is not None], writer)
+            self._join()
         self.lines = writer.bound_symbols
         typed(self.lines, create_graph)
         self.reached = [s for s in steps if any(o in self.grads for o, _ in s.gets)]
@@ -255,6 +261,14 @@ class _Pulled:
             raise RuntimeError(_FREED)
         self.again = any(s in engine.used for s in self.reached)
         engine.used.update(self.reached)
+
+    def _join(self) -> None:
+        """A tensor from outside that came in by several ways has one gradient, kept under the first of them."""
+        for p in self.leaves():
+            first = _first(self.c, p)
+            if first is not p:
+                g = self.grads.pop(p)
+                self.grads[first] = LTORCH["add"](self.grads[first], g) if first in self.grads else g
 
     def leaves(self) -> list[TensorProxy]:
         """The tensors from outside that have a gradient, once each."""
@@ -356,16 +370,7 @@ def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> 
 
 def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     """Gradients go to `.grad`: added in place to what is there."""
-    with recording(_writer(c, False)) as sums:  # one tensor may have come in by several ways
-        grouped: dict[tuple, tuple] = {}
-        for p in wanted:
-            key, g = _place(c, p), pulled.grads.get(p)
-            if g is not None:
-                grouped[key] = (p, g) if key not in grouped else (grouped[key][0], LTORCH["add"](grouped[key][1], g))
-    pulled.lines += sums.bound_symbols
-    for p, g in grouped.values():
-        pulled.grads[p] = g
-    tensors = [p for p, _ in grouped.values()]
+    tensors = list(dict.fromkeys(p for p in wanted if p in pulled.grads))
     found = pulled.write(tensors)
     shown, made, taken = roots(pulled.written), {o for line in pulled.written for o in line.outputs}, set()
     before = torch.is_grad_enabled()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copy
 import functools
 import inspect
 import operator
+import os
 import types
 import warnings
 import weakref
@@ -15,7 +17,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, converted, extreme, map_structure
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, concrete, converted, extreme, map_structure
 from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
@@ -112,6 +114,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         with torch._C.DisableTorchFunction():
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
+            if n in ("is_leaf", "grad_fn"):
+                c.read(real.is_leaf, source.attr("is_leaf"))
             if n in ("is_leaf", "grad_fn", "names"):
                 return getattr(real, n)
     if n in METHODS or n == "size":
@@ -120,6 +124,8 @@ def tensor_attribute(c, p: TensorProxy, n: str):
     if attribute is not None and callable(attribute) and n not in METHODS.properties:
         return TensorMethod(p, n)
     if attribute is None:
+        if real is not None:
+            c.guard(source.attr(n), "noattr", None)
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
     c.synchronize()
     value = getattr(p, n)
@@ -260,6 +266,8 @@ def binary(c, symbol, a, b):
         if found:
             return result
     if ta is str and symbol == "%":
+        leak_inside(c, (b,))
+        b = spoken(c, b)
         _note_text(c, b if tb is tuple else (b,))
         return a % b
     if ta is AnyProxy or tb is AnyProxy:
@@ -283,8 +291,9 @@ def unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
-    c.touch(a)
-    c.touch(b)
+    for x in (a, b):
+        containers.escape(c, x)
+        leak_inside(c, x)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         found, result = _python_operator(c, _COMPARE[symbol], a, b)
         if found:
@@ -381,6 +390,7 @@ def _call_partial(c, f, args, kwargs):
     function, given, keywords = f.func, f.args, f.keywords
     if source is not None:
         function, given = c.read(function, source.attr("func")), [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
+        c.guard(source.attr("keywords"), "keys", tuple(keywords))
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
@@ -468,16 +478,30 @@ def _is_torch(f) -> bool:
     return module.split(".")[0] == "torch"
 
 
+def _context_variable(c, f, args):
+    if f.__name__ != "get":
+        c.sharp("a context variable is set while the program is captured and not again")
+        return f(*args)
+    source = c.const(f.__self__).child("call", ("get", *args))
+    try:
+        value = f(*args)
+    except LookupError:
+        c.guards.setdefault((source, "empty", None), None)
+        raise
+    return c.read(value, source)
+
+
 def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
-    if type(s) is contextvars.ContextVar and f.__name__ == "get":
-        return c.read(f(*args), c.const(s).child("call", ("get", *args)))
+    if type(s) is contextvars.ContextVar:
+        return _context_variable(c, f, args)
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
-    if type(s) is str and f.__name__ == "format":
+    if type(s) is str and f.__name__ in ("format", "__mod__"):
         _note_text(c, (*args, *kwargs.values()))
+        args, kwargs = [spoken(c, a) for a in args], {k: spoken(c, v) for k, v in kwargs.items()}
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     if type(s) is TensorProxy:
@@ -515,7 +539,7 @@ def _is_iterating(f) -> bool:
 def _iterable(c, a):
     if type(a) is not TensorProxy and c.slot(type(a), "__iter__") and not isinstance(a, dict):
         return c.iterate(a)
-    if id(a) in c.outside_iterators:
+    if id(a) in c.outside_iterators or type(a) is set:
         return c.iterate(a)
     return c.touch(a)
 
@@ -540,10 +564,39 @@ def call_native(c, f, args, kwargs):
         for a in (getattr(f, "__self__", None), *args, *kwargs.values()):
             if id(a) in c.sources:
                 leak(c, a)
+    s = getattr(f, "__self__", None)
+    if type(s) in CONTAINERS or type(s) is tuple:
+        if f.__name__ not in ("append", "extend", "insert"):
+            leak_inside(c, (s, *args))
+    elif f not in _KEEPING if type(f) is type else True:
+        for a in (*args, *kwargs.values()):
+            leak_inside(c, a)
     if _is_torch(f):
         c.synchronize()
         args, kwargs = [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs
-    return Host.call_native(c, f, args, kwargs)
+    result = Host.call_native(c, f, args, kwargs)
+    if type(result) in _ANSWERS and not (args or kwargs) and _is_torch(f) and getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES:
+        c.questions[f, None] = result
+    return result
+
+
+_ANSWERS = (bool, int, float, str)
+_KEEPING = (list, tuple, enumerate, zip, map, filter, reversed)  # make containers or iterators, and compare nothing
+_OF_MODES = (torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.cuda.is_current_stream_capturing)  # looked at for every call, or a device's
+_COMPARED = ("__eq__", "__lt__", "__gt__", "__format__", "__hash__", "__index__", "__repr__", "__str__")
+
+
+def leak_inside(c, value, depth: int = 2) -> None:
+    """A container goes to native code, which may compare or print what is in it: objects whose classes say how are guarded."""
+    kind = type(value)
+    if kind in (list, tuple, dict, set, frozenset):
+        if depth and len(value) < 200:
+            for x in (*value, *value.values()) if kind is dict else value:
+                leak_inside(c, x, depth - 1)
+    elif depth < 2 and id(value) in c.sources:
+        methods = (getattr(kind, n, None) for n in _COMPARED)
+        if any(type(m) is types.FunctionType and not native_module(m.__globals__.get("__name__")) for m in methods):
+            leak(c, value)
 
 
 def _looks_inside(f) -> bool:
@@ -566,7 +619,7 @@ def leak(c, o, depth: int = 2) -> None:
         return
     c.guard(source.attr("__dict__"), "keys", tuple(d))
     for n, x in list(d.items()):
-        child = c.read(x, source.attr(n))
+        child = concrete(c.read(x, source.attr(n)))
         if depth and id(child) in c.sources:
             containers.escape(c, child)
             leak(c, child, depth - 1)
@@ -812,7 +865,19 @@ def _text(c, f, args, kwargs):
     """str, repr and format."""
     if args and type(args[0]) is TensorProxy:
         return text_of(c, args[0])
+    args = [spoken(c, a) for a in args]
     return _construct(c, f, args, kwargs) if f is str else _call_builtin(c, f, args, kwargs)
+
+
+def spoken(c, value):
+    """What goes into a string: numbers that stay symbolic are there as what they are."""
+    containers.escape(c, value)
+    if type(value) in CONTAINERS and isinstance(value, (dict, collections.deque)):
+        value = copy.copy(value)
+        for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            value[k] = spoken(c, x)
+        return value
+    return map_structure(concrete, value) if type(value) in (list, tuple) else concrete(value)
 
 
 def _print(c, f, args, kwargs):
@@ -854,6 +919,7 @@ def _install() -> None:
         torch._C._group_tensors_by_device_and_dtype: backward.group_by_device_and_dtype,
         torch.autograd._make_grads: backward.make_gradients,
         torch.autograd.graph._engine_run_backward: backward.run_engine,
+        os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges

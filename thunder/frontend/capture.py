@@ -11,6 +11,7 @@ import collections
 import copy
 import functools
 import linecache
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,7 @@ from thunder.distributed.placement import Placement, placement_of
 from thunder.errors import CaptureError
 from thunder.frontend import backward, calls, collectives, containers, distributions, opaque_values, triton_kernels
 from thunder.frontend.functional import original
-from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, tracked_anyway
+from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, plain_base, tracked_anyway
 from thunder.frontend.sources import Source
 from thunder.frontend.strides import layout
 from thunder.interpreter import Host, format_location
@@ -97,6 +98,7 @@ class Capture(Host):
         self.function_sources: dict[int, Source] = {}
         self.functions: dict[int, tuple] = {}  # id(function) -> (function, whether a default of it was used)
         self.tensor_guards: dict[Source, tuple] = {}
+        self.questions: dict[tuple, Any] = {}  # (function without arguments, None), or (object, name of an attribute), of PyTorch's state -> the answer
         self.dict_items: set[Source] = set()
         self.hook_dicts: list[dict] = []
         self.engine = backward.Engine()
@@ -201,11 +203,18 @@ class Capture(Host):
             return types.MappingProxyType({k: self.read(x, source.item(k)) for k, x in value.items()})
         if t in DICT_VIEWS:
             self.refuse(f"{source.describe(self.parameters)} is a {t.__name__}, a view of a dict from outside", "pass the dict, or list(...) of the view")
-        if isinstance(value, frozenset):
-            self.guard(source, "is", value)
-            return t(self.elements(value))
+        if t is frozenset:
+            self.guard(source, "type", t)
+            self.guard(source, "set", tuple(value))
+            self._known(value, source)
+            elements = self.elements(value)
+            return value if all(a is b for a, b in zip(elements, value, strict=True)) else t(elements)
         if t is numpy.ndarray:
             self.guards.setdefault((source, "array", None), value.copy())
+            return value
+        if plain_base(t) is not None and not isinstance(value, ENUM):
+            self._known(value, source)
+            self.guard(source, "plain", value)
             return value
         if t in IDENTITY or isinstance(value, (type, ENUM, frozenset)) or (native_module(t.__module__) and not isinstance(value, tracked_anyway)):
             if hasattr(t, "__next__") and t.__module__ == "builtins":
@@ -227,9 +236,10 @@ class Capture(Host):
         return [x if type(x) in PRIMITIVE or isinstance(x, tuple) else self.read(x, self.const(x)) for x in value]
 
     def _primitive(self, value, t: type, source: Source):
-        if self.symbolic and (t is int or t is float) and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)) and value == value:
+        plain = t is int or t is float and value != 0 and math.isfinite(value)  # what an equation says all about
+        if self.symbolic and plain and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)):
             return self.number(value, source)
-        if self.changing and (t is int or t is float) and (path := source.describe(self.parameters)) in self.changing and value not in (self.changing[path] or ()):
+        if self.changing and plain and (path := source.describe(self.parameters)) in self.changing and value not in (self.changing[path] or ()):
             return self.number(value, source)
         self.guards.setdefault((source, "value", None), value)
         return value
@@ -478,9 +488,13 @@ class Capture(Host):
         if self.overlay and (id(o), n) in self.overlay:
             return self._overlaid(o, n)
         if t is types.ModuleType or isinstance(o, types.ModuleType):
-            return self.namespace_value(vars(o), f"{o.__name__}.", n, getattr(o, n))
+            value = getattr(o, n)
+            if t is not types.ModuleType and n not in vars(o):
+                self._asked(o, n, value)
+            return self.namespace_value(vars(o), f"{o.__name__}.", n, value)
         if t in PRIMITIVE or t in CONTAINERS or t is tuple:
-            return getattr(o, n)
+            value, source = getattr(o, n), self.sources.get(id(o))
+            return value if source is None or n not in ("maxlen", "default_factory") else self.read(value, source.attr(n))
         if isinstance(o, type):
             return self._class_attribute(o, n)
         if t is types.FunctionType:
@@ -524,6 +538,8 @@ class Capture(Host):
             d = ()
         if n in d:
             return d[n] if source is None else self.read(d[n], source.attr(n))
+        if self.overlay and (written := self._written_on_class(t, n)) is not None:
+            return self._overlaid(written, n)
         if source is not None and kind is not None and d != ():
             self.guards.setdefault((source, "nodict", None), {})[n] = None
         if kind == "func":
@@ -541,21 +557,41 @@ class Capture(Host):
                 self.class_name(t, n, a)
             return getattr(o, n)
         if kind == "plain":
-            return a if native_module(owner.__module__) else self.read(a, self.const(owner).attr(n))
+            return a if native_module(owner.__module__) else self.read(a, self._class_source(t, owner, n))
         return self._missing_attribute(o, t, n, source)
+
+    def _class_source(self, t: type, owner: type, n: str) -> Source:
+        """Where a class attribute comes from, which no class before `owner` hides."""
+        for c in t.__mro__[: t.__mro__.index(owner)]:
+            if not native_module(c.__module__):
+                self.guards.setdefault((self.const(c), "nodict", None), {})[n] = None
+        return self.const(owner).attr(n)
+
+    def _written_on_class(self, t: type, n: str) -> type | None:
+        """The class among the bases of `t` on which a name is found, where the program wrote it there."""
+        found = next((c for c in t.__mro__ if n in c.__dict__ or (id(c), n) in self.overlay), None)
+        return found if (id(found), n) in self.overlay else None
 
     def _getter(self, t: type, n: str, a):
         """The `__get__` that is written in Python of what stands under a name in a class; None where there is none, or it is a library's that runs natively."""
         getter = self.slot(type(a), "__get__")
         if getter is None or native_module(getter.__globals__.get("__name__")):
             return None
-        self.namespace(next(c for c in t.__mro__ if n in c.__dict__).__dict__, f"{t.__qualname__}.", n, a)  # type: ignore[arg-type]
+        owner = next(c for c in t.__mro__ if n in c.__dict__)
+        self.namespace(owner.__dict__, f"{t.__qualname__}.", n, a)  # type: ignore[arg-type]
+        if id(a) not in self.sources:
+            self._known(a, self.const(a))
         return getter
 
     def _data_attribute(self, o, t: type, n: str, source: Source | None):
         if n == "__class__":
             return t
-        value = getattr(o, n)
+        try:
+            value = getattr(o, n)
+        except AttributeError:  # an empty slot
+            if source is not None:
+                self.guard(source.attr(n), "noattr", None)
+            raise
         if source is None:
             return value
         return containers.attribute_dict(self, o, value, source) if n == "__dict__" else self.read(value, source.attr(n))
@@ -564,11 +600,20 @@ class Capture(Host):
         custom = self.slot(t, "__getattr__")
         if custom is torch.nn.Module.__getattr__:
             return self.module_attribute(o, source, n)
-        if custom is not None:
-            return self.call(custom, [o, n], {})
-        if source is not None and not hasattr(o, n):
+        if source is not None and (custom is not None or not hasattr(o, n)):
             self.guard(source.attr(n), "noattr", None)
-        return getattr(o, n)
+        if custom is not None:
+            value = self.call(custom, [o, n], {})
+            if source is None and native_module(t.__module__):
+                self._asked(o, n, value)
+            return value
+        value = getattr(o, n)  # of a type that keeps its attributes in its own way: threading.local
+        return value if source is None else self.read(value, source.attr(n))
+
+    def _asked(self, o, n: str, value) -> None:
+        """An attribute of a library's object that a setting answers: `torch.backends.cudnn.deterministic`."""
+        if type(value) in (bool, int, float, str) and (type(o).__module__ or "").startswith("torch."):
+            self.questions[o, n] = value
 
     def module_attribute(self, m, source: Source | None, n: str):
         """nn.Module.__getattr__: parameters, buffers, children."""
@@ -596,19 +641,23 @@ class Capture(Host):
                 self.namespace(t, f"{t.__qualname__}.", n, value)
 
     def _class_attribute(self, c: type, n: str):
-        kind, a, _ = self.resolve(c, n)
+        if self.overlay and (written := self._written_on_class(c, n)) is not None:
+            return self._overlaid(written, n)
+        kind, a, owner = self.resolve(c, n)
         if kind in ("get", "data") and (getter := self._getter(c, n, a)) is not None:
             return self.call(getter, [a, None, c], {})
+        if kind is None and not native_module(c.__module__) and not hasattr(c, n):
+            self.guard(self.const(c).attr(n), "noattr", None)
         value = getattr(c, n)
         t = type(value)
         if t in IDENTITY or isinstance(value, (type, types.MethodType, ENUM)):
-            if t in (types.FunctionType, types.MethodType) and not native_module(c.__module__):
+            if (t in (types.FunctionType, types.MethodType) or kind == "plain") and not native_module(c.__module__):
                 self.class_name(c, n, value)
             return value
         if native_module(c.__module__) or (t in PRIMITIVE and n.startswith("__")):
             return value
-        if t in PRIMITIVE or t in CONTAINERS or isinstance(value, torch.Tensor):
-            return self.read(value, self.const(c).attr(n))
+        if t in PRIMITIVE or t in CONTAINERS or isinstance(value, torch.Tensor) or kind == "plain" and not native_module(owner.__module__):
+            return self.read(value, self.const(c).attr(n) if owner is None else self._class_source(c, owner, n))
         return value
 
     def _super_attribute(self, s, n: str):
@@ -730,14 +779,22 @@ class Capture(Host):
     def load_cell(self, f, cell, name):
         if self.overlay and (id(cell), None) in self.overlay:
             return self.overlay[id(cell), None]
-        value = super().load_cell(f, cell, name)
+        try:
+            value = super().load_cell(f, cell, name)
+        except NameError:
+            if id(f) not in self.fresh and name in f.__code__.co_freevars:
+                self.guards.setdefault((self._cell_source(f, name), "empty", None), None)
+            raise
         if id(f) in self.fresh or name == "__class__" or type(value) in (TensorProxy, types.CellType):
             return value
         if name not in f.__code__.co_freevars or native_module(f.__globals__.get("__name__")) or f.__globals__.get("__name__") == "contextlib":
             return value
+        return self.read(value, self._cell_source(f, name))
+
+    def _cell_source(self, f, name: str) -> Source:
         source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
         source.label = name
-        return self.read(value, source)
+        return source
 
     def store_cell(self, f, cell, v):
         index = name_of_cell(f, cell)
@@ -860,7 +917,8 @@ class Capture(Host):
         if type(value) is TensorProxy:
             return calls.text_of(self, value)
         self.touch(value)
-        return super().format_value(value, conversion, spec)
+        calls.leak_inside(self, (value,))
+        return super().format_value(calls.spoken(self, value), conversion, spec)
 
     # ------------------------------------------------------------------------------------------------ calls
 

@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
-from thunder.frontend import opaque_values
+from thunder.frontend import calls, opaque_values
 from thunder.frontend.native import CONTAINERS, container_base, native_module
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "written_attributes", "changed"]
@@ -40,6 +40,8 @@ def snapshot(c, value, source):
     c.sources[id(s)] = source
     c.lazy[id(s)] = (value, source)
     c.guard(source, "type", t)
+    if isinstance(value, collections.deque):
+        c.read(value.maxlen, source.attr("maxlen"))
     return s
 
 
@@ -53,6 +55,7 @@ def observe(c, s) -> None:
         added = dict(base.items(s))
         base.clear(s)
         c.guard(source, "keys", tuple(base.keys(value)))
+        c.elements(base.keys(value))
         before = c.read_items.get(id(s), {})
         for k, x in base.items(value):
             base.__setitem__(s, k, before[k] if k in before else c.read(x, source.item(k)))
@@ -60,7 +63,7 @@ def observe(c, s) -> None:
         for k, x in added.items():
             base.__setitem__(s, k, x)
     elif isinstance(value, set):
-        c.guard(source, "set", frozenset(value))
+        c.guard(source, "set", tuple(set.__iter__(value)))
         elements = c.elements(value)
         c.pristine[id(s)] = (value, source, set(elements))
         set.update(s, elements)
@@ -89,13 +92,21 @@ def dict_item(c, s, k, *default):
     c.guard(item, "absent", None)
     if default:
         return default[0]
-    if type(value) is collections.defaultdict and value.default_factory is not None:
-        s[k] = made = c.call(value.default_factory, [], {})
-        return made
+    if type(value) is collections.defaultdict:
+        return _made(c, s, k)
     if hasattr(type(value), "__missing__"):
         observe(c, s)
         return s[k]
     raise KeyError(k)
+
+
+def _made(c, s, k):
+    """What a defaultdict puts under a key that it does not have."""
+    factory = c.load_attr(s, "default_factory")
+    if factory is None:
+        raise KeyError(k)
+    s[k] = made = c.call(factory, [], {})
+    return made
 
 
 def entry(c, source, k) -> tuple:
@@ -138,10 +149,13 @@ def getitem(c, o, k):
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
         observe(c, o)
+    if t is collections.defaultdict and k not in o:
+        return _made(c, o, k)
     if t is TensorProxy:
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
+    calls.leak_inside(c, (k,))
     return o[k]
 
 
@@ -182,6 +196,10 @@ def contains(c, o, v) -> bool:
         observe(c, o)
     if t is not TensorProxy and c.slot(t, "__iter__"):
         return v in c.iterate(o)
+    if isinstance(o, (list, tuple)):
+        escape(c, o)
+        escape(c, v)
+    calls.leak_inside(c, (o, v))
     return v in o
 
 
@@ -192,6 +210,8 @@ def iterate(c, o):
     t = type(o)
     if t is TensorProxy:
         return iter(o)
+    if t is set and id(o) in c.pristine and o == c.pristine[id(o)][2]:
+        return iter(c.elements(c.pristine[id(o)][0]))  # a copy may have another order
     custom = c.slot(t, "__iter__")
     if custom is not None and not (native_module(custom.__globals__.get("__name__")) and id(o) not in c.sources):
         return c.call(custom, [o], {})

@@ -20,7 +20,7 @@ from thunder import _torch_compat as compat
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
-from thunder.frontend.native import CONTAINERS, PRIMITIVE, container_base
+from thunder.frontend.native import CONTAINERS, IMMUTABLE, PRIMITIVE, container_base, plain_base
 from thunder.frontend.sources import Source
 from thunder.ops.opaque_values import metadata
 
@@ -186,6 +186,8 @@ class PrologueWriter:
         if source.step == "attr" and key == "__dict__":
             return f"{self.variable(base)}.__dict__"
         b = self.variable(base)
+        if source.step == "item" and base.step == "const" and isinstance(self.capture.constants[base.key], dict):  # a global
+            return f"{b}.get({key!r}, MISSING)"
         if source.step == "attr":
             return f"getattr({b}, {key!r}, MISSING)"
         if source.step == "cell":
@@ -223,6 +225,7 @@ class PrologueWriter:
         self._numbers()
         self._distinct()
         self._backends()
+        self._questions()
         return self._returning_inputs()
 
     def write_extraction(self) -> tuple[Trace, Callable]:
@@ -257,6 +260,14 @@ class PrologueWriter:
             self.objects["backends"] = compat.attention_backends
             self.miss("check_backends", f"backends() != {self.pin(names.backends)}", "'the backends that scaled_dot_product_attention may use are others than before'")
 
+    def _questions(self) -> None:
+        """PyTorch's settings that the program asked for are what they were; not those that it changed itself meanwhile."""
+        for (f, n), answer in self.capture.questions.items():
+            asked = f"{self.pin(f, 'ask')}()" if n is None else f"{self.pin(f, 'settings')}.{n}"
+            path = f"{f.__name__}()" if n is None else f"{getattr(f, '__name__', type(f).__name__)}.{n}"
+            if same_value(f() if n is None else getattr(f, n), answer):
+                self.miss("check_setting", f"{asked} != {answer!r}", f"was_is({path!r}, {str(answer)!r}, {asked})")
+
     def _overrides(self) -> None:
         """The parameters that transforms put in the place of the module's own are those that they were."""
         for table in self.capture.overrides:
@@ -273,10 +284,10 @@ class PrologueWriter:
             get, where = self.pin(getter, "get"), self.pin(space, "space")
             if len(keys) == 1:
                 want = self.pin(names[keys[0]], "want")
-            self.objects.update(changed=changed_name, gone=(KeyError, AttributeError))
+            self.objects.update(changed=changed_name, absent=(KeyError, AttributeError))
             self.emit(
                 "check_names", "try:", f"  if {get}({where}) != {want}: return changed({where}, {self.pin(keys, 'names')}, {want}, {label!r})",
-                f"except gone as error: return f'{label}{{error}} is gone'",
+                f"except absent as error: return f'{label}{{error}} is gone'",
             )  # fmt: skip
 
     def table(self, source: Source) -> dict | None:
@@ -452,38 +463,54 @@ class PrologueWriter:
             self.miss("check_len", f"{length} != {want}", f"was_is({f'len({path})'!r}, '{want}', {length})")
         elif kind == "keys":
             keys = v if (base := self.base_type(source)) is None else f"{self.pin(base.keys, 'keys')}({v})"
-            self.miss("check_keys", f"tuple({keys}) != {self.pin(want)}", f"{f'the keys of {path} changed'!r}")
+            self.miss("check_keys", self._other_elements(keys, want), f"{f'the keys of {path} changed'!r}")
         elif kind == "set":
-            self.miss("check_elements", f"{v} != {self.pin(want)}", f"{f'the elements of {path} changed'!r}")
+            self.miss("check_elements", self._other_elements(v, want), f"{f'the elements of {path} changed'!r}")
+
+    def _other_elements(self, found: str, want: tuple) -> str:
+        if all(type(x) is str for x in want):
+            return f"tuple({found}) != {self.pin(want)}"
+        self.objects["same_elements"] = same_elements
+        return f"not same_elements(tuple({found}), {self.pin(want)})"
+
+    def _guard_plain(self, source: Source, path: str, want) -> None:
+        self.objects["same_value"] = same_value
+        v = self.variable(source)
+        self.miss("check_value", f"not same_value({v}, {self.pin(want)})", f"was_is({path!r}, {say(want)!r}, {v})")
 
     def _guard_value(self, source: Source, path: str, want) -> None:
         v = self.variable(source)
         reason = f"was_is({path!r}, {say(want)!r}, {v})"
         if want is None or type(want) in (bool, torch.dtype, torch.layout, torch.memory_format) or want is ... or want is NotImplemented:
             self.miss("check_literal_like", f"{v} is not {self.literal(want)}", reason)
-        elif isinstance(want, float) and want != want:
+        elif type(want) is float and want != want:
             self.miss("check_number", f"type({v}) is not float or {v} == {v}", reason)
+        elif isinstance(want, (tuple, range, slice, complex, *IMMUTABLE)):
+            self.objects["same_value"] = same_value
+            self.miss("check_value", f"not same_value({v}, {self.pin(want)})", reason)
         else:
             kind = "check_string_value" if type(want) is str else "check_number_type_and_value" if type(want) in (int, float) else "check_value"
             self.miss(kind, f"type({v}) is not {self.pin(type(want))} or {v} != {self.literal(want)}", reason)
             if type(want) is float and want == 0.0:  # 0.0 and -0.0 are equal
                 self.miss("check_number", f"str({v}) != {str(want)!r}", reason)
-            if type(want) in (tuple, torch.Size, range, slice):
-                self.objects["same_types"] = same_types
-                self.miss("check_value", f"not same_types({v}, {self.pin(want)})", reason)
 
     def _guard_nodict(self, source: Source, path: str, want) -> None:
         v = self.variable(source)
         condition = f"{next(iter(want))!r} in {v}.__dict__" if len(want) == 1 else f"not {v}.__dict__.keys().isdisjoint({self.pin(tuple(want))})"
         self.miss("check_absent", condition, f"{f'one of {list(want)} was set on {path}'!r}")
 
+    def _guard_empty(self, source: Source, path: str, want) -> None:
+        self.miss("check_absent", f"{self.variable(source)} is not MISSING", f"{path + ' exists now'!r}")
+
     def _guard_noattr(self, source: Source, path: str, want) -> None:
         v, n, owner = self.variable(source.base), source.key, self.outside.get(source.base)
         self.objects.update(hasattr=hasattr, type=type)
-        if hasattr(owner, "__dict__") and not isinstance(owner, type):  # a class's own __getattribute__ is left out, as the capture interpreted it
-            condition = f"{n!r} in {self.variable(source.base.attr('__dict__'))} or hasattr(type({v}), {n!r})"
-        else:
+        if owner is None or isinstance(owner, type) or hasattr(type(owner), n):  # a slot or a descriptor that holds nothing
             condition = f"hasattr({v}, {n!r})"
+        else:  # a class's own __getattribute__ is left out, as the capture interpreted it
+            condition = f"hasattr(type({v}), {n!r})"
+            if hasattr(owner, "__dict__"):
+                condition = f"{n!r} in {self.variable(source.base.attr('__dict__'))} or {condition}"
         self.miss("check_absent", condition, f"{path + ' exists now'!r}")
 
     def _guard_nomember(self, source: Source, path: str, want) -> None:
@@ -615,7 +642,7 @@ def changed_entry(tables: tuple, keys: tuple, values: tuple, paths: tuple) -> st
             continue
         if type(want) not in PRIMITIVE:
             return f"{path} is another object than before"
-        if not same_types(now, want) or repr(now) != repr(want):  # the repr tells 0.0 from -0.0, and nan is itself
+        if not same_value(now, want):
             return was_is(path, say(want), now)
     return None
 
@@ -633,14 +660,22 @@ def same_array(a, b) -> bool:
     return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def same_types(a, b) -> bool:
+def same_value(a, b) -> bool:
+    """Whether two values are of the same types and equal, where 0.0 is not -0.0, and nan is itself. No method of a user's class is called."""
     if type(a) is not type(b):
         return False
     if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(same_types, a, b))
+        return tuple.__len__(a) == tuple.__len__(b) and all(map(same_value, tuple.__iter__(a), tuple.__iter__(b)))
     if isinstance(a, slice):
-        return all(map(same_types, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
-    return True
+        return all(map(same_value, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
+    if (base := plain_base(type(a))) is not None:
+        return base.__repr__(a) == base.__repr__(b) if base in (float, complex) else base.__eq__(a, b)
+    return repr(a) == repr(b) if isinstance(a, IMMUTABLE) else a is b or type(a) in PRIMITIVE and a == b
+
+
+def same_elements(found: tuple, want: tuple) -> bool:
+    """Whether keys of a dict, or elements of a set, are what they were, in the same order."""
+    return len(found) == len(want) and all(map(same_value, found, want))
 
 
 def called(owner, how: tuple):

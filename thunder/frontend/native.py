@@ -22,7 +22,7 @@ import torch.utils.checkpoint
 
 __all__ = [
     "PRIMITIVE", "IDENTITY", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
-    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "impure", "ENUM",
+    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base", "impure", "ENUM",
 ]  # fmt: skip
 
 # values that are compared by value and never tracked
@@ -41,6 +41,11 @@ CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict,
 def container_base(kind: type) -> type | None:
     """The builtin container that a class is, or derives from."""
     return next((base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None)
+
+
+def plain_base(kind: type) -> type | None:
+    """The builtin type of numbers or text that a class is, or derives from."""
+    return next((base for base in (int, float, complex, str, bytes) if issubclass(kind, base)), None)
 
 
 IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.timedelta)  # compared by value, like numbers
