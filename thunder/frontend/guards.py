@@ -675,7 +675,7 @@ def same_value(a, b) -> bool:
 
 def same_elements(found: tuple, want: tuple) -> bool:
     """Whether keys of a dict, or elements of a set, are what they were, in the same order."""
-    return len(found) == len(want) and all(map(same_value, found, want))
+    return len(found) == len(want) and (all(map(operator.is_, found, want)) or all(map(same_value, found, want)))
 
 
 def called(owner, how: tuple):
