@@ -170,6 +170,38 @@ def deep_list(v):
 
 
 @program(X)
+def lists_changed_after_an_operation_took_them(x):
+    """As DenseNet's features grow."""
+    features, splits, sizes = [x], {"of": [1, 2]}, [3, 2]
+    for _ in range(3):
+        features.append(torch.cat(features, 1).sin())
+    first = torch.stack(features[:1])
+    parts = torch.split(x, splits["of"], 1)
+    splits["of"][0] = 7
+    turned = x.view(sizes)
+    sizes.clear()
+    features[0] = x + 5
+    return torch.cat(features, 1), first, parts, turned
+
+
+@program(X)
+def lists_that_operations_gave_are_changed(x):
+    rows = torch.ops.aten.unbind(x)
+    first = rows[0]
+    rows[0] = first * 7
+    rows.append(first + 1)
+    return torch.stack(rows), rows.pop() * rows[1]
+
+
+@program(torch.randn(1, 3, 4, 4, requires_grad=True), torch.randn(3, 1, 3, 3, requires_grad=True))
+def a_variable_named_for_what_nobody_wants(x, w):
+    _ = x.sin()
+    y = F.conv2d(_, w, groups=3)
+    _ = y.cos()
+    return y + _
+
+
+@program(X)
 def nested_results(x):
     return {"a": [x + 1, (x * 2, {"b": x})], 3: None, "n": 5, "s": "text", (1, 2): 1.5}
 

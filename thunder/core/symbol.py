@@ -48,7 +48,7 @@ class Names:
     __slots__ = ("taken", "counters", "facts", "backends", "attends")
 
     def __init__(self):
-        self.taken: set[str] = set()
+        self.taken: set[str] = {"_"}  # what a printed program calls an output that is None
         self.counters: dict[str, int] = {}
         self.facts = Facts()
         self.backends: tuple | None = None
@@ -273,7 +273,7 @@ class Symbol:
             from thunder.core.unbacked import read_sizes
 
             read_sizes(recorder, line)
-        return out
+        return list(out) if type(out) is list else dict(out) if type(out) is dict else out  # the caller's own, who may change it
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""

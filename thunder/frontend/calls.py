@@ -157,7 +157,7 @@ def _call_method(c, method, args, kwargs):
 
 
 def _materialized(c, values):
-    """Arguments of an operation: snapshots read, real tensors lifted, lists as they are."""
+    """Arguments of an operation: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later."""
     t = type(values)
     if t is dict:
         return {k: materialize(c, v) for k, v in values.items()}
@@ -174,10 +174,21 @@ def materialize(c, v):
         return c.lift(v)
     if t in CONTAINERS or t is tuple or t is slice:
         containers.escape(c, v)
-        return map_structure(c.lift, v) if t in (list, tuple, dict, slice) else v
+        return _lifted(c, v) if t in (list, tuple, dict, slice) else v
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
         c.refuse("a torch.Generator made inside the program is used: every call would go on where the last one stopped", "make it outside and pass it in")
     return v
+
+
+def _lifted(c, v):
+    t = type(v)
+    if t is list:
+        return [_lifted(c, x) for x in v]
+    if t is dict:
+        return {k: _lifted(c, x) for k, x in v.items()}
+    if t is tuple:
+        return tuple(_lifted(c, x) for x in v)
+    return map_structure(c.lift, v)
 
 
 def operation(c, name: str, operands):

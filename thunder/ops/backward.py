@@ -50,11 +50,16 @@ def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = 
 
 
 def memory_format(t: torch.Tensor) -> torch.memory_format:
-    """The layout that PyTorch's kernels keep for an image: channels last where they are."""
-    for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if t.dim() == rank and not t.is_contiguous() and t.is_contiguous(memory_format=layout):
-            return layout
-    return torch.contiguous_format
+    """The layout that PyTorch's kernels keep for an image, by its strides alone, as `suggest_memory_format` in c10/core/MemoryFormat.h: channels last where they are."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim())
+    if layout is None or 0 in t.shape or t.stride(1) == 0:
+        return torch.contiguous_format
+    least = 0
+    for d in (1, *range(t.dim() - 1, 1, -1), 0):
+        if t.stride(d) < least or (d == 0 and least == t.stride(1)):  # what could be either is row-major
+            return torch.contiguous_format
+        least = t.stride(d) * t.shape[d]
+    return layout
 
 
 def _like_first(g, *args, **kwargs):
