@@ -237,6 +237,19 @@ def test_what_is_copied_over_has_a_gradient_of_zero(write):
     assert all(g is w or torch.equal(g, w) for g, w in zip(got, want, strict=True))
 
 
+def test_a_variable_named_for_what_nobody_wants():
+    """A gradient that is None is printed as `_`."""
+
+    def program(x, v, w):
+        y = F.conv2d(x.sin(), v)
+        _ = y.cos()
+        return F.conv2d(F.conv2d(_, w), w)
+
+    x, v, w = T(1, 3, 5, 5), T(3, 3, 3, 3), T(3, 3, 2, 2)
+    got, want = (torch.autograd.grad(f(x.detach(), v, w).sum(), (v, w)) for f in (thunder.jit(program), program))
+    torch.testing.assert_close(got, want)
+
+
 def gaps(t):
     whole = torch.full((*t.shape, 2), torch.nan, dtype=t.dtype)
     whole[..., 0] = t.detach()

@@ -193,14 +193,6 @@ def lists_that_operations_gave_are_changed(x):
     return torch.stack(rows), rows.pop() * rows[1]
 
 
-@program(torch.randn(1, 3, 4, 4, requires_grad=True), torch.randn(3, 1, 3, 3, requires_grad=True))
-def a_variable_named_for_what_nobody_wants(x, w):
-    _ = x.sin()
-    y = F.conv2d(_, w, groups=3)
-    _ = y.cos()
-    return y + _
-
-
 @program(X)
 def nested_results(x):
     return {"a": [x + 1, (x * 2, {"b": x})], 3: None, "n": 5, "s": "text", (1, 2): 1.5}
