@@ -336,7 +336,7 @@ class Symbol:
                 positional.append(renamed[name])
             elif name in self.defaults:
                 positional.append(self.defaults[name])
-            elif self.canonicalize is not None:  # which knows what may be left out
+            elif self.canonicalize is not None and not renamed.keys() <= names:  # which knows PyTorch's other names
                 return args, renamed
             else:
                 raise TypeError(f"{self.name}() missing 1 required positional argument: {name!r}")

@@ -148,7 +148,7 @@ def constant(value) -> Expression:
     return Expression({(): value} if value != 0 else {})
 
 
-def apply(name: str, *args: Expression, whole: bool) -> Expression:
+def apply(name: str, *args: Expression, whole: bool = True) -> Expression:
     """An application, simplified where it is plain: constants fold, an exact quotient of `whole` numbers loses its division."""
     if all(a.is_constant for a in args):
         return constant(APPLICATIONS[name][0](*(a.constant for a in args)))

@@ -243,6 +243,12 @@ def arange(start, end, step, *, device, dtype):
     return iota(_count(start, end, step), start=start, step=step, device=device, dtype=dtype)
 
 
+@alias(torch.arange)
+def _arange(*args, **kwargs):
+    """The start may be left out, also where the end is given by its name alone."""
+    return arange(*((0,) if not args and "end" in kwargs and "start" not in kwargs and "step" not in kwargs else args), **kwargs)
+
+
 @arange.samples
 def _(make):
     yield (5,), {}
