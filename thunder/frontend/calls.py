@@ -586,9 +586,14 @@ def call_native(c, f, args, kwargs):
         c.synchronize()
         args, kwargs = [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs
     result = Host.call_native(c, f, args, kwargs)
-    if type(result) in _ANSWERS and not (args or kwargs) and _is_torch(f) and getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES:
+    if type(result) in _ANSWERS and not (args or kwargs) and _is_torch(f) and _is_question(f):
         c.questions[f, None] = result
     return result
+
+
+def _is_question(f) -> bool:
+    """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
+    return getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES and f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_"))
 
 
 _ANSWERS = (bool, int, float, str)
