@@ -593,7 +593,8 @@ def call_native(c, f, args, kwargs):
 
 def _is_question(f) -> bool:
     """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
-    return getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES and f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_"))
+    asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
+    return asks and getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES
 
 
 _ANSWERS = (bool, int, float, str)
