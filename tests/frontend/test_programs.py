@@ -16,6 +16,7 @@ import types
 import typing
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -167,6 +168,21 @@ def deep_list(v):
 
 
 # ---------------------------------------------------------------------------------------------------------------- results
+
+
+@program(X)
+def numbers_of_numpys(x):
+    n, half = np.int64(2), np.float64(0.5)
+    sizes = [torch.zeros(n, 3), x.new_ones((n,)), torch.full((n,), half), x.view(-1, np.prod((1, 3))), torch.linspace(half, np.float32(1), n), x.sum(np.int64(1))]
+    left = [half * x, np.float32(2) * x, n + x, np.float32(1) - x, half / (x.abs() + 1), half**x, half < x, np.float64(3) * (x > 0).int()]
+    return sizes, left, x[n - 1, :: np.int64(2)], torch.arange(np.float64(0), np.float64(1), np.float64(0.25)), x.clamp(-half, np.float32(1))
+
+
+@program(X)
+def types_of_numpys_data(x):
+    scalars = [torch.tensor(np.float64(2)), torch.tensor([half := np.float64(0.5), 1.0]), torch.as_tensor(half), torch.tensor(np.float16(2)), torch.tensor([np.int64(3)])]
+    arrays = [torch.tensor(np.zeros(3)), torch.as_tensor(np.ones((2, 0, 3))), torch.asarray(np.arange(2, dtype=np.int32)), torch.tensor(np.zeros((0, 4), dtype=bool))]
+    return scalars, arrays, x.new_tensor(np.zeros(2)), torch.tensor(np.zeros(2), dtype=torch.float16), x * torch.as_tensor(np.full(3, 0.1))
 
 
 @program(X)

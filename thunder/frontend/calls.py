@@ -13,6 +13,7 @@ import types
 import warnings
 import weakref
 
+import numpy
 import torch
 import torch.utils.checkpoint
 
@@ -156,15 +157,15 @@ def _call_method(c, method, args, kwargs):
     return function(materialize(c, p), *_materialized(c, args), **_materialized(c, kwargs))
 
 
-def _materialized(c, values):
-    """Arguments of an operation: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later."""
+def _materialized(c, values, *, typed: bool = False):
+    """Arguments of an operation: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later; numpy's numbers are Python's, unless `typed`."""
     t = type(values)
     if t is dict:
-        return {k: materialize(c, v) for k, v in values.items()}
-    return [materialize(c, v) for v in values]
+        return {k: materialize(c, v, typed=typed) for k, v in values.items()}
+    return [materialize(c, v, typed=typed) for v in values]
 
 
-def materialize(c, v):
+def materialize(c, v, *, typed: bool = False):
     t = type(v)
     if t is TensorProxy and c.recorder.memory is not None and c.recorder.memory.formed:
         return c.recorder.latest(v)  # in the shape that it has now
@@ -174,21 +175,24 @@ def materialize(c, v):
         return c.lift(v)
     if t in CONTAINERS or t is tuple or t is slice:
         containers.escape(c, v)
-        return _lifted(c, v) if t in (list, tuple, dict, slice) else v
+        return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
         c.refuse("a torch.Generator made inside the program is used: every call would go on where the last one stopped", "make it outside and pass it in")
-    return v
+    return v.item() if isinstance(v, numpy.generic) and not typed else v
 
 
-def _lifted(c, v):
+def _lifted(c, v, typed: bool):
     t = type(v)
     if t is list:
-        return [_lifted(c, x) for x in v]
+        return [_lifted(c, x, typed) for x in v]
     if t is dict:
-        return {k: _lifted(c, x) for k, x in v.items()}
+        return {k: _lifted(c, x, typed) for k, x in v.items()}
     if t is tuple:
-        return tuple(_lifted(c, x) for x in v)
-    return map_structure(c.lift, v)
+        return tuple(_lifted(c, x, typed) for x in v)
+    return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
+
+
+_OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the type of what they are given
 
 
 def operation(c, name: str, operands):
@@ -204,7 +208,8 @@ def record(c, function, args, kwargs):
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
     c.synchronize()
-    args, kwargs = _materialized(c, args), _materialized(c, kwargs)
+    typed = function in _OF_DATA
+    args, kwargs = _materialized(c, args, typed=typed), _materialized(c, kwargs, typed=typed)
     if opaque_values.involved(c, (args, kwargs)):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:

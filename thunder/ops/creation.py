@@ -10,7 +10,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like, map_structure, number_value
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, like, map_structure, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import DataDependentError
@@ -369,13 +369,17 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
     """torch.tensor of Python data, or of a tensor (a copy)."""
     if type(data) is TensorProxy:
         return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
-    if not _plain(data):
-        data = torch.as_tensor(data).tolist() if hasattr(data, "__array__") else data
+    if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy) for x in _leaf_types(data, [])):
+        with torch._C.DisableTorchFunction():
+            found = torch.tensor(map_structure(concrete, data), device="cpu")
+        dtype = found.dtype if dtype is None else dtype  # numpy's numbers have their own
+        if not found.numel():
+            return LTORCH["zeros"](*found.shape, dtype=dtype, device=device)
+        data = found.tolist()
     return _tensor_symbol(data, dtype=dtype, device=device)
 
 
-def _plain(data) -> bool:
-    return all(is_number(x) for x in _leaf_types(data, []))
+_NUMBERS = (bool, int, float, complex)
 
 
 @alias(torch.as_tensor, torch.asarray)
