@@ -158,7 +158,7 @@ def _call_method(c, method, args, kwargs):
 
 
 def _materialized(c, values, *, typed: bool = False):
-    """Arguments of an operation: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later; numpy's numbers are Python's, unless `typed`."""
+    """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
     if t is dict:
         return {k: materialize(c, v, typed=typed) for k, v in values.items()}
