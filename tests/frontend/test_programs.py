@@ -1186,3 +1186,28 @@ def test_a_program_that_asks_whether_it_is_compiled_goes_eagers_way_where_that_c
     x = -torch.ones(3)
     for f in (program, branching):
         assert torch.equal(thunder.jit(f)(x), f(x))
+
+
+class Partial:
+    def _start(self, a, b):
+        self.scale = a * b
+
+    def _scaled(self, x, k):
+        return x * k * self.scale
+
+    __init__ = functools.partialmethod(_start, b=3)
+    scaled = functools.partialmethod(_scaled, k=2)
+
+
+def test_methods_that_a_descriptor_makes_anew_at_each_access(monkeypatch):
+    outside = Partial(1)
+
+    def program(x):
+        return Partial(2).scaled(x) + outside.scaled(x)
+
+    compiled = thunder.jit(program)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), program(x)) and torch.equal(compiled(x), program(x))
+    assert thunder.cache_misses(compiled) == 1
+    monkeypatch.setattr(Partial, "scaled", functools.partialmethod(Partial._scaled, k=5))
+    assert torch.equal(compiled(x), program(x))

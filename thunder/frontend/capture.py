@@ -637,6 +637,8 @@ class Capture(Host):
             value = getattr(t, n, a)
             if type(value) is types.MethodType:  # made anew at each access
                 self.namespace(t, f"{t.__qualname__}.", f"{n}.__func__", value.__func__)
+            elif (found := self.resolve(t, n))[0] == "get" and value is not getattr(t, n):  # as well, by a descriptor
+                self.namespace(found[2].__dict__, f"{t.__qualname__}.", n, found[1])  # type: ignore[arg-type]
             else:
                 self.namespace(t, f"{t.__qualname__}.", n, value)
 
