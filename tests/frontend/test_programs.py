@@ -16,6 +16,7 @@ import types
 import typing
 import weakref
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -1211,3 +1212,28 @@ def test_methods_that_a_descriptor_makes_anew_at_each_access(monkeypatch):
     assert thunder.cache_misses(compiled) == 1
     monkeypatch.setattr(Partial, "scaled", functools.partialmethod(Partial._scaled, k=5))
     assert torch.equal(compiled(x), program(x))
+
+
+class Indexed:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return (2, 4, 6)[i]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        range(1, 4), [range(2), range(1, 3)], range(0), collections.deque([1, 2]), Indexed(), numpy.ones(2, numpy.int8), numpy.array(2.5), numpy.float64(1), [numpy.float64(1), 2.0],
+        [numpy.int32(1)], [True, 2], [[], []],
+    ],
+    ids=repr,
+)  # fmt: skip
+@pytest.mark.parametrize("make", [lambda x, d: torch.tensor(d), lambda x, d: torch.as_tensor(d), lambda x, d: x.new_tensor(d), lambda x, d: torch.tensor(d, dtype=torch.float16)])
+def test_tensors_of_sequences_and_of_numpys_numbers_have_their_dtype(make, data):
+    def program(x):
+        made = make(x, data)
+        return made, made.dtype, made.shape
+
+    assert_same(thunder.jit(program)(X), program(X))

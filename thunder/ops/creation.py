@@ -363,13 +363,15 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
     """torch.tensor of Python data, or of a tensor (a copy)."""
     if type(data) is TensorProxy:
         return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
-    if not _plain(data):
-        data = torch.as_tensor(data).tolist() if hasattr(data, "__array__") else data
+    leaves = _leaf_types(data, [])
+    if not all(map(_plain, leaves)) and not any(isinstance(x, (TensorProxy, NumberProxy)) for x in leaves):
+        made = torch.as_tensor(data)  # of numpy's arrays and numbers, ranges and other sequences
+        data, dtype = made.tolist(), dtype or made.dtype
     return _tensor_symbol(data, dtype=dtype, device=device)
 
 
-def _plain(data) -> bool:
-    return all(is_number(x) for x in _leaf_types(data, []))
+def _plain(x) -> bool:
+    return is_number(x) and not hasattr(x, "__array__")
 
 
 @alias(torch.as_tensor, torch.asarray)
