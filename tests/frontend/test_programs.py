@@ -1237,3 +1237,26 @@ def test_tensors_of_sequences_and_of_numpys_numbers_have_their_dtype(make, data)
         return made, made.dtype, made.shape
 
     assert_same(thunder.jit(program)(X), program(X))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.LongTensor([0, 0]).add_(x[0, :2].long()), lambda x: torch.FloatTensor([1.0]), lambda x: torch.from_numpy(numpy.ones(3)).add_(x[0]),
+        lambda x: torch.FloatTensor(2, 3).copy_(x).mul_(2),
+    ],
+)  # fmt: skip
+def test_tensors_of_functions_that_are_no_operations_are_made_at_each_call(program):
+    compiled = thunder.jit(program)
+    results = [compiled(X) for _ in range(3)]
+    assert results[0] is not results[1]
+    for got in results:
+        assert_same(got, program(X))
+
+
+def test_tensors_of_arrays_from_outside_share_their_memory():
+    array, other = numpy.zeros(3), numpy.zeros(3)
+    compiled = thunder.jit(lambda x: torch.from_numpy(array).add_(x))
+    for _ in range(3):
+        assert_same(compiled(X[0]), torch.from_numpy(other).add_(X[0]))
+    assert (array == other).all()

@@ -586,6 +586,8 @@ def call_native(c, f, args, kwargs):
         c.synchronize()
         args, kwargs = [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs
     result = Host.call_native(c, f, args, kwargs)
+    if type(result) is torch.Tensor and not result.requires_grad and _is_torch(f) and not any(id(a) in c.arrays for a in args):
+        return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in _ANSWERS and not (args or kwargs) and _is_torch(f) and getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES:
         c.questions[f, None] = result
     return result
