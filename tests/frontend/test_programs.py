@@ -1260,3 +1260,8 @@ def test_tensors_of_arrays_from_outside_share_their_memory():
     for _ in range(3):
         assert_same(compiled(X[0]), torch.from_numpy(other).add_(X[0]))
     assert (array == other).all()
+
+
+def test_a_tensor_of_the_legacy_constructor_has_the_size_that_it_is_given():
+    for program in (lambda x: torch.Tensor(x.size()).fill_(1), lambda x: torch.Tensor(x[0].size()).fill_(1), lambda x: torch.Tensor(x[0, 0].shape).fill_(1)):
+        assert_same(thunder.jit(program)(X), program(X))

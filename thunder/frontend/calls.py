@@ -652,6 +652,8 @@ def _construct(c, cls, args, kwargs):
             return as_number(args[0], cls)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else list(c.iterate(a)) for a in args], kwargs)
+    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, SymbolicSize)):
+        return c.call(torch.empty, args, {"device": "cpu"})
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
         return record(c, cls, args, kwargs) if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter else call_native(c, cls, args, kwargs)
     new, init = c.resolve(cls, "__new__")[1], c.resolve(cls, "__init__")
