@@ -1265,3 +1265,11 @@ def test_tensors_of_arrays_from_outside_share_their_memory():
 def test_a_tensor_of_the_legacy_constructor_has_the_size_that_it_is_given():
     for program in (lambda x: torch.Tensor(x.size()).fill_(1), lambda x: torch.Tensor(x[0].size()).fill_(1), lambda x: torch.Tensor(x[0, 0].shape).fill_(1)):
         assert_same(thunder.jit(program)(X), program(X))
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.parametrize("mask", [True, False])
+def test_gradients_through_an_index_that_is_one_bool(shape, mask):
+    x, key = torch.rand(shape, requires_grad=True), torch.tensor(mask)
+    got, want = (torch.autograd.grad((f(x, key) * 2).sum(), x) for f in (thunder.jit(lambda x, k: x[k]), lambda x, k: x[k]))
+    assert_same(got, want)
