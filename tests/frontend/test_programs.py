@@ -1273,3 +1273,18 @@ def test_gradients_through_an_index_that_is_one_bool(shape, mask):
     x, key = torch.rand(shape, requires_grad=True), torch.tensor(mask)
     got, want = (torch.autograd.grad((f(x, key) * 2).sum(), x) for f in (thunder.jit(lambda x, k: x[k]), lambda x, k: x[k]))
     assert_same(got, want)
+
+
+def test_sizes_with_a_number_that_depends_on_data():
+    x, i = torch.rand(4, 3), torch.tensor([0, 1, 1, 2])
+    for join in (
+        lambda x, n: x.shape[:0] + (n,) + x.shape[1:], lambda x, n: (n,) + x.shape[1:], lambda x, n: torch.Size((n,)) + x.shape[1:], lambda x, n: torch.Size([n, *x.shape[1:]]),
+    ):  # fmt: skip
+
+        def program(x, i, join=join):
+            size = join(x, int(i.max()) + 1)
+            return x.new_zeros(size).index_add_(0, i, x), size, type(size) is torch.Size, size.numel()
+
+        assert_same(thunder.jit(program)(x, i), program(x, i))
+    with pytest.raises(TypeError):
+        thunder.jit(lambda x: x.shape + ("a",))(x)

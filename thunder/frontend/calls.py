@@ -93,7 +93,11 @@ class SymbolicSize(tuple):
 
 
 def _shape(p: TensorProxy):
-    return torch.Size(p.shape) if all(type(n) is int for n in p.shape) else SymbolicSize(p.shape)
+    return size(p.shape)
+
+
+def size(numbers) -> torch.Size | SymbolicSize:
+    return (SymbolicSize if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
 
 
 _STATED = {
@@ -286,6 +290,8 @@ def binary(c, symbol, a, b):
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
         return ARITHMETIC[symbol](materialize(c, a), materialize(c, b))
+    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, SymbolicSize}:
+        return size((*a, *b))
     return ARITHMETIC[symbol](a, b)
 
 
@@ -654,6 +660,8 @@ def _construct(c, cls, args, kwargs):
         return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else list(c.iterate(a)) for a in args], kwargs)
     if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, SymbolicSize)):
         return c.call(torch.empty, args, {"device": "cpu"})
+    if cls is torch.Size and args:
+        return size(tuple(c.iterate(args[0])))
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
         return record(c, cls, args, kwargs) if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter else call_native(c, cls, args, kwargs)
     new, init = c.resolve(cls, "__new__")[1], c.resolve(cls, "__init__")
@@ -673,7 +681,9 @@ def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
         return _construct(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
     a = args[0]
-    return kind_of(c, a) if type(a) is TensorProxy else a.python_type if isinstance(a, NumberProxy) else bool if type(a) is Condition else type(a)
+    if type(a) is TensorProxy:
+        return kind_of(c, a)
+    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, SymbolicSize: torch.Size}.get(type(a), type(a))
 
 
 def _isinstance(c, f, args, kwargs):
