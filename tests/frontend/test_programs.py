@@ -1288,3 +1288,13 @@ def test_sizes_with_a_number_that_depends_on_data():
         assert_same(thunder.jit(program)(x, i), program(x, i))
     with pytest.raises(TypeError):
         thunder.jit(lambda x: x.shape + ("a",))(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("number", [numpy.float64(2.5), numpy.float32(1.5), numpy.int64(3), numpy.bool_(True)], ids=repr)
+def test_numbers_of_numpys_beside_tensors(number, dtype):
+    def program(x, n):
+        return n * x, x + n, n - x.float(), x / n, n / (x + 1), n > x, x <= n, n == x
+
+    x = torch.tensor([0, 1, 2]).to(dtype)
+    assert_same(thunder.jit(lambda x: program(x, number))(x), program(x, number))

@@ -13,6 +13,7 @@ import types
 import warnings
 import weakref
 
+import numpy
 import torch
 import torch.utils.checkpoint
 
@@ -289,10 +290,19 @@ def binary(c, symbol, a, b):
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
-        return ARITHMETIC[symbol](materialize(c, a), materialize(c, b))
+        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, SymbolicSize}:
         return size((*a, *b))
     return ARITHMETIC[symbol](a, b)
+
+
+def _operand(c, v):
+    """What is beside a tensor: a number of numpy's is a number, as PyTorch takes it."""
+    if isinstance(v, numpy.bool_):
+        return float(v)
+    if isinstance(v, numpy.number):
+        return v.item()
+    return materialize(c, v)
 
 
 def unary(c, symbol, a):
@@ -322,7 +332,7 @@ def compare(c, symbol, a, b):
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         c.synchronize()
-        return COMPARISONS[symbol](materialize(c, a), materialize(c, b))
+        return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
     return COMPARISONS[symbol](a, b)
 
 
