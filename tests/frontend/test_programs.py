@@ -1298,3 +1298,12 @@ def test_numbers_of_numpys_beside_tensors(number, dtype):
 
     x = torch.tensor([0, 1, 2]).to(dtype)
     assert_same(thunder.jit(lambda x: program(x, number))(x), program(x, number))
+
+
+@pytest.mark.parametrize("name", ["type", "len", "map", "all", "hooked", "hasattr", "MISSING", "check_tensor_metadata", "is_", "why", "error"])
+@pytest.mark.parametrize("text", ["def program(x, p, values, {0}): y = x * {0}", "{0} = 2.0\ndef program(x, p, values, _): y = x * {0}"], ids=["argument", "global"])
+def test_names_that_the_checks_use(name, text):
+    space = {"length": len, "is_list": lambda v: type(v) is [].__class__, "has": hasattr}
+    exec(text.format(name) + "; p.sum().backward(); return (y + length(values) if is_list(values) and not has(p, 'z') else x) + p.grad", space)
+    arguments = [(torch.ones(3), torch.ones(3, requires_grad=True), [1.0, torch.ones(1)], torch.ones(1) * 3) for _ in range(2)]
+    assert_same(thunder.jit(space["program"])(*arguments[0]), space["program"](*arguments[1]))
