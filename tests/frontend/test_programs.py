@@ -1194,3 +1194,123 @@ def test_a_program_that_asks_whether_it_is_compiled_goes_eagers_way_where_that_c
     x = -torch.ones(3)
     for f in (program, branching):
         assert torch.equal(thunder.jit(f)(x), f(x))
+
+
+class Partial:
+    def _start(self, a, b):
+        self.scale = a * b
+
+    def _scaled(self, x, k):
+        return x * k * self.scale
+
+    __init__ = functools.partialmethod(_start, b=3)
+    scaled = functools.partialmethod(_scaled, k=2)
+
+
+def test_methods_that_a_descriptor_makes_anew_at_each_access(monkeypatch):
+    outside = Partial(1)
+
+    def program(x):
+        return Partial(2).scaled(x) + outside.scaled(x)
+
+    compiled = thunder.jit(program)
+    x = torch.ones(2)
+    assert torch.equal(compiled(x), program(x)) and torch.equal(compiled(x), program(x))
+    assert thunder.cache_misses(compiled) == 1
+    monkeypatch.setattr(Partial, "scaled", functools.partialmethod(Partial._scaled, k=5))
+    assert torch.equal(compiled(x), program(x))
+
+
+class Indexed:
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return (2, 4, 6)[i]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        range(1, 4), [range(2), range(1, 3)], range(0), collections.deque([1, 2]), Indexed(), np.ones(2, np.int8), np.array(2.5), np.float64(1), [np.float64(1), 2.0],
+        [np.int32(1)], [True, 2], [[], []],
+    ],
+    ids=lambda data: str(data).split(" object")[0],
+)  # fmt: skip
+@pytest.mark.parametrize("make", [lambda x, d: torch.tensor(d), lambda x, d: torch.as_tensor(d), lambda x, d: x.new_tensor(d), lambda x, d: torch.tensor(d, dtype=torch.float16)])
+def test_tensors_of_sequences_and_of_numpys_numbers_have_their_dtype(make, data):
+    def program(x):
+        made = make(x, data)
+        return made, made.dtype, made.shape
+
+    assert_same(thunder.jit(program)(X), program(X))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.LongTensor([0, 0]).add_(x[0, :2].long()), lambda x: torch.FloatTensor([1.0]), lambda x: torch.from_numpy(np.ones(3)).add_(x[0]),
+        lambda x: torch.FloatTensor(2, 3).copy_(x).mul_(2),
+    ],
+)  # fmt: skip
+def test_tensors_of_functions_that_are_no_operations_are_made_at_each_call(program):
+    compiled = thunder.jit(program)
+    results = [compiled(X) for _ in range(3)]
+    assert results[0] is not results[1]
+    for got in results:
+        assert_same(got, program(X))
+
+
+def test_tensors_of_arrays_from_outside_share_their_memory():
+    array, other = np.zeros(3), np.zeros(3)
+    compiled = thunder.jit(lambda x: torch.from_numpy(array).add_(x))
+    for _ in range(3):
+        assert_same(compiled(X[0]), torch.from_numpy(other).add_(X[0]))
+    assert (array == other).all()
+
+
+def test_a_tensor_of_the_legacy_constructor_has_the_size_that_it_is_given():
+    for program in (lambda x: torch.Tensor(x.size()).fill_(1), lambda x: torch.Tensor(x[0].size()).fill_(1), lambda x: torch.Tensor(x[0, 0].shape).fill_(1)):
+        assert_same(thunder.jit(program)(X), program(X))
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
+@pytest.mark.parametrize("mask", [True, False])
+def test_gradients_through_an_index_that_is_one_bool(shape, mask):
+    x, key = torch.rand(shape, requires_grad=True), torch.tensor(mask)
+    got, want = (torch.autograd.grad((f(x, key) * 2).sum(), x) for f in (thunder.jit(lambda x, k: x[k]), lambda x, k: x[k]))
+    assert_same(got, want)
+
+
+def test_sizes_with_a_number_that_depends_on_data():
+    x, i = torch.rand(4, 3), torch.tensor([0, 1, 1, 2])
+    for join in (
+        lambda x, n: x.shape[:0] + (n,) + x.shape[1:], lambda x, n: (n,) + x.shape[1:], lambda x, n: torch.Size((n,)) + x.shape[1:], lambda x, n: torch.Size([n, *x.shape[1:]]),
+    ):  # fmt: skip
+
+        def program(x, i, join=join):
+            size = join(x, int(i.max()) + 1)
+            return x.new_zeros(size).index_add_(0, i, x), size, type(size) is torch.Size, size.numel()
+
+        assert_same(thunder.jit(program)(x, i), program(x, i))
+    with pytest.raises(TypeError):
+        thunder.jit(lambda x: x.shape + ("a",))(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("number", [np.float64(2.5), np.float32(1.5), np.int64(3), np.bool_(True)], ids=repr)
+def test_numbers_of_numpys_beside_tensors(number, dtype):
+    def program(x, n):
+        return n * x, x + n, n - x.float(), x / n, n / (x + 1), n > x, x <= n, n == x
+
+    x = torch.tensor([0, 1, 2]).to(dtype)
+    assert_same(thunder.jit(lambda x: program(x, number))(x), program(x, number))
+
+
+@pytest.mark.parametrize("name", ["type", "len", "map", "all", "hooked", "hasattr", "MISSING", "check_tensor_metadata", "is_", "why", "error"])
+@pytest.mark.parametrize("text", ["def program(x, p, values, {0}): y = x * {0}", "{0} = 2.0\ndef program(x, p, values, _): y = x * {0}"], ids=["argument", "global"])
+def test_names_that_the_checks_use(name, text):
+    space = {"length": len, "is_list": lambda v: type(v) is [].__class__, "has": hasattr}
+    exec(text.format(name) + "; p.sum().backward(); return (y + length(values) if is_list(values) and not has(p, 'z') else x) + p.grad", space)
+    arguments = [(torch.ones(3), torch.ones(3, requires_grad=True), [1.0, torch.ones(1)], torch.ones(1) * 3) for _ in range(2)]
+    assert_same(thunder.jit(space["program"])(*arguments[0]), space["program"](*arguments[1]))

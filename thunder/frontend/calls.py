@@ -94,7 +94,11 @@ class SymbolicSize(tuple):
 
 
 def _shape(p: TensorProxy):
-    return torch.Size(p.shape) if all(type(n) is int for n in p.shape) else SymbolicSize(p.shape)
+    return size(p.shape)
+
+
+def size(numbers) -> torch.Size | SymbolicSize:
+    return (SymbolicSize if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
 
 
 _STATED = {
@@ -290,8 +294,15 @@ def binary(c, symbol, a, b):
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
-        return ARITHMETIC[symbol](materialize(c, a), materialize(c, b))
+        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
+    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, SymbolicSize}:
+        return size((*a, *b))
     return ARITHMETIC[symbol](a, b)
+
+
+def _operand(c, v):
+    """What is beside a tensor, where PyTorch takes a bool of numpy's for a float."""
+    return float(v) if isinstance(v, numpy.bool_) else materialize(c, v)
 
 
 def unary(c, symbol, a):
@@ -321,7 +332,7 @@ def compare(c, symbol, a, b):
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         c.synchronize()
-        return COMPARISONS[symbol](materialize(c, a), materialize(c, b))
+        return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
     return COMPARISONS[symbol](a, b)
 
 
@@ -591,6 +602,8 @@ def call_native(c, f, args, kwargs):
         c.synchronize()
         args, kwargs = [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs
     result = Host.call_native(c, f, args, kwargs)
+    if type(result) is torch.Tensor and not result.requires_grad and _is_torch(f) and not any(id(a) in c.arrays for a in args):
+        return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in _ANSWERS and not (args or kwargs) and _is_torch(f) and _is_question(f):
         c.questions[f, None] = result
     return result
@@ -661,6 +674,10 @@ def _construct(c, cls, args, kwargs):
             return as_number(args[0], cls)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else list(c.iterate(a)) for a in args], kwargs)
+    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, SymbolicSize)):
+        return c.call(torch.empty, args, {"device": "cpu"})
+    if cls is torch.Size and args:
+        return size(tuple(c.iterate(args[0])))
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
         return record(c, cls, args, kwargs) if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter else call_native(c, cls, args, kwargs)
     new, init = c.resolve(cls, "__new__")[1], c.resolve(cls, "__init__")
@@ -680,7 +697,9 @@ def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
         return _construct(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
     a = args[0]
-    return kind_of(c, a) if type(a) is TensorProxy else a.python_type if isinstance(a, NumberProxy) else bool if type(a) is Condition else type(a)
+    if type(a) is TensorProxy:
+        return kind_of(c, a)
+    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, SymbolicSize: torch.Size}.get(type(a), type(a))
 
 
 def _isinstance(c, f, args, kwargs):

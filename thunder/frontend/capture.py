@@ -94,6 +94,7 @@ class Capture(Host):
         # what the program was found to depend on
         self.guards: dict[tuple, Any] = {}
         self.namespaces: dict[int, tuple] = {}
+        self.arrays: dict[int, numpy.ndarray] = {}  # from outside, whose memory tensors of them share
         self.builtins: dict[int, tuple] = {}  # id(globals) -> (globals, names that are builtins because the globals have none)
         self.function_sources: dict[int, Source] = {}
         self.functions: dict[int, tuple] = {}  # id(function) -> (function, whether a default of it was used)
@@ -211,6 +212,7 @@ class Capture(Host):
             return value if all(a is b for a, b in zip(elements, value, strict=True)) else t(elements)
         if t is numpy.ndarray:
             self.guards.setdefault((source, "array", None), value.copy())
+            self.arrays[id(value)] = value
             return value
         if plain_base(t) is not None and not isinstance(value, ENUM):
             self._known(value, source)
@@ -637,6 +639,8 @@ class Capture(Host):
             value = getattr(t, n, a)
             if type(value) is types.MethodType:  # made anew at each access
                 self.namespace(t, f"{t.__qualname__}.", f"{n}.__func__", value.__func__)
+            elif (found := self.resolve(t, n))[0] == "get" and value is not getattr(t, n):  # as well, by a descriptor
+                self.namespace(found[2].__dict__, f"{t.__qualname__}.", n, found[1])  # type: ignore[arg-type]
             else:
                 self.namespace(t, f"{t.__qualname__}.", n, value)
 

@@ -107,6 +107,13 @@ def written(name: str, signature: str, lines: list[BoundSymbol], result: str | t
     return trace, trace._callable
 
 
+# what the text of the checks says, which is no variable's name
+_SPOKEN = set(
+    "fn args kwargs MISSING was_is all any map next zip len list sorted isinstance hasattr type str id math repeat getitem contains is_ gone absent error changed changed_entry "
+    "changed_function shadowed same_array same_elements same_value metadata share hooked apart backends check_tensor_metadata why tuple getattr".split()
+)
+
+
 class PrologueWriter:
     """Turns the guards of a capture into prologue lines."""
 
@@ -116,7 +123,7 @@ class PrologueWriter:
         self.variables: dict[Source, str] = {}
         self.lines: list[BoundSymbol] = []
         self.names = Names()
-        self.names.taken |= {"fn", "args", "kwargs"}
+        self.names.taken |= _SPOKEN
         self.pins: dict[int, str] = {}
         self.weak: list[weakref.ref] = []  # what must be alive for the program to fit any call
         self.outside = {source: capture.keep.get(i) for i, source in capture.sources.items()}

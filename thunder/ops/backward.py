@@ -215,7 +215,7 @@ def _getitem_backward(g, shape, key):
     out = g.new_zeros(tuple(shape))
     if any(isinstance(k, (torch.Tensor, list)) for k in (key if isinstance(key, tuple) else (key,))):
         keys = key if isinstance(key, tuple) else (key,)
-        if all(isinstance(k, torch.Tensor) for k in keys):
+        if all(isinstance(k, torch.Tensor) and (k.dim() or k.dtype != torch.bool) for k in keys):
             return out.index_put_(keys, g, accumulate=True)
         position = torch.arange(out.numel(), device=g.device).view(out.shape)[key]
         return out.view(-1).index_add_(0, position.reshape(-1), g.reshape(-1)).view(out.shape)

@@ -369,7 +369,8 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
     """torch.tensor of Python data, or of a tensor (a copy)."""
     if type(data) is TensorProxy:
         return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
-    if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy) for x in _leaf_types(data, [])):
+    leaves = _leaf_types(data, [])
+    if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy | TensorProxy) for x in leaves):
         with torch._C.DisableTorchFunction():
             found = torch.tensor(map_structure(concrete, data), device="cpu")
         dtype = found.dtype if dtype is None else dtype  # numpy's numbers have their own
