@@ -1343,3 +1343,19 @@ def test_what_native_code_calls_back_is_seen(program, monkeypatch):
     assert_same(compiled(X), program(X))
     monkeypatch.setitem(globals(), "FACTOR", 5.0)
     assert_same(compiled(X), program(X))
+
+
+def test_names_that_a_modules_getattr_answers():
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name):
+            if name == "scale":
+                return said["scale"]
+            raise AttributeError(name)
+
+    said, lazy, plain = {"scale": 2.0}, Lazy("lazy"), types.ModuleType("plain")
+    plain.__getattr__ = lambda name: said[name]
+    compiled = thunder.jit(lambda x: x * lazy.scale + plain.scale)
+    for said["scale"] in (2.0, 3.0):
+        assert_same(compiled(X), X * said["scale"] + said["scale"])
+        assert_same(compiled(X), X * said["scale"] + said["scale"])
+    assert thunder.cache_misses(compiled) == 2
