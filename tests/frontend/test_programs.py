@@ -1314,3 +1314,55 @@ def test_names_that_the_checks_use(name, text):
     exec(text.format(name) + "; p.sum().backward(); return (y + length(values) if is_list(values) and not has(p, 'z') else x) + p.grad", space)
     arguments = [(torch.ones(3), torch.ones(3, requires_grad=True), [1.0, torch.ones(1)], torch.ones(1) * 3) for _ in range(2)]
     assert_same(thunder.jit(space["program"])(*arguments[0]), space["program"](*arguments[1]))
+
+
+def tensor_times(k, x):
+    return x * k * FACTOR if type(x) is torch.Tensor else "native"
+
+
+class Times:
+    def __init__(self, x=None):
+        self.x = tensor_times(2, x)
+
+    def __call__(self, x):
+        return tensor_times(2, x)
+
+    def method(self, x):
+        return tensor_times(2, x)
+
+
+FACTOR = 2.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: list(map(functools.partial(tensor_times, 3), (x, x + 1))), lambda x: functools.reduce(functools.partial(lambda k, a, b: a + tensor_times(k, b), 2), [x, x, x]),
+        lambda x: list(map(operator.methodcaller("method", x), [Times()])), lambda x: [t.x for t in map(Times, [x])], lambda x: list(map(x.add, [x, x])),
+        lambda x: list(itertools.starmap(tensor_times, [(2, x), (3, x)])), lambda x: list(itertools.accumulate([x, x], lambda a, b: a + tensor_times(1, b))),
+        lambda x: [k for k, _ in itertools.groupby([x, x], key=lambda a: type(a) is torch.Tensor)], lambda x: list(itertools.filterfalse(lambda a: type(a) is not torch.Tensor, [x])),
+        lambda x: sorted([x, x + 1], key=functools.cmp_to_key(lambda a, b: a.shape[0] - b.shape[0] if type(a) is torch.Tensor else 1 / 0)),
+        *(lambda x, f=f: torch.utils._pytree.tree_map(f(), [x, (x,)]) for f in (lambda: functools.partial(tensor_times, 3), Times, lambda: Times().method)),
+    ],
+)  # fmt: skip
+def test_what_native_code_calls_back_is_seen(program, monkeypatch):
+    compiled = thunder.jit(program)
+    assert_same(compiled(X), program(X))
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    assert_same(compiled(X), program(X))
+
+
+def test_names_that_a_modules_getattr_answers():
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name):
+            if name == "scale":
+                return said["scale"]
+            raise AttributeError(name)
+
+    said, lazy, plain = {"scale": 2.0}, Lazy("lazy"), types.ModuleType("plain")
+    plain.__getattr__ = lambda name: said[name]
+    compiled = thunder.jit(lambda x: x * lazy.scale + plain.scale)
+    for said["scale"] in (2.0, 3.0):
+        assert_same(compiled(X), X * said["scale"] + said["scale"])
+        assert_same(compiled(X), X * said["scale"] + said["scale"])
+    assert thunder.cache_misses(compiled) == 2

@@ -489,9 +489,11 @@ def _reaches(c, args, kwargs) -> bool:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
-        if t is types.MethodType and id(a.__self__) in c.sources:
+        if t is types.MethodType and (id(a.__self__) in c.sources or _reaches(c, (a.__func__,), {})):
             return True
         if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
+            return True
+        if t is functools.partial and _reaches(c, (a.func, *a.args), a.keywords) or not native_module(t.__module__) and c.slot(t, "__call__"):
             return True
         if t is tuple and a and _reaches(c, a, {}):
             return True
@@ -571,9 +573,14 @@ def _iterable(c, a):
     return c.touch(a)
 
 
+_CALLED_BACK = (types.FunctionType, types.MethodType, TensorMethod, functools._lru_cache_wrapper)
+
+
 def _callable_for_native(c, f):
     """Native code will call `f`: it comes back to the machine."""
-    if type(f) in (types.FunctionType, types.MethodType) or c.slot(type(f), "__call__") or lookup(f) is not None:
+    t = type(f)
+    of_users = isinstance(f, type) and not native_module(f.__module__)
+    if of_users or t in _CALLED_BACK or t in _BY_TYPE or c.slot(t, "__call__") or lookup(f) is not None:
         return lambda *a, **k: c.call(f, list(a), k)
     return f
 
@@ -587,6 +594,9 @@ def call_native(c, f, args, kwargs):
     if c.lazy:
         for a in (*args, *kwargs.values()):
             containers.escape(c, a)
+    if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
+        args = [_callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a for a in args]
+        kwargs = {k: _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a for k, a in kwargs.items()}
     if _looks_inside(f):
         for a in (getattr(f, "__self__", None), *args, *kwargs.values()):
             if id(a) in c.sources:

@@ -493,7 +493,7 @@ class Capture(Host):
             value = getattr(o, n)
             if t is not types.ModuleType and n not in vars(o):
                 self._asked(o, n, value)
-            return self.namespace_value(vars(o), f"{o.__name__}.", n, value)
+            return self.namespace_value(vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else self.const(o).attr(n))
         if t in PRIMITIVE or t in CONTAINERS or t is tuple:
             value, source = getattr(o, n), self.sources.get(id(o))
             return value if source is None or n not in ("maxlen", "default_factory") else self.read(value, source.attr(n))
@@ -676,8 +676,8 @@ class Capture(Host):
                 break
         return getattr(s, n)
 
-    def namespace_value(self, space: dict, label: str, n: str, value):
-        """What a name in a module's globals means."""
+    def namespace_value(self, space: dict, label: str, n: str, value, answered: Source | None = None):
+        """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
         t = type(value)
         if t in IDENTITY or isinstance(value, (type, types.ModuleType)):
             if (id(space), n) not in self.seen_names:
@@ -689,7 +689,7 @@ class Capture(Host):
             return value
         if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
             return value
-        return self.read(value, self.const(space, "global").item(n))
+        return self.read(value, answered or self.const(space, "global").item(n))
 
     def load_global(self, f, n):
         space = f.__globals__
