@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -113,6 +114,11 @@ class EpilogueWriter:
                 value.close()  # nobody will await it
             remedy = "compile the functions that it calls, and await it outside" if awaited else "return a list or a tuple: list(...) of it"
             c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
+        if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
+            return f"{self.build(value.__self__)}.{value.__name__}"
+        if isinstance(value, weakref.ref) and id(value()) in c.sources:
+            given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
+            return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
         if t is types.FunctionType:
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
