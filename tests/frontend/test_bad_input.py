@@ -148,6 +148,12 @@ def sorted_by_tensors(x):
     return sorted([x[0, 0], x[0, 1]])  # here
 
 
+@refused("a numpy array from outside is written to", X, numpy.zeros(3))
+def numpy_array_written_to(x, t):
+    t[0] += 1  # here
+    return x * 2
+
+
 @refused("sys.stdout is assigned, which the library's own code reads")
 def output_redirected(x):
     sys.stdout = io.StringIO()  # here

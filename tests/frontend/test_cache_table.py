@@ -193,6 +193,28 @@ def factory_of_a_copied_defaultdict():
     yield
 
 
+@row("miss")
+def id_of_a_tensor_argument_as_a_key():
+    a, b = X.clone(), Y.clone()
+    table = {id(b): 5.0}
+    yield (lambda x: x * table.get(id(x), 1.0)), (a,)
+    yield b,
+
+
+@row("hit")
+def ids_of_tensor_arguments_in_a_set_of_the_programs():
+    yield (lambda x, y: x * len({id(x), id(y), id(x)}) + (id(x) == id(y))), (X, Y)
+    yield X.clone(), Y.clone()
+
+
+@row("miss")
+def id_of_an_object_in_an_outside_list():
+    a, b = Thing(), Thing()
+    ids = [id(a)]
+    yield (lambda x, o: x * (2 if id(o) == ids[0] else 3) * (2 if id(o) in ids else 3)), (X, a)
+    yield X, b
+
+
 class Partial:
     def scale(self, a, b):
         return a * b

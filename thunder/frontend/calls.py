@@ -267,6 +267,8 @@ def binary(c, symbol, a, b):
     if not (symbol == "+=" and ta is list):  # which appends, and looks at nothing
         c.touch(a)
     c.touch(b)
+    if symbol.endswith("="):
+        containers.not_an_array(c, a)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         stem = _DUNDERS[symbol.rstrip("=")]
         if symbol.endswith("=") and (f := c.slot(ta, f"__i{stem}__")) is not None:
@@ -302,6 +304,10 @@ def unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
+    if type(a) is Id and type(b) is Id:
+        containers.told_apart(c, a, (b,))
+    elif c.stand_ins:
+        a, b = real_id(c, a), real_id(c, b)
     for x in (a, b):
         containers.escape(c, x)
         leak_inside(c, x)
@@ -894,6 +900,38 @@ def _symbolic(c, f, args, kwargs):
     return converted(found, float) if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args) else found
 
 
+class Id(int):
+    """What id() says of an object from outside."""
+
+
+def _id(c, f, args, kwargs):
+    """What came from outside has an id of its own, until that meets ids from outside (`real_id`)."""
+    (o,) = args
+    seen = c.lazy.get(id(o)) or c.pristine.get(id(o))
+    real, source = c.real.get(o, (None, None)) if type(o) is TensorProxy else (seen[0] if seen else o, c.sources.get(id(o)))
+    if source is None:
+        return id(o)
+    for k, (known, other) in c.stand_ins.items():
+        if other is real and known is not source:
+            c.guard(source, "same", known, known)
+            return k
+    k = Id(id(o))
+    c.stand_ins[k] = source, real
+    return k
+
+
+def real_id(c, k):
+    """A number that meets ids from outside: the id of what came from outside holds as long as that is the same."""
+    if type(k) is not Id:
+        return k
+    source, real = c.stand_ins[k]
+    if type(real).__weakrefoffset__:
+        c.passing.add(id(real))
+    if source.step != "const":
+        c.guard(source, "is", real)
+    return id(real)
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -962,7 +1000,7 @@ def _install() -> None:
     HANDLERS.update(dict.fromkeys(frame_calls, Host.call))
     M = torch.nn.Module
     table = {
-        type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, iter: _iter, print: _print,
+        type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, iter: _iter, id: _id, print: _print,
         str: _text, repr: _text, format: _text,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         bool: lambda c, f, a, k: c.truth(a[0]) if a else False,

@@ -122,6 +122,8 @@ class Capture(Host):
         self.sharp_edges: list[str] = []
         self.resolved: dict[tuple, tuple] = {}
         self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked
+        self.arrays: dict[int, numpy.ndarray] = {}  # from outside
+        self.stand_ins: dict[int, tuple] = {}  # ids that the program was told -> (source, what came in through it)
         self.passing: set[int] = set()  # ids of objects that the program holds weakly only
         self.cached_calls: dict[tuple, functools.partial] = {}  # of functions behind functools.lru_cache, by function and arguments
         self.in_cached_call = 0
@@ -213,6 +215,7 @@ class Capture(Host):
             return value if all(a is b for a, b in zip(elements, value, strict=True)) else t(elements)
         if t is numpy.ndarray:
             self.guards.setdefault((source, "array", None), value.copy())
+            self.keep[id(value)] = self.arrays[id(value)] = value
             return value
         if plain_base(t) is not None and not isinstance(value, ENUM):
             self._known(value, source)

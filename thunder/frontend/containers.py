@@ -82,6 +82,7 @@ def dict_item(c, s, k, *default):
     """One key of a dict that nobody has read as a whole: that key is guarded, no other."""
     if dict.__contains__(s, k):
         return dict.__getitem__(s, k)
+    k = calls.real_id(c, k)
     value, source = c.lazy[id(s)]
     outside, item = entry(c, source, k)
     if dict.__contains__(value, outside):
@@ -113,6 +114,7 @@ def _made(c, s, k):
 def entry(c, source, k) -> tuple:
     """(key in the outside dict, source of what stands there) for a key of its snapshot, where the proxy of a tensor from outside stands for that tensor."""
     if type(k) is not TensorProxy:
+        k = calls.real_id(c, k)
         told_apart(c, k, ())
         known = c.sources.get(id(k))
         return k, source.item(k) if known is None or known.step == "const" or type(k) is torch.Generator else source.child("keyed", known)
@@ -133,6 +135,10 @@ def told_apart(c, value, others) -> None:
         for x in others:
             if x is not value:
                 c.same(value, x)
+    elif type(value) is calls.Id:
+        for x in others:
+            if type(x) is calls.Id and x != value:
+                c.guard(c.stand_ins[value][0], "isnot", c.stand_ins[x][0], c.stand_ins[x][0])
 
 
 def escape(c, value, depth: int = 3):
@@ -174,6 +180,8 @@ def getitem(c, o, k):
     calls.leak_inside(c, (k,))
     if isinstance(o, dict):
         told_apart(c, k, o)
+        if type(k) is calls.Id and k not in o:
+            k = calls.real_id(c, k)
     return o[k]
 
 
@@ -184,10 +192,16 @@ def _key(c, k):
     return k
 
 
+def not_an_array(c, o) -> None:
+    if id(o) in c.arrays:
+        c.refuse("a numpy array from outside is written to", "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array")
+
+
 def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
         c.operation("__setitem__", o, _key(c, k), v)
         return
+    not_an_array(c, o)
     custom = c.slot(type(o), "__setitem__")
     if custom is not None:
         c.call(custom, [o, k, v], {})
@@ -222,6 +236,8 @@ def contains(c, o, v) -> bool:
     calls.leak_inside(c, (o, v))
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
         told_apart(c, v, o)
+        if type(v) is calls.Id and v not in o and any(type(x) is int for x in o):
+            v = calls.real_id(c, v)
     return v in o
 
 
