@@ -215,6 +215,18 @@ def id_of_an_object_in_an_outside_list():
     yield X, b
 
 
+@row("miss")
+def argument_that_becomes_the_global_that_is_written_to():
+    HERE.THING = Thing(1.0)
+
+    def program(x, o):
+        HERE.THING.key, o.key = 5.0, 7.0
+        return x * HERE.THING.key
+
+    yield program, (X, Thing())
+    yield X, HERE.THING
+
+
 class Partial:
     def scale(self, a, b):
         return a * b

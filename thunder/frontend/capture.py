@@ -1011,7 +1011,7 @@ class Capture(Host):
             return [(leaves, "tensors")]
         boxes = [
             s for i, s in self.sources.items()
-            if s.step != "const" and s.root.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
+            if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
 
