@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import linecache
 import math
 import random
+import sys
 import time
 import traceback
+import types
 import warnings
 
 import numpy
@@ -143,6 +146,27 @@ def in_a_helper(x):
 @refused("truth of a tensor")
 def sorted_by_tensors(x):
     return sorted([x[0, 0], x[0, 1]])  # here
+
+
+@refused("a numpy array from outside is written to", X, numpy.zeros(3))
+def numpy_array_written_to(x, t):
+    t[0] += 1  # here
+    return x * 2
+
+
+@refused("sys.stdout is assigned, which the library's own code reads")
+def output_redirected(x):
+    sys.stdout = io.StringIO()  # here
+    return x
+
+
+SPACE = types.SimpleNamespace(a=1)
+
+
+@refused("global SPACE, which the program has written to, goes to code that thunder does not read")
+def written_object_compared_by_native_code(x):
+    SPACE.a = 2
+    return x * (SPACE == types.SimpleNamespace(a=2))  # here
 
 
 # ---------------------------------------------------------------------------------------------------------------- constructs

@@ -92,6 +92,157 @@ def helper_function(x):
     return x + 1
 
 
+class Thing:
+    def __init__(self, key=None):
+        self.key = key
+
+
+class Keyed(Thing):
+    def __hash__(self):
+        return hash(self.key)
+
+    def __eq__(self, other):
+        return self.key == other.key
+
+
+@row("miss")
+def object_argument_that_is_a_key():
+    a, b = Thing(), Thing()
+    table = {a: 2.0, b: 5.0}
+    yield (lambda x, o: x * table[o]), (X, a)
+    yield X, b
+
+
+@row("hit")
+def object_argument_that_is_another_key_of_the_same():
+    a, b = Thing(), Thing()
+    table = {a: 2.0, b: 2.0}
+    yield (lambda x, o: x * table.get(o)), (X, a)
+    yield X, b
+
+
+@row("miss")
+def object_argument_in_a_list():
+    a, b = Thing(), Thing()
+    things = [a]
+    yield (lambda x, o: x * (2 if o in things else 3)), (X, b)
+    yield X, a
+
+
+@row("miss")
+def object_argument_in_a_set():
+    a, b = Thing(), Thing()
+    things = {a}
+    yield (lambda x, o: x * (2 if o in things else 3)), (X, b)
+    yield X, a
+
+
+@row("miss")
+def object_argument_in_a_weak_set():
+    a, b = Thing(), Thing()
+    things, names = weakref.WeakSet([a]), [a, b]
+    yield (lambda x, o: x * (2 if o in things else len(names))), (X, a)
+    yield X, b
+
+
+@row("miss")
+def objects_that_are_equal_when_they_are_one():
+    a, b = Thing(), Thing()
+    yield (lambda x, o, p: x * (2 if o == p else 3)), (X, a, b)
+    yield X, a, a
+
+
+@row("miss")
+def objects_in_a_set_of_the_programs():
+    a, b = Thing(), Thing()
+    yield (lambda x, o, p: x * len({o, p}) + len({o: 1, p: 2}) + len({v for v in (o, p)})), (X, a, b)
+    yield X, a, a
+
+
+@row("miss")
+def hash_of_an_object_in_a_set_of_the_programs():
+    a, b = Keyed(1), Keyed(1)
+    yield (lambda x: x * len({a, b})), (X,)
+    b.key = 2
+    yield
+
+
+@row("miss")
+def value_in_a_weak_key_dictionary():
+    a = Thing()
+    table = weakref.WeakKeyDictionary({a: 2.0})
+    yield (lambda x: x * table.get(a, 9.0)), (X,)
+    table[a] = 4.0
+    yield
+
+
+@row("miss")
+def value_in_a_weak_value_dictionary():
+    a, b = Thing(2.0), Thing(4.0)
+    table = weakref.WeakValueDictionary(k=a)
+    yield (lambda x: x * table["k"].key), (X,)
+    table["k"] = b
+    yield
+
+
+@row("miss")
+def factory_of_a_copied_defaultdict():
+    table = collections.defaultdict(lambda: 3.0)
+    yield (lambda x: x * table.copy()["a"]), (X,)
+    table.default_factory = lambda: 5.0
+    yield
+
+
+@row("miss")
+def id_of_a_tensor_argument_as_a_key():
+    a, b = X.clone(), Y.clone()
+    table = {id(b): 5.0}
+    yield (lambda x: x * table.get(id(x), 1.0)), (a,)
+    yield b,
+
+
+@row("hit")
+def ids_of_tensor_arguments_in_a_set_of_the_programs():
+    yield (lambda x, y: x * len({id(x), id(y), id(x)}) + (id(x) == id(y))), (X, Y)
+    yield X.clone(), Y.clone()
+
+
+@row("miss")
+def id_of_an_object_in_an_outside_list():
+    a, b = Thing(), Thing()
+    ids = [id(a)]
+    yield (lambda x, o: x * (2 if id(o) == ids[0] else 3) * (2 if id(o) in ids else 3)), (X, a)
+    yield X, b
+
+
+@row("miss")
+def argument_that_becomes_the_global_that_is_written_to():
+    HERE.THING = Thing(1.0)
+
+    def program(x, o):
+        HERE.THING.key, o.key = 5.0, 7.0
+        return x * HERE.THING.key
+
+    yield program, (X, Thing())
+    yield X, HERE.THING
+
+
+class Partial:
+    def scale(self, a, b):
+        return a * b
+
+    by_two = functools.partialmethod(scale, 2)
+
+
+@row("miss")
+def partial_method():
+    p = Partial()
+    Partial.by_two = functools.partialmethod(Partial.scale, 2)
+    yield (lambda x: x * p.by_two(3)), (X,)
+    Partial.by_two = functools.partialmethod(Partial.scale, 5)
+    yield
+
+
 @row("miss", "global NUMBER was 2.0, is 3.0")
 def global_number():
     HERE.NUMBER = 2.0

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -876,6 +878,146 @@ def cyclic_object(s, x):
     node.next = node
     s.best = [node.value]
     return x
+
+
+class Climb:
+    def __init__(self, s):
+        self.s = s
+
+    def __iter__(self):
+        self.s.n = 0
+        return self
+
+    def __next__(self):
+        self.s.n += 1
+        if self.s.n > 3:
+            raise StopIteration
+        return self.s.n
+
+
+@on(lambda: Space(n=0))
+def iterator_of_the_users_in_native_code(s, x):
+    a, b, c = Climb(s)
+    steps = [[*Climb(s)], {*Climb(s)}, list(zip(Climb(s), "abcd", strict=False)), sum(Climb(s)), max(*Climb(s)), 2 in Climb(s)]
+    return x * a, b, c, steps, iter(counter := Climb(s)) is counter
+
+
+@on(lambda: Space(n=0))
+def callable_until_a_sentinel(s, x):
+    s.n = 0
+
+    def following():
+        s.n += 1
+        return s.n
+
+    return x * len(list(iter(following, 4)))
+
+
+@contextlib.contextmanager
+def entered(log):
+    log.append("in")
+    try:
+        yield
+    finally:
+        log.append("out")
+
+
+@row(misses=4)
+def decorated_by_a_context_manager():
+    log: list = []
+
+    @entered(log)
+    def inner(x):
+        log.append(1)
+        return x * len(log)
+
+    return inner, log, ()
+
+
+@row(misses=4)
+def bound_method_put_into_an_exit_stack():
+    log, stack = [], contextlib.ExitStack()
+    return (lambda x: (stack.callback(log.append, 1), x)[1]), Space(log=log, count=stack), ()
+
+
+@row(misses=2)
+def weak_containers():
+    a, b = Guarded(), Guarded()
+    state = Space(keyed=weakref.WeakKeyDictionary({a: 1}), valued=weakref.WeakValueDictionary(a=a), a=a, b=b)
+
+    def program(x):
+        state.keyed[b] = state.keyed[a] + 1
+        state.valued["b"] = b
+        return x * len(state.keyed) + len(state.valued), [v is b for v in state.valued.values()], sorted(state.keyed.values())
+
+    return program, Space(get=lambda: [state.keyed.get(b), state.valued.get("b") is b, len(state.keyed), len(state.valued)]), ()
+
+
+class Guarded:
+    def __init__(self):
+        self.raw = 1
+
+    def __setattr__(self, n, v):
+        super().__setattr__(n, v)
+
+    def __delattr__(self, n):
+        super().__delattr__(n)
+
+    @property
+    def doubled(self):
+        return self.raw
+
+    @doubled.setter
+    def doubled(self, v):
+        object.__setattr__(self, "raw", v * 2)
+
+    @doubled.deleter
+    def doubled(self):
+        self.raw = "deleted"
+
+
+@on(Guarded, misses=2)
+def property_through_object_setattr(s, x):
+    mine = Guarded()
+    s.doubled = mine.doubled = 4
+    found = s.doubled, mine.doubled
+    del s.doubled, mine.doubled
+    return x, found, s.raw, mine.raw
+
+
+class OneSlot:
+    __slots__ = ("a",)
+
+    def __init__(self):
+        self.a = 1
+
+
+@row()
+def attribute_without_a_slot():
+    s = OneSlot()
+
+    def program(x):
+        try:
+            s.b = 2
+        except AttributeError as error:
+            return x * s.a, str(error)
+
+    return program, Space(get=lambda: s.a), ()
+
+
+@on(lambda: Space(inner=[1], n=0), misses=4)
+def copy_of_an_outside_object(s, x):
+    s.n += 1
+    other = copy.copy(s)
+    other.inner.append(other.n)
+    other.n = 9
+    return x, other.n, len(copy.deepcopy(s).inner)
+
+
+@on(lambda: collections.UserDict(a=1), misses=2)
+def views_of_a_mapping_written_in_python(s, x):
+    s["b"] = 2
+    return x, list(s.keys()), list(s.values()), list(s.items()), {**s}, dict(s), dict(**s), s | {"c": 3}, "b" in s.keys()  # noqa: SIM118
 
 
 # ---------------------------------------------------------------------------------------------------------------- exceptions half way

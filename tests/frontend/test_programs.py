@@ -50,6 +50,17 @@ def built(*args, misses: int = 1, **kwargs):
     return add
 
 
+@program(X)
+def exception_group_that_is_returned(x):
+    try:
+        raise ExceptionGroup("two", [ValueError(1), TypeError(2)])
+    except* ValueError as group:
+        found = group
+    except* TypeError:
+        pass
+    return x * len(found.exceptions), str(found), [found.exceptions]
+
+
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2

@@ -324,6 +324,9 @@ class NumberProxy:
         self.name, self.value, self.guards, self.unbacked = name, value, guards, unbacked
         self.expression = symbolic.symbol(name) if expression is None else expression
 
+    def __deepcopy__(self, memo):
+        return self
+
     def renamed(self, table: dict[Proxy, Any]) -> NumberProxy:
         """The same made of other numbers of data: `table` maps those that others take the place of."""
         if not any(u in table for u in self.unbacked):

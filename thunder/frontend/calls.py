@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import collections.abc
 import contextvars
 import copy
 import functools
@@ -253,7 +253,7 @@ def _python_operator(c, names: tuple, a, b):
         order.reverse()
     for x, y, n in order:
         f = c.slot(type(x), n)
-        if f is not None and not native_module(f.__globals__.get("__name__")):
+        if f is not None and (id(x) in c.sources or not native_module(f.__globals__.get("__name__"))):
             result = c.call(f, [x, y], {})
             if result is not NotImplemented:
                 return True, result
@@ -276,6 +276,8 @@ def binary(c, symbol, a, b):
     if not (symbol == "+=" and ta is list):  # which appends, and looks at nothing
         c.touch(a)
     c.touch(b)
+    if symbol.endswith("="):
+        containers.not_an_array(c, a)
     if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
         stem = _DUNDERS[symbol.rstrip("=")]
         if symbol.endswith("=") and (f := c.slot(ta, f"__i{stem}__")) is not None:
@@ -318,6 +320,10 @@ def unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
+    if type(a) is Id and type(b) is Id:
+        containers.told_apart(c, a, (b,))
+    elif c.stand_ins:
+        a, b = real_id(c, a), real_id(c, b)
     for x in (a, b):
         containers.escape(c, x)
         leak_inside(c, x)
@@ -328,6 +334,10 @@ def compare(c, symbol, a, b):
         for x, n in zip((a, b), _COMPARE[symbol]):  # object's own comparison: it must stay that
             if not native_module(type(x).__module__):
                 c.class_name(type(x), n, getattr(type(x), n))
+            else:
+                leak(c, x)
+        if id(a) in c.sources and id(b) in c.sources:
+            c.same(a, b)
     if type(a) is AnyProxy or type(b) is AnyProxy:
         return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _materialized(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
@@ -354,11 +364,13 @@ def call(c, f, args, kwargs):
     if t is types.FunctionType:
         return _call_function(c, f, args, kwargs)
     if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
-        return {"__setattr__": c.raw_store, "__delattr__": c.raw_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
+        return {"__setattr__": c.plain_store, "__delattr__": c.plain_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
     if t is types.MethodWrapperType and f.__name__ == "__get__" and type(f.__self__) is types.FunctionType:
         return types.MethodType(f.__self__, args[0]) if args[0] is not None else f.__self__
+    if t is types.MethodWrapperType and f.__name__ == "__get__" and type(f.__self__) is property and args[0] is not None and f.__self__.fget is not None:
+        return call(c, f.__self__.fget, args[:1], {})
     if t in IDENTITY_CALLS:
-        return _call_builtin(c, f, args, kwargs)
+        return (_reduced if f.__name__ == "__reduce_ex__" else _call_builtin)(c, f, args, kwargs)
     special = _BY_TYPE.get(t)
     if special is not None:
         return special(c, f, args, kwargs)
@@ -424,7 +436,7 @@ def _call_partial(c, f, args, kwargs):
 
 def _call_reference(c, f, args, kwargs):
     """A weak reference: what it refers to now is looked up again at each call."""
-    return c.read(f(), c.const(f).child("call", ("__call__",)))
+    return c.read(f(), (c.sources.get(id(f)) or c.const(f)).child("call", ("__call__",)))
 
 
 def _call_operator(c, f, args, kwargs):
@@ -459,7 +471,8 @@ def _call_scripted(c, f, args, kwargs):
     return call(c, original, args, kwargs)
 
 
-_BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol, weakref.ref: _call_reference}
+_BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol}
+_BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
 _BY_TYPE |= dict.fromkeys(compat.SCRIPTED, _call_scripted)
 _BY_TYPE |= torch_func.KINDS
 
@@ -483,13 +496,16 @@ def _call_function(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
+VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}  # of mappings written in Python
+
+
 def _reaches(c, args, kwargs) -> bool:
     """Whether an argument is something whose use must be seen: a tensor, an outside object, a function of the user's."""
     for a in (*args, *kwargs.values()) if kwargs else args:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
             return True
-        if t is types.MethodType and (id(a.__self__) in c.sources or _reaches(c, (a.__func__,), {})):
+        if t in VIEWS or t is types.MethodType and (id(a.__self__) in c.sources or _reaches(c, (a.__func__,), {})):
             return True
         if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
             return True
@@ -507,6 +523,22 @@ def _is_torch(f) -> bool:
     return module.split(".")[0] == "torch"
 
 
+def _reduced(c, f, args, kwargs):
+    """What copy makes a copy of: the attributes of an outside object as the program sees them."""
+    o = args[0] if getattr(f, "__self__", None) is None else f.__self__
+    c.touch(o)
+    if id(o) not in c.sources or isinstance(o, torch.nn.Module) or c.slot(type(o), "__getstate__") or c.slot(type(o), "__reduce__"):
+        return call_native(c, f, args, kwargs)
+    found = Host.call_native(c, f, args, kwargs)
+    state, own = found[2] if len(found) > 2 else None, dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None
+    if type(state) is tuple:
+        state = own, {n: c.load_attr(o, n) for n in state[1]}
+    for x in (own or {}).values():
+        containers.escape(c, x)
+        leak(c, x)
+    return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
+
+
 def _context_variable(c, f, args):
     if f.__name__ != "get":
         c.sharp("a context variable is set while the program is captured and not again")
@@ -518,6 +550,14 @@ def _context_variable(c, f, args):
         c.guards.setdefault((source, "empty", None), None)
         raise
     return c.read(value, source)
+
+
+def _note_factory(c, f, operands) -> None:
+    """A copy of a defaultdict has its factory."""
+    if f.__name__ in ("copy", "__copy__"):
+        for o in operands:
+            if isinstance(o, collections.defaultdict):
+                c.load_attr(o, "default_factory")
 
 
 def _call_builtin(c, f, args, kwargs):
@@ -533,6 +573,7 @@ def _call_builtin(c, f, args, kwargs):
         args, kwargs = [spoken(c, a) for a in args], {k: spoken(c, v) for k, v in kwargs.items()}
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
+    _note_factory(c, f, (s, *args))
     if type(s) is TensorProxy:
         return f(*_materialized(c, args), **_materialized(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
@@ -546,7 +587,7 @@ def _call_builtin(c, f, args, kwargs):
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
         containers.observe(c, args[0])
     if _is_iterating(f):
-        some = 2 if f is functools.reduce else 0 if f in (min, max) and len(args) > 1 else 1 if f in (sum, sorted, min, max, iter) else len(args)  # are iterables
+        some = 2 if f is functools.reduce else 0 if f in (min, max) and len(args) > 1 else 1 if f in (sum, sorted, min, max) else len(args)  # are iterables
         args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a for i, a in enumerate(args)]
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
@@ -567,12 +608,18 @@ def _is_iterating(f) -> bool:
 
 def _iterable(c, a):
     if type(a) is not TensorProxy and c.slot(type(a), "__iter__") and not isinstance(a, dict):
-        return c.iterate(a)
+        return advanced(c, c.iterate(a))
     if id(a) in c.outside_iterators or type(a) is set:
         return c.iterate(a)
     return c.touch(a)
 
 
+def advanced(c, iterator):
+    """The iterator for native code: where its steps are written in Python, each comes back to the machine."""
+    return iter(functools.partial(c.call, next, [iterator, _END], {}), _END) if c.slot(type(iterator), "__next__") else iterator
+
+
+_END = object()
 _CALLED_BACK = (types.FunctionType, types.MethodType, TensorMethod, functools._lru_cache_wrapper)
 
 
@@ -595,28 +642,38 @@ def call_native(c, f, args, kwargs):
         for a in (*args, *kwargs.values()):
             containers.escape(c, a)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
-        args = [_callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a for a in args]
-        kwargs = {k: _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a for k, a in kwargs.items()}
+        args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
+    _shown_to_native(c, f, args, kwargs)
+    if not _is_torch(f):
+        return Host.call_native(c, f, args, kwargs)
+    c.synchronize()
+    result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
+    if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.arrays for a in args):
+        return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
+    if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
+        c.questions[f, None] = result
+    return result
+
+
+def _called_back(c, a):
+    return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
+
+
+def _shown_to_native(c, f, args, kwargs) -> None:
+    """What native code may look at is guarded: the attributes of outside objects, and what containers compare."""
+    s, values = getattr(f, "__self__", None), (*args, *kwargs.values())
     if _looks_inside(f):
-        for a in (getattr(f, "__self__", None), *args, *kwargs.values()):
+        for a in (s, *values):
             if id(a) in c.sources:
                 leak(c, a)
-    s = getattr(f, "__self__", None)
     if type(s) in CONTAINERS or type(s) is tuple:
         if f.__name__ not in ("append", "extend", "insert"):
             leak_inside(c, (s, *args))
-    elif f not in _KEEPING if type(f) is type else True:
-        for a in (*args, *kwargs.values()):
+            for a in args:
+                containers.told_apart(c, a, s)
+    elif type(f) is not type or f not in _KEEPING:
+        for a in values:
             leak_inside(c, a)
-    if _is_torch(f):
-        c.synchronize()
-        args, kwargs = [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs
-    result = Host.call_native(c, f, args, kwargs)
-    if type(result) is torch.Tensor and not result.requires_grad and _is_torch(f) and not any(id(a) in c.arrays for a in args):
-        return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
-    if type(result) in _ANSWERS and not (args or kwargs) and _is_torch(f) and _is_question(f):
-        c.questions[f, None] = result
-    return result
 
 
 def _is_question(f) -> bool:
@@ -658,6 +715,8 @@ def leak(c, o, depth: int = 2) -> None:
     source = c.sources.get(id(o))
     if source is None or isinstance(o, (torch.nn.Module, type, types.FunctionType)) or type(o) in CONTAINERS or ("leak", id(o)) in c.seen_names:
         return
+    if any(i == id(o) for i, _ in c.overlay):
+        c.refuse(f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does not read", "use what it needs of the object")
     c.seen_names.add(("leak", id(o)))
     d = getattr(o, "__dict__", None)
     if not isinstance(d, dict):
@@ -683,7 +742,7 @@ def _construct(c, cls, args, kwargs):
             c.synchronize()
             return as_number(args[0], cls)
     if cls is dict or cls is collections.OrderedDict:
-        return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else list(c.iterate(a)) for a in args], kwargs)
+        return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
     if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, SymbolicSize)):
         return c.call(torch.empty, args, {"device": "cpu"})
     if cls is torch.Size and args:
@@ -698,6 +757,13 @@ def _construct(c, cls, args, kwargs):
     if not (interpreted_new or interpreted_init or custom_meta):
         return call_native(c, cls, args, kwargs)
     return construction.construct(c, cls, args, kwargs)
+
+
+def pairs(c, a) -> list:
+    """What dict() makes of an argument that is no dict: a mapping's items, or pairs."""
+    if type(a) is TensorProxy or not hasattr(type(a), "keys"):
+        return list(c.steps(a))
+    return [(k, c.getitem(a, k)) for k in c.steps(c.call(c.load_attr(a, "keys"), [], {}))]
 
 
 # ---------------------------------------------------------------------------------------------------------------- handlers
@@ -755,6 +821,10 @@ def _next(c, f, args, kwargs):
         if len(args) < 2:
             raise
         return args[1]
+
+
+def _iter(c, f, args, kwargs):
+    return call_native(c, f, [_callable_for_native(c, args[0]), *args[1:]] if len(args) > 1 else [c.iterate(a) for a in args], kwargs)
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -876,6 +946,38 @@ def _symbolic(c, f, args, kwargs):
     return converted(found, float) if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args) else found
 
 
+class Id(int):
+    """What id() says of an object from outside."""
+
+
+def _id(c, f, args, kwargs):
+    """What came from outside has an id of its own, until that meets ids from outside (`real_id`)."""
+    (o,) = args
+    seen = c.lazy.get(id(o)) or c.pristine.get(id(o))
+    real, source = c.real.get(o, (None, None)) if type(o) is TensorProxy else (seen[0] if seen else o, c.sources.get(id(o)))
+    if source is None:
+        return id(o)
+    for k, (known, other) in c.stand_ins.items():
+        if other is real and known is not source:
+            c.guard(source, "same", known, known)
+            return k
+    k = Id(id(o))
+    c.stand_ins[k] = source, real
+    return k
+
+
+def real_id(c, k):
+    """A number that meets ids from outside: the id of what came from outside holds as long as that is the same."""
+    if type(k) is not Id:
+        return k
+    source, real = c.stand_ins[k]
+    if type(real).__weakrefoffset__:
+        c.passing.add(id(real))
+    if source.step != "const":
+        c.guard(source, "is", real)
+    return id(real)
+
+
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -944,15 +1046,16 @@ def _install() -> None:
     HANDLERS.update(dict.fromkeys(frame_calls, Host.call))
     M = torch.nn.Module
     table = {
-        type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, print: _print,
+        type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, iter: _iter, id: _id, print: _print,
         str: _text, repr: _text, format: _text,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
         M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),
         M.__setattr__: _module_setattr,
-        object.__setattr__: lambda c, f, a, k: c.raw_store(*a),
-        object.__delattr__: lambda c, f, a, k: c.raw_delete(*a) if id(a[0]) in c.sources else delattr(*a),
+        object.__setattr__: lambda c, f, a, k: c.plain_store(*a),
+        object.__delattr__: lambda c, f, a, k: c.plain_delete(*a),
+        object.__reduce_ex__: _reduced,
         object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
@@ -994,7 +1097,7 @@ def _module_setattr(c, f, args, kwargs):
         parameters = m.__dict__.get("_parameters", {})
         if n in parameters and v is not None and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter) and not isinstance(v, torch.nn.Parameter):
             raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
-    c.raw_store(m, n, v)
+    c.plain_store(m, n, v)
 
 
 def _type_name(v) -> str:

@@ -13,6 +13,7 @@ import functools
 import linecache
 import math
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,8 @@ class Capture(Host):
         self.sharp_edges: list[str] = []
         self.resolved: dict[tuple, tuple] = {}
         self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked
+        self.stand_ins: dict[int, tuple] = {}  # ids that the program was told -> (source, what came in through it)
+        self.passing: set[int] = set()  # ids of objects that the program holds weakly only
         self.cached_calls: dict[tuple, functools.partial] = {}  # of functions behind functools.lru_cache, by function and arguments
         self.in_cached_call = 0
         self.seen_names: set = set()
@@ -212,13 +215,13 @@ class Capture(Host):
             return value if all(a is b for a, b in zip(elements, value, strict=True)) else t(elements)
         if t is numpy.ndarray:
             self.guards.setdefault((source, "array", None), value.copy())
-            self.arrays[id(value)] = value
+            self.keep[id(value)] = self.arrays[id(value)] = value
             return value
         if plain_base(t) is not None and not isinstance(value, ENUM):
             self._known(value, source)
             self.guard(source, "plain", value)
             return value
-        if t in IDENTITY or isinstance(value, (type, ENUM, frozenset)) or (native_module(t.__module__) and not isinstance(value, tracked_anyway)):
+        if t in IDENTITY or isinstance(value, (type, ENUM, frozenset)) or (native_module(t.__module__) and not isinstance(value, (*tracked_anyway, weakref.ref))):
             if hasattr(t, "__next__") and t.__module__ == "builtins":
                 self.outside_iterators[id(value)] = value
             self.guard(source, "is", value)
@@ -639,8 +642,8 @@ class Capture(Host):
             value = getattr(t, n, a)
             if type(value) is types.MethodType:  # made anew at each access
                 self.namespace(t, f"{t.__qualname__}.", f"{n}.__func__", value.__func__)
-            elif (found := self.resolve(t, n))[0] == "get" and value is not getattr(t, n):  # as well, by a descriptor
-                self.namespace(found[2].__dict__, f"{t.__qualname__}.", n, found[1])  # type: ignore[arg-type]
+            elif value is not getattr(t, n, a) and (owner := self.resolve(t, n)[2]) is not None:  # by a descriptor
+                self.namespace(owner.__dict__, f"{owner.__qualname__}.", n, owner.__dict__[n])
             else:
                 self.namespace(t, f"{t.__qualname__}.", n, value)
 
@@ -721,11 +724,18 @@ class Capture(Host):
         custom = self.slot(t, "__setattr__")
         if custom is not None and custom is not torch.nn.Module.__setattr__:
             return self.call(custom, [o, n, v], {})
-        kind, a, _ = self.resolve(t, n)
+        self.plain_store(o, n, v)
+
+    def plain_store(self, o, n, v) -> None:
+        """object.__setattr__."""
+        kind, a, _ = self.resolve(type(o), n)
         if kind == "property":
-            return self.call(a.fset, [o, v], {}) if a.fset else setattr(o, n, v)
+            self.class_name(type(o), n, a)
+            return self.call(a.fset, [o, v], {}) if a.fset else object.__setattr__(o, n, v)
         if kind == "data" and (setter := self.slot(type(a), "__set__")) is not None:
             return self.call(setter, [a, o, v], {})
+        if kind != "data" and not hasattr(o, "__dict__") and id(o) in self.sources:
+            object.__setattr__(o, n, v)  # raises
         self.raw_store(o, n, v)
 
     def raw_store(self, o, n, v) -> None:
@@ -738,6 +748,8 @@ class Capture(Host):
             else:
                 object.__setattr__(o, n, v)
             return
+        if isinstance(o, types.ModuleType) and native_module(o.__name__):
+            self.refuse(f"{o.__name__}.{n} is assigned, which the library's own code reads", "assign it outside of the compiled function")
         if id(o) not in self.sources:
             self._known(o, self.const(o))
         if self.replaced and isinstance(o, torch.nn.Module) and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in self.replaced:
@@ -754,6 +766,18 @@ class Capture(Host):
         custom = self.slot(type(o), "__delattr__")
         if custom is not None and custom is not torch.nn.Module.__delattr__:
             return self.call(custom, [o, n], {})
+        self.plain_delete(o, n)
+
+    def plain_delete(self, o, n) -> None:
+        """object.__delattr__."""
+        kind, a, _ = self.resolve(type(o), n)
+        if kind == "property":
+            self.class_name(type(o), n, a)
+            return self.call(a.fdel, [o], {}) if a.fdel else object.__delattr__(o, n)
+        if kind == "data" and (deleter := self.slot(type(a), "__delete__")) is not None:
+            return self.call(deleter, [a, o], {})
+        if id(o) not in self.sources:
+            return object.__delattr__(o, n)
         self.raw_delete(o, n)
 
     def raw_delete(self, o, n) -> None:
@@ -791,7 +815,7 @@ class Capture(Host):
             raise
         if id(f) in self.fresh or name == "__class__" or type(value) in (TensorProxy, types.CellType):
             return value
-        if name not in f.__code__.co_freevars or native_module(f.__globals__.get("__name__")) or f.__globals__.get("__name__") == "contextlib":
+        if name not in f.__code__.co_freevars or native_module(f.__globals__.get("__name__")):
             return value
         return self.read(value, self._cell_source(f, name))
 
@@ -858,6 +882,19 @@ class Capture(Host):
     def iterate(self, o):
         return containers.iterate(self, o)
 
+    def mapping(self, value):
+        return self.touch(value) if isinstance(value, dict) or not hasattr(value, "keys") else dict(calls.pairs(self, value))
+
+    def hashed(self, keys, others=()):
+        if self.sources:
+            calls.leak_inside(self, keys)
+            for i, k in enumerate(keys):
+                containers.told_apart(self, k, others)
+                containers.told_apart(self, k, keys[:i])
+
+    def steps(self, o):
+        return calls.advanced(self, containers.iterate(self, o))
+
     def touch(self, value):
         if self.lazy and id(value) in self.lazy:
             containers.observe(self, value)
@@ -915,6 +952,8 @@ class Capture(Host):
     def unpack(self, value, before, after=None):
         if type(value) is TensorProxy or self.lazy or id(value) in self.outside_iterators:
             value = list(self.iterate(value))
+        elif self.slot(type(value), "__iter__") is not None:
+            value = self.steps(value)
         return super().unpack(value, before, after)
 
     def format_value(self, value, conversion, spec):
@@ -972,7 +1011,7 @@ class Capture(Host):
             return [(leaves, "tensors")]
         boxes = [
             s for i, s in self.sources.items()
-            if s.step != "const" and s.root.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
+            if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
 

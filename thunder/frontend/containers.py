@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import operator
+import weakref
 
 import numpy
 import torch
@@ -81,6 +82,7 @@ def dict_item(c, s, k, *default):
     """One key of a dict that nobody has read as a whole: that key is guarded, no other."""
     if dict.__contains__(s, k):
         return dict.__getitem__(s, k)
+    k = calls.real_id(c, k)
     value, source = c.lazy[id(s)]
     outside, item = entry(c, source, k)
     if dict.__contains__(value, outside):
@@ -112,11 +114,31 @@ def _made(c, s, k):
 def entry(c, source, k) -> tuple:
     """(key in the outside dict, source of what stands there) for a key of its snapshot, where the proxy of a tensor from outside stands for that tensor."""
     if type(k) is not TensorProxy:
-        return k, source.item(k)
+        k = calls.real_id(c, k)
+        told_apart(c, k, ())
+        known = c.sources.get(id(k))
+        return k, source.item(k) if known is None or known.step == "const" or type(k) is torch.Generator else source.child("keyed", known)
     real, found = c.real.get(c.recorder.memory.holder(k), (None, None))
     if real is None:
         c.refuse("a dict from outside is asked for a tensor that the program made", "key it by something else: a name, or the tensor from outside")
     return real, source.child("keyed", found)
+
+
+def told_apart(c, value, others) -> None:
+    """A hash table or a list compares a value with others: what came from outside stays another object than they are."""
+    if isinstance(value, weakref.ref):
+        found = value()
+        if id(found) in c.sources:
+            c.passing.add(id(found))
+            c.guard(c.sources[id(found)], "is", found)
+    if id(value) in c.sources:
+        for x in others:
+            if x is not value:
+                c.same(value, x)
+    elif type(value) is calls.Id:
+        for x in others:
+            if type(x) is calls.Id and x != value:
+                c.guard(c.stand_ins[value][0], "isnot", c.stand_ins[x][0], c.stand_ins[x][0])
 
 
 def escape(c, value, depth: int = 3):
@@ -156,6 +178,10 @@ def getitem(c, o, k):
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
     calls.leak_inside(c, (k,))
+    if isinstance(o, dict):
+        told_apart(c, k, o)
+        if type(k) is calls.Id and k not in o:
+            k = calls.real_id(c, k)
     return o[k]
 
 
@@ -166,16 +192,24 @@ def _key(c, k):
     return k
 
 
+def not_an_array(c, o) -> None:
+    if id(o) in c.arrays:
+        c.refuse("a numpy array from outside is written to", "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array")
+
+
 def setitem(c, o, k, v) -> None:
     if type(o) is TensorProxy:
         c.operation("__setitem__", o, _key(c, k), v)
         return
+    not_an_array(c, o)
     custom = c.slot(type(o), "__setitem__")
     if custom is not None:
         c.call(custom, [o, k, v], {})
         return
     if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
         observe(c, o)
+    if isinstance(o, dict) and id(o) not in c.lazy:
+        c.hashed((k,), o)
     o[k] = v
     written_attributes(c, o)
 
@@ -195,11 +229,15 @@ def contains(c, o, v) -> bool:
             return outside in original
         observe(c, o)
     if t is not TensorProxy and c.slot(t, "__iter__"):
-        return v in c.iterate(o)
+        return v in c.steps(o)
     if isinstance(o, (list, tuple)):
         escape(c, o)
         escape(c, v)
     calls.leak_inside(c, (o, v))
+    if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
+        told_apart(c, v, o)
+        if type(v) is calls.Id and v not in o and any(type(x) is int for x in o):
+            v = calls.real_id(c, v)
     return v in o
 
 
@@ -213,7 +251,7 @@ def iterate(c, o):
     if t is set and id(o) in c.pristine and o == c.pristine[id(o)][2]:
         return iter(c.elements(c.pristine[id(o)][0]))  # a copy may have another order
     custom = c.slot(t, "__iter__")
-    if custom is not None and not (native_module(custom.__globals__.get("__name__")) and id(o) not in c.sources):
+    if custom is not None and not (native_module(custom.__globals__.get("__name__")) and id(o) not in c.sources and t not in calls.VIEWS):
         return c.call(custom, [o], {})
     if custom is None and (item := c.slot(t, "__getitem__")) is not None and not isinstance(o, (dict, list, tuple)):
         return _by_index(c, item, o)

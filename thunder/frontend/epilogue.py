@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.frontend import containers
 from thunder.frontend.backward import freed
-from thunder.frontend.calls import SymbolicSize
+from thunder.frontend.calls import Id, SymbolicSize
 from thunder.frontend.guards import check_symbol, written
 from thunder.frontend.native import CONTAINERS, ENUM, container_base
 
@@ -113,11 +114,24 @@ class EpilogueWriter:
                 value.close()  # nobody will await it
             remedy = "compile the functions that it calls, and await it outside" if awaited else "return a list or a tuple: list(...) of it"
             c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
+        if (again := self._about_outside(value, t)) is not None:
+            return again
         if t is types.FunctionType:
             return self._function(value) if id(value) in c.fresh else self.pin(value)
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
         return self._object(value, t)
+
+    def _about_outside(self, value, t: type) -> str | None:
+        """What is made of an outside object: its id, a method of it, a weak reference."""
+        if t is Id:
+            return f"{self.pin(id)}({self.path(self.c.stand_ins[value][0])})"
+        if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
+            return f"{self.build(value.__self__)}.{value.__name__}"
+        if isinstance(value, weakref.ref) and id(value()) in self.c.sources:
+            given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
+            return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
+        return None
 
     def _proxy(self, value) -> str:
         if isinstance(value, TensorProxy):
@@ -205,9 +219,10 @@ class EpilogueWriter:
 
     def _object(self, value, t: type) -> str:
         builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)  # the user's own __new__ and __init__ ran while the program was captured
-        name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)})")
+        given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
+        name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
         self._attributes(value, name)
-        if isinstance(value, BaseException):
+        if given:
             self.lines.append(f"{name}.args = {self.build(value.args)}")
         return name
 

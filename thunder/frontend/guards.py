@@ -141,6 +141,8 @@ class PrologueWriter:
         """Modules that are not part of the compiled one, and closures, come and go: an entry does not keep them alive."""
         if isinstance(value, torch.nn.Module):
             return id(value) not in self.capture.rooted
+        if id(value) in self.capture.passing:
+            return True
         return type(value) is types.FunctionType and value.__closure__ is not None and id(value) not in self.held
 
     def weak_pin(self, value) -> str:

@@ -73,7 +73,10 @@ def native_module(name: str | None) -> bool:
 
 
 # outside state that lives in a library object
-tracked_anyway = (type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap, torch.nn.Module)
+tracked_anyway = (
+    type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap, torch.nn.Module,
+    contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+)  # fmt: skip
 ITERATING = {list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed, functools.reduce, collections.deque, dict.fromkeys}
 ITERATING |= {str.join, "".join}
 CALLABLE_FIRST = {map, filter, functools.reduce}

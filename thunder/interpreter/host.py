@@ -174,8 +174,19 @@ class Host:
     pattern_type = staticmethod(type)
 
     def touch(self, value):
-        """The value is about to be read as a whole (`**value`, `{**value}`); returns it."""
+        """The value is about to be read as a whole; returns it."""
         return value
+
+    def mapping(self, value):
+        """`**value`, `{**value}`: the value, or a dict of what is in it."""
+        return self.touch(value)
+
+    def steps(self, value):
+        """`iterate`, for native code."""
+        return self.iterate(value)
+
+    def hashed(self, keys, others=()):
+        """Keys are about to be put into a set or a dict of the program's, which holds others."""
 
     def load_special(self, value, name):
         """A special method looked up on the type, bound to the value; NULL when there is none."""

@@ -323,11 +323,14 @@ def BUILD_TUPLE(frame, stack, n):
 
 
 def BUILD_SET(frame, stack, n):
-    stack.append(set(take(stack, n)))
+    elements = take(stack, n)
+    frame.host.hashed(elements)
+    stack.append(set(elements))
 
 
 def BUILD_MAP(frame, stack, n):
     flat = take(stack, 2 * n)
+    frame.host.hashed(flat[::2])
     stack.append(dict(zip(flat[::2], flat[1::2])))  # noqa: B905 - the lengths are equal
 
 
@@ -348,16 +351,16 @@ def LIST_EXTEND(frame, stack, n):
     values = stack.pop()
     if not _is_iterable(values):
         raise TypeError(f"Value after * must be an iterable, not {type(values).__name__}")
-    stack[-n].extend(frame.host.iterate(values))
+    stack[-n].extend(frame.host.steps(values))
 
 
 def SET_UPDATE(frame, stack, n):
     values = stack.pop()
-    stack[-n].update(frame.host.iterate(values))
+    stack[-n].update(frame.host.steps(values))
 
 
 def DICT_UPDATE(frame, stack, n):
-    values = frame.host.touch(stack.pop())
+    values = frame.host.mapping(stack.pop())
     if not hasattr(values, "keys"):
         raise TypeError(f"{type(values).__name__!r} object is not a mapping")
     stack[-n].update(values)
@@ -366,7 +369,7 @@ def DICT_UPDATE(frame, stack, n):
 def DICT_MERGE(frame, stack, depths):
     """`**values` of a call: like DICT_UPDATE, but a key may come once only."""
     n, callable_depth = depths
-    values, target, function = frame.host.touch(stack.pop()), stack[-n], stack[-callable_depth]
+    values, target, function = frame.host.mapping(stack.pop()), stack[-n], stack[-callable_depth]
     if not hasattr(values, "keys"):
         raise TypeError(f"{function_text(function)} argument after ** must be a mapping, not {type(values).__name__}")
     for key in values.keys():
@@ -396,11 +399,13 @@ def LIST_APPEND(frame, stack, n):
 
 def SET_ADD(frame, stack, n):
     value = stack.pop()
+    frame.host.hashed((value,), stack[-n])
     stack[-n].add(value)
 
 
 def MAP_ADD(frame, stack, n):
     key, value = take(stack, 2)
+    frame.host.hashed((key,), stack[-n])
     stack[-n][key] = value
 
 
@@ -523,7 +528,7 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     if type(arguments) is not tuple and not _is_iterable(arguments):
         kind = type(arguments).__name__
         raise TypeError(f"{function_text(function)} argument after * must be an iterable, not {kind}")
-    positional += host.iterate(arguments)
+    positional += host.steps(arguments)
     if keywords is NULL:
         keywords = {}
     else:

@@ -406,9 +406,12 @@ class ProtocolHost(Host):
         super().__init__(record_history)
         self.frame_calls = {**self.frame_calls, **{id(function): handler for function, handler in CALLS.items()}}
 
+    def steps(self, value):
+        return _native_iterator(self, self.iterate(value))
+
     def unpack(self, value, before, after=None):
         if python_method(type(value), "__iter__") is not None:
-            value = _native_iterator(self, self.iterate(value))
+            value = self.steps(value)
         return super().unpack(value, before, after)
 
 
