@@ -182,6 +182,13 @@ def deep_list(v):
 
 
 @program(X)
+def requires_grad_said_again(x):
+    unit = torch.eye(3)
+    unit.requires_grad = False
+    return x @ unit, unit.requires_grad_(False)
+
+
+@program(X)
 def numbers_of_numpys(x):
     n, half = np.int64(2), np.float64(0.5)
     sizes = [torch.zeros(n, 3), x.new_ones((n,)), torch.full((n,), half), x.view(-1, np.prod((1, 3))), torch.linspace(half, np.float32(1), n), x.sum(np.int64(1))]

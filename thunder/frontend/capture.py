@@ -719,6 +719,8 @@ class Capture(Host):
         t = type(o)
         if t is TensorProxy and n == "grad":
             return backward.write_gradient(self, o, v)
+        if t is TensorProxy and n == "requires_grad":
+            return self.call(torch.Tensor.requires_grad_, [o, v], {})
         if t is TensorProxy:
             self.refuse(f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict")
         custom = self.slot(t, "__setattr__")
