@@ -107,23 +107,16 @@ def written(name: str, signature: str, lines: list[BoundSymbol], result: str | t
     return trace, trace._callable
 
 
-# what the text of the checks says, which is no variable's name
-_SPOKEN = set(
-    "fn args kwargs MISSING was_is all any map next zip len list sorted isinstance hasattr type str id math repeat getitem contains is_ gone absent error changed changed_entry "
-    "changed_function shadowed same_array same_elements same_value metadata share hooked apart backends check_tensor_metadata why tuple getattr".split()
-)
-
-
 class PrologueWriter:
     """Turns the guards of a capture into prologue lines."""
 
     def __init__(self, capture):
         self.capture = capture
-        self.objects: dict[str, Any] = {"MISSING": MISSING, "was_is": was_is}
+        self.objects: dict[str, Any] = dict(_SPOKEN)
         self.variables: dict[Source, str] = {}
         self.lines: list[BoundSymbol] = []
         self.names = Names()
-        self.names.taken |= _SPOKEN
+        self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", *_SPOKEN}
         self.pins: dict[int, str] = {}
         self.weak: list[weakref.ref] = []  # what must be alive for the program to fit any call
         self.outside = {source: capture.keep.get(i) for i, source in capture.sources.items()}
@@ -266,7 +259,6 @@ class PrologueWriter:
         """Attention may use what it might when its kernels were chosen."""
         names = self.capture.recorder.context.names
         if names.attends:
-            self.objects["backends"] = compat.attention_backends
             self.miss("check_backends", f"backends() != {self.pin(names.backends)}", "'the backends that scaled_dot_product_attention may use are others than before'")
 
     def _questions(self) -> None:
@@ -281,7 +273,6 @@ class PrologueWriter:
         """The parameters that transforms put in the place of the module's own are those that they were."""
         for table in self.capture.overrides:
             t = self.pin(table, "D")
-            self.objects["list"] = list
             condition = f"list({t}) != {self.pin(list(table), 'names')}" if table else t
             self.miss("check_overrides", condition, "'other parameters of the compiled module are replaced than before'")
 
@@ -293,7 +284,6 @@ class PrologueWriter:
             get, where = self.pin(getter, "get"), self.pin(space, "space")
             if len(keys) == 1:
                 want = self.pin(names[keys[0]], "want")
-            self.objects.update(changed=changed_name, absent=(KeyError, AttributeError))
             self.emit(
                 "check_names", "try:", f"  if {get}({where}) != {want}: return changed({where}, {self.pin(keys, 'names')}, {want}, {label!r})",
                 f"except absent as error: return f'{label}{{error}} is gone'",
@@ -339,19 +329,16 @@ class PrologueWriter:
         modules = tuple(self.capture.pinned.values())
         tables = {id(table): table for table, *_ in (*entries, *absent)}
         if len(tables) > CACHED:
-            self.objects["list"] = list
             self.emit("look_at", f"list({self.pin((*tables.values(), *modules), 'read')})", comment="what is read next comes from memory together, where it is in no cache")
         for kind, rows in (("check_module_entries", entries), ("check_absent", absent)):
             if rows:
                 self._in_one_check(kind, rows)
         if modules:
             m, t = self.pin(modules, "modules"), self.pin(tuple(map(type, modules)), "types")
-            self.objects.update(all=all, map=map, is_=operator.is_, type=type)
             self.miss("check_type", f"not all(map(is_, map(type, {m}), {t}))", "'a module is of another class than before'")
         return rest
 
     def _guard_entries(self, source: Source, path: str, want: list) -> None:
-        self.objects["repeat"] = itertools.repeat
         self._in_one_check("check_entries", want, f"repeat({self.variable(source.attr('__dict__'))})")
 
     def _in_one_check(self, kind: str, rows: list[tuple], table: str = "") -> None:
@@ -364,10 +351,8 @@ class PrologueWriter:
             owners.setdefault(owner, []).append(name)
         comments = [f"# {owner}: {', '.join(dict.fromkeys(names))}" for owner, names in owners.items()]
         paths = self.pin(tuple(map(self.describe, sources)), "paths")
-        self.objects.update(all=all, map=map, is_=operator.is_, getitem=operator.getitem, contains=operator.contains, changed_entry=changed_entry, gone=KeyError)
         if kind == "check_absent":
             condition = f"if True in map(contains, {t}, {k}): return next(p for d, n, p in zip({t}, {k}, {paths}) if n in d) + ' exists now'"
-            self.objects.update(zip=zip, next=next)
             self.emit(kind, *comments, condition)
             return
         v = self.pin(values, "values")
@@ -386,7 +371,6 @@ class PrologueWriter:
             getter = operator.attrgetter(attribute)
             if functions:
                 get, names, want = self.pin(getter, "get"), self.pin(functions, "functions"), self.pin(tuple(map(getter, functions)), "want")
-                self.objects.update(all=all, map=map, is_=operator.is_, changed_function=changed_function)
                 self.miss(f"check_{attribute.strip('_')}", f"not all(map(is_, map({get}, {names}), {want}))", f"changed_function({get}, {names}, {want}, {what!r})")
             for f, used in passing:  # a closure that an argument holds: it is found there, and not kept alive
                 if used or not only_used:
@@ -395,7 +379,6 @@ class PrologueWriter:
                     self.miss(f"check_{attribute.strip('_')}", f"getattr({v}, {attribute!r}, MISSING) is not {self.pin(getter(f))}", repr(reason))
         for space, names in self.capture.builtins.values():
             where = self.pin(space, "space")
-            self.objects["shadowed"] = shadowed
             self.miss("check_builtins", f"not {where}.keys().isdisjoint({self.pin(tuple(names), 'names')})", f"shadowed({where}, {self.pin(tuple(names), 'names')})")
 
     def _guard_stride(self, source: Source, path: str, want) -> None:
@@ -417,18 +400,15 @@ class PrologueWriter:
     _guard_data_ptr, _guard_is_inference = map(_answers, ("data_ptr", "is_inference"))
 
     def _guard_array(self, source: Source, path: str, want) -> None:
-        self.objects["same_array"] = same_array
         self.miss("check_array", f"not same_array({self.variable(source)}, {self.pin(want)})", f"{f'the numpy array {path} changed'!r}")
 
     def _guard_metadata(self, source: Source, path: str, want) -> None:
         v = self.variable(source)
-        self.objects["metadata"] = metadata
         self.miss("check_metadata", f"not isinstance({v}, {self.pin(torch.Tensor)}) or metadata({v}) != {self.pin(want)}", f"{f'what kind of tensor {path} is changed'!r}")
 
     def _hooks(self) -> None:
         hooks = self.capture.hook_dicts
         if hooks:
-            self.objects["any"] = any
             self.miss("check_hooks", f"any({self.pin(tuple(hooks), 'hooks')})", "'a module has hooks now'")
 
     def _tensor_hooks(self) -> None:
@@ -436,7 +416,6 @@ class PrologueWriter:
         capture = self.capture
         if capture.engine.hooked:
             variables = [self.variable(capture.real[p][1]) for p in capture.engine.hooked]
-            self.objects["hooked"] = hooked
             self.miss("check_hooks", f"hooked(({', '.join(variables)},))", "'a tensor whose gradient is computed has hooks now'")
 
     def _guard(self, source: Source, kind: str, want) -> None:
@@ -455,14 +434,12 @@ class PrologueWriter:
             return
         v = self.variable(source)
         if kind == "type":
-            self.objects.setdefault("type", type)
             self.miss("check_type", f"type({v}) is not {self.pin(want)}", f"{path + f' was of type {want.__name__}, is of type '!r} + type({v}).__name__")
         elif kind == "same":
             self.miss("check_same", f"{v} is not {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' were one object'!r}")
         elif kind == "isnot":
             self.miss("check_distinct", f"{v} is {self.variable(want)}", f"{path + ' and ' + self.describe(want) + ' became one object'!r}")
         elif kind == "shares":
-            self.objects["share"] = share
             real, other = (self.capture.tensor_guards[s][0] for s in (source, want))
             offset = real.storage_offset() - other.storage_offset()
             condition = f"not share({v}, {self.variable(want)}, {tuple(real.stride())}, {tuple(other.stride())}, {offset})"
@@ -479,11 +456,9 @@ class PrologueWriter:
     def _other_elements(self, found: str, want: tuple) -> str:
         if all(type(x) is str for x in want):
             return f"tuple({found}) != {self.pin(want)}"
-        self.objects["same_elements"] = same_elements
         return f"not same_elements(tuple({found}), {self.pin(want)})"
 
     def _guard_plain(self, source: Source, path: str, want) -> None:
-        self.objects["same_value"] = same_value
         v = self.variable(source)
         self.miss("check_value", f"not same_value({v}, {self.pin(want)})", f"was_is({path!r}, {say(want)!r}, {v})")
 
@@ -495,7 +470,6 @@ class PrologueWriter:
         elif type(want) is float and want != want:
             self.miss("check_number", f"type({v}) is not float or {v} == {v}", reason)
         elif isinstance(want, (tuple, range, slice, complex, *IMMUTABLE)):
-            self.objects["same_value"] = same_value
             self.miss("check_value", f"not same_value({v}, {self.pin(want)})", reason)
         else:
             kind = "check_string_value" if type(want) is str else "check_number_type_and_value" if type(want) in (int, float) else "check_value"
@@ -513,7 +487,6 @@ class PrologueWriter:
 
     def _guard_noattr(self, source: Source, path: str, want) -> None:
         v, n, owner = self.variable(source.base), source.key, self.outside.get(source.base)
-        self.objects.update(hasattr=hasattr, type=type)
         if owner is None or isinstance(owner, type) or hasattr(type(owner), n):  # a slot or a descriptor that holds nothing
             condition = f"hasattr({v}, {n!r})"
         else:  # a class's own __getattribute__ is left out, as the capture interpreted it
@@ -525,7 +498,6 @@ class PrologueWriter:
     def _guard_nomember(self, source: Source, path: str, want) -> None:
         v, n = self.variable(source.base), source.key
         tables = " or ".join(f"{n!r} in {v}.{table}" for table in ("__dict__", "_parameters", "_buffers", "_modules"))
-        self.objects["hasattr"] = hasattr
         self.miss("check_absent", f"{tables} or hasattr(type({v}), {n!r})", f"{path + ' exists now'!r}")
 
     def _guard_absent(self, source: Source, path: str, want) -> None:
@@ -551,7 +523,6 @@ class PrologueWriter:
             tensors.append(tensor)
             sizes.append(shape)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(tensors, sizes)
-        self.objects["why"] = describe_tensor_miss
         inside = ", ".join(variables)
         self.miss("check_tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := why({self.pin(expected, 'expected')}, ({inside},)))", "reason")
 
@@ -576,7 +547,6 @@ class PrologueWriter:
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
             values = " + ', ' + ".join(f"was_is({self.describe(self.capture.number_sources[n])!r}, '{self._hint(n)}', {v})" for n, v in table.items())
-            self.objects["math"] = math
             self.miss("check_relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
 
     def _hint(self, name: str):
@@ -587,7 +557,6 @@ class PrologueWriter:
         for sources, what in self.capture.distinct_groups():
             variables = [self.variable(s) for s in sources]
             if len(variables) > 1:
-                self.objects.setdefault("id", id)
                 self.miss("check_distinct", f"len({{{', '.join(f'id({v})' for v in variables)}}}) != {len(variables)}", f"{f'two {what} became one object'!r}")
 
 
@@ -725,3 +694,8 @@ def _described(expression, writer: PrologueWriter) -> str:
     return re.sub(r"\b[a-z]+\d+\b", spoken, str(expression))
 
 
+# what the text of the checks speaks of: no variable has such a name
+_SPOKEN: dict[str, Any] = {f.__name__: f for f in (all, any, getattr, hasattr, id, isinstance, len, list, map, next, sorted, str, tuple, type, zip, math)}
+_SPOKEN |= {f.__name__: f for f in (itertools.repeat, operator.contains, operator.getitem, operator.is_, hooked, metadata, same_array, same_elements, same_value, shadowed, share)}
+_SPOKEN |= {"MISSING": MISSING, "was_is": was_is, "backends": compat.attention_backends, "why": describe_tensor_miss, "changed": changed_name, "changed_entry": changed_entry}
+_SPOKEN |= {"changed_function": changed_function, "gone": KeyError, "absent": (KeyError, AttributeError)}

@@ -185,16 +185,12 @@ def _split_meta(a, split_size_or_sections, dim=0):
 
 
 def _split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    if not args and kwargs.keys() >= {"tensor", "split_size_or_sections"}:  # PyTorch's names
-        args, kwargs = (kwargs["tensor"], kwargs["split_size_or_sections"]), {k: v for k, v in kwargs.items() if k not in ("tensor", "split_size_or_sections")}
     for n in args[1] if len(args) > 1 and isinstance(args[1], Sequence) else ():
         as_size(n, "split_with_sizes expects split_sizes have only non-negative entries")
     return args, kwargs
 
 
-@composite(
-    torch.split, torch.functional.split, torch.unsafe_split, meta=_split_meta, canonicalize=_split_arguments, tags=VIEW
-)
+@composite(torch.split, torch.functional.split, torch.unsafe_split, meta=_split_meta, canonicalize=_split_arguments, tags=VIEW)
 def split(a, split_size_or_sections, dim=0):
     d = wrap_dim(dim, len(a.shape))
     return _sliced_parts(a, d, _split_sizes(a, split_size_or_sections, d))
