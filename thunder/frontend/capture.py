@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.proxies import AnyProxy, Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
@@ -298,7 +298,7 @@ class Capture(Host):
             self.replaced_sources[source] = self.replaced[id(value)]
         found = self.tensors.get(key)
         if found is None:
-            with torch._C.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
+            with compat.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
                 if is_unusual(value):
                     return opaque_values.read(self, value, source)
                 found = self.tensors[key] = self._new_proxy(value, source, is_argument)
@@ -342,7 +342,7 @@ class Capture(Host):
     def is_leaf(self, p: TensorProxy) -> bool:
         """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
         real = self.real.get(p)
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             return real is not None and real[0].is_leaf and not real[0]._is_view()
 
     def written_to(self, base: TensorProxy, is_view: bool, detached: bool) -> None:
@@ -351,7 +351,7 @@ class Capture(Host):
             return
         if base in self.placements and not self.placements[base].is_whole:
             self.refuse(f"{base.name} is written to, and the ranks hold a part of it each", "write to it outside of the compiled function: call optimizer.step() there")
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             differentiable, leaf = self.real[base][0].requires_grad and torch.is_grad_enabled(), self.real[base][0].is_leaf
         if differentiable and not detached:
             if leaf:
@@ -367,7 +367,7 @@ class Capture(Host):
         """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view of it here. A partial overlap is refused."""
         real, source = self.real[base]
         memory = self.recorder.memory
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
                 return
             mine, others = (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
@@ -430,7 +430,7 @@ class Capture(Host):
 
     def lift(self, value):
         """A real tensor that came from nowhere the program can name: pinned."""
-        assert not isinstance(value, torch._subclasses.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
+        assert not isinstance(value, compat.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
         if type(value) is Condition:
             return bool(value)  # an error, where no check of the program decides it
         return self.tensor(value, self.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
