@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from thunder import compat
+from thunder.capture import containers
 from thunder.core.proxies import TensorProxy, like, proxies_in
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
 from thunder.core.unbacked import check_shapes
 from thunder.errors import CaptureError
 from thunder.extend import resolve_executors
-from thunder.frontend import containers
 from thunder.ops import LTORCH
 from thunder.transforms.batching import batched
 from thunder.transforms.levels import Level
