@@ -525,6 +525,11 @@ def _is_torch(f) -> bool:
     return module.split(".")[0] == "torch"
 
 
+def _class_method(cls: type, name: str):
+    """The descriptor of a class method in C: the methods that it gives are made anew at each access."""
+    return next((vars(base)[name] for base in cls.__mro__ if type(vars(base).get(name)) is types.ClassMethodDescriptorType), None)
+
+
 def _reduced(c, f, args, kwargs):
     """What copy makes a copy of: the attributes of an outside object as the program sees them."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
@@ -566,6 +571,8 @@ def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
+    if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
+        return handler(c, f, [s, *args], kwargs)
     if type(s) is contextvars.ContextVar:
         return _context_variable(c, f, args)
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:  # torch.Tensor.is_contiguous(x)
@@ -1039,6 +1046,7 @@ def _print(c, f, args, kwargs):
 
 
 HANDLERS: dict[int, object] = {}
+_APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C
 
 
 def _install() -> None:
@@ -1061,7 +1069,7 @@ def _install() -> None:
         torch.compile: _torch_compile,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
-        torch.autograd.Function.apply.__func__: autograd_function.apply,
+        getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),

@@ -151,8 +151,9 @@ def operand_places(*functions: Callable) -> dict[str, int]:
 
 
 def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:
+    """torch_functions: None among them stands for one that this PyTorch does not have."""
     symbol.explain, symbol.places = explain.as_pytorch, operand_places
-    return register(symbol, *torch_functions, **options)
+    return register(symbol, *(f for f in torch_functions if f is not None), **options)
 
 
 def prim(fn: Callable | None = None, *, name: str | None = None, tags: tuple[OpTags, ...] = ()) -> Callable[[Callable], Symbol]:
