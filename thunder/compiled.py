@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
@@ -140,7 +141,7 @@ class Compiled:
         return f"<thunder.jit of {getattr(self.fn, '__qualname__', type(self.fn).__name__)}>"
 
     def __call__(self, *args, **kwargs):
-        if compat.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return self.fn(*args, **kwargs)
         stats = self.stats
         stats.calls += 1

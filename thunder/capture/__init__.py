@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture.calls import RecordingMode
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
@@ -232,7 +232,7 @@ def _read(c: Capture) -> Captured:
                         location=c.user_location(),
                         remedy="use the context managers (with torch.no_grad(): ...)",
                     )
-            with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
+            with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None

@@ -16,7 +16,7 @@ import numpy
 import torch
 import torch.utils.checkpoint
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture import containers, items, opaque_values
 from thunder.capture.ask import FILLED, KEYS, PRESENT
 from thunder.capture.expose import as_text, expose
@@ -34,6 +34,7 @@ from thunder.capture.native import (
 )  # fmt: skip
 from thunder.capture.sources import MISSING
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
+from thunder.compat.names import AROUND_DYNAMO, ASSOCIATIVE_SCAN, FUNCTORCH
 from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, concrete, converted, extreme, map_structure
 from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
@@ -121,7 +122,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return backward.read_gradient(c, p)
     real, source = c.real.get(p, (None, None))
     if real is not None:
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
             if n in ("is_leaf", "grad_fn"):
@@ -232,7 +233,7 @@ def record(c, function, args, kwargs):
 def _named(names: str) -> set:
     found = set()
     for n in names.split():
-        f = getattr(torch._C, n, None) or getattr(torch, n, None)
+        f = getattr(compat.C, n, None) or getattr(torch, n, None)
         if f is not None:
             found.add(f)
     return found
@@ -477,7 +478,7 @@ def _call_scripted(c, f, args, kwargs):
 
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol}
 _BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
-_BY_TYPE |= dict.fromkeys(compat.SCRIPTED, _call_scripted)
+_BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
 _BY_TYPE |= torch_func.KINDS
 
 
@@ -487,13 +488,13 @@ def _call_function(c, f, args, kwargs):
     if inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
-    if native_module(module) and id(f) not in c.fresh and not module.startswith("torch._functorch"):
+    if native_module(module) and id(f) not in c.fresh and not module.startswith(FUNCTORCH):
         named = _BY_NAME.get((module, f.__name__))
         if named is not None:
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
-        if module in ("torch._compile", "torch._dynamo.eval_frame") and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone, once it is imported or was used
+        if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone, once it is imported or was used
             return call(c, f.__wrapped__, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
@@ -527,6 +528,11 @@ def _is_torch(f) -> bool:
     if module is None:
         module = getattr(getattr(f, "__objclass__", None), "__module__", None) or getattr(type(getattr(f, "__self__", None)), "__module__", "")
     return module.split(".")[0] == "torch"
+
+
+def _class_method(cls: type, name: str):
+    """The descriptor of a class method in C: the methods that it gives are made anew at each access."""
+    return next((vars(base)[name] for base in cls.__mro__ if type(vars(base).get(name)) is types.ClassMethodDescriptorType), None)
 
 
 def _reduced(c, f, args, kwargs):
@@ -563,9 +569,11 @@ def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
+    if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
+        return handler(c, f, [s, *args], kwargs)
     if type(s) is contextvars.ContextVar:
         return _context_variable(c, f, args)
-    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         _note_text(c, (*args, *kwargs.values()))
@@ -697,7 +705,7 @@ _COMPARING = (set, frozenset, dict, repr, hash)
 def _is_question(f) -> bool:
     """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
     asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
-    return asks and getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES
+    return asks and getattr(f, "__self__", None) in (None, compat.C) and f not in _OF_MODES
 
 
 _ANSWERS = (bool, int, float, str)
@@ -823,16 +831,15 @@ def _module_call(c, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
-    M = torch.nn.modules.module
     has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
-    has_global = M._global_forward_hooks or M._global_forward_pre_hooks or M._global_backward_hooks or M._global_backward_pre_hooks
+    has_global = compat.global_forward_hooks or compat.global_forward_pre_hooks or compat.global_backward_hooks or compat.global_backward_pre_hooks
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
     if has_hooks or has_global:
-        if d["_backward_hooks"] or d["_backward_pre_hooks"] or M._global_backward_hooks or M._global_backward_pre_hooks:
+        if d["_backward_hooks"] or d["_backward_pre_hooks"] or compat.global_backward_hooks or compat.global_backward_pre_hooks:
             c.refuse("a module with full backward hooks is called", "remove the hooks, or register hooks on the compiled module's outputs")
         _guard_hooks(c, m)
-        return c.enter(torch.nn.Module._call_impl, args, kwargs)
+        return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
     return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
 
@@ -841,10 +848,9 @@ def _watch_hooks(c, m) -> None:
     """The hook dicts of a module without hooks are checked to stay empty."""
     if id(m) not in c.sources or id(m) in c.seen_hooks:
         return
-    M = torch.nn.modules.module
     found = [m.__dict__[n] for n in HOOKS]
     if not c.seen_hooks:
-        found += [M._global_forward_hooks, M._global_forward_pre_hooks, M._global_backward_hooks, M._global_backward_pre_hooks]
+        found += [compat.global_forward_hooks, compat.global_forward_pre_hooks, compat.global_backward_hooks, compat.global_backward_pre_hooks]
     c.seen_hooks.add(id(m))
     for hooks in found:
         c.ask(c.const(hooks, "hooks"), FILLED)
@@ -888,23 +894,23 @@ def _associative_scan(c, f, args, kwargs):
     """torch's associative_scan by its definition: y[0] = x[0], y[i] = combine(y[i - 1], x[i])."""
     names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
     given = dict(zip(names, args)) | kwargs
-    leaves, spec = torch.utils._pytree.tree_flatten(given["xs"])
+    leaves, spec = compat.tree_flatten(given["xs"])
     dim, reverse = given["dim"], given.get("reverse", False)
     slices = list(zip(*(record(c, torch.unbind, [x, dim], {}) for x in leaves)))
     slices = slices[::-1] if reverse else slices
     out = [slices[0]]
     for x in slices[1:]:
-        previous = torch.utils._pytree.tree_unflatten(list(out[-1]), spec)
-        combined = c.call(given["combine_fn"], [previous, torch.utils._pytree.tree_unflatten(list(x), spec)], {})
-        out.append(tuple(torch.utils._pytree.tree_leaves(combined)))
+        previous = compat.tree_unflatten(list(out[-1]), spec)
+        combined = c.call(given["combine_fn"], [previous, compat.tree_unflatten(list(x), spec)], {})
+        out.append(tuple(compat.tree_leaves(combined)))
     out = out[::-1] if reverse else out
     stacked = [record(c, torch.stack, [list(column), dim], {}) for column in zip(*out)]
-    return torch.utils._pytree.tree_unflatten(stacked, spec)
+    return compat.tree_unflatten(stacked, spec)
 
 
 # handlers of functions whose modules are imported only by programs that use them
 _BY_NAME = {
-    ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
+    (ASSOCIATIVE_SCAN, "associative_scan"): _associative_scan,
     **torch_func.BY_NAME,
 }
 
@@ -947,7 +953,7 @@ def _check_is_size(c, f, args, kwargs):
     if not (isinstance(n, NumberProxy) and n.unbacked):
         return c.enter(f, args, kwargs)
     for condition in (n >= 0, True if most is None else n <= most):
-        _checks(c, torch._check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
+        _checks(c, compat.check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
 
 
 def _checks(c, f, args, kwargs):
@@ -987,6 +993,7 @@ def _print(c, f, args, kwargs):
 
 
 HANDLERS: dict[int, object] = {}
+_APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C
 
 
 def _install() -> None:
@@ -998,7 +1005,7 @@ def _install() -> None:
         str: _text, repr: _text, format: _text,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
         bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
-        M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,
+        M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),
         M.__setattr__: _module_setattr,
         object.__setattr__: lambda c, f, a, k: c.plain_store(*a),
@@ -1009,26 +1016,27 @@ def _install() -> None:
         torch.compile: _torch_compile,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
-        torch.autograd.Function.apply.__func__: autograd_function.apply,
+        getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
-        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
+        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
         torch.Tensor.backward: backward.call_backward,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k), torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
-        torch._C._group_tensors_by_device_and_dtype: backward.group_by_device_and_dtype,
-        torch.autograd._make_grads: backward.make_gradients,
-        torch.autograd.graph._engine_run_backward: backward.run_engine,
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
-        torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
+        min: _extreme, max: _extreme,
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__exit__: _constant(None),
         **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
         **dict.fromkeys(CONSTRUCTORS, record),
-        torch._C._log_api_usage_once: _constant(None),
+        **compat.existing({
+            "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None), "log_api_usage_once": _constant(None),
+            "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients, "run_engine": backward.run_engine,
+            "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
+        }),
         **torch_func.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})

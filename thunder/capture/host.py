@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture import calls, containers, items, opaque_values, tensors, values
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
 from thunder.capture.expose import as_text, expose

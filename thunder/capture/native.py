@@ -20,6 +20,8 @@ import numpy
 import torch
 import torch.utils.checkpoint
 
+from thunder.compat.names import READ_MODULES
+
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
     "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base", "impure", "ENUM",
@@ -58,9 +60,9 @@ _NATIVE = {
     "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile", "pickle", "_weakrefset",
 }  # fmt: skip
 _INTERPRETED = (
-    "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils._contextlib", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
+    "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
     "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random", "torch.signal", "torch.optim",
-    "torch.nn.utils.clip_grad", "torch.utils._foreach_utils", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler",
+    "torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler", *READ_MODULES,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture import ask
 from thunder.capture.ask import FILLED, HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, same_value, say, was_is
 from thunder.capture.native import CONTAINERS, PRIMITIVE

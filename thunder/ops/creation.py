@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from thunder import compat
 from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
@@ -371,7 +372,7 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
         return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
     leaves = _leaf_types(data, [])
     if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy | TensorProxy) for x in leaves):
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             found = torch.tensor(map_structure(concrete, data), device="cpu")
         dtype = found.dtype if dtype is None else dtype  # numpy's numbers have their own
         if not found.numel():
