@@ -379,8 +379,8 @@ def call(c, f, args, kwargs):
 
 def _call_object(c, f, t: type, args, kwargs):
     """A call of an object that is neither a function nor a class."""
-    if hasattr(t, "_lc_cd"):
-        return _call_compiled(c, f, args, kwargs)
+    if hasattr(t, "_lc_cd") and not isinstance(f, torch.nn.Module):  # its original becomes part of this program
+        return call(c, _original(c, f), args, kwargs)
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
@@ -405,15 +405,6 @@ def _call_cached(c, f, args, kwargs):
     finally:
         c.in_cached_call -= 1
     return c.read(value, c.const(asked, getattr(f, "__name__", "")).child("call", ("__call__",)))
-
-
-def _call_compiled(c, f, args, kwargs):
-    """A compiled function or module: its original becomes part of this program."""
-    if isinstance(f, torch.nn.Module):
-        if any(f.__dict__[n] for n in HOOKS):  # hooks of the wrapper's own
-            return _module_call(c, None, [f, *args], kwargs)
-        _watch_hooks(c, f)
-    return call(c, _original(c, f), args, kwargs)
 
 
 def _original(c, f):
