@@ -19,7 +19,7 @@ import torch.utils.checkpoint
 
 from thunder import _torch_compat as compat
 from thunder.capture import containers, opaque_values
-from thunder.capture.library import autograd_function, backward, torch_func
+from thunder.capture.library import autograd_function, backward, leaves, torch_func
 from thunder.capture.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -155,7 +155,7 @@ def _call_method(c, method, args, kwargs):
         dim = args[0] if args else kwargs.get("dim")
         return shape if dim is None else shape[dim]
     function = METHODS.get(n)
-    if function is None or c.has_opaque_values:
+    if function is None or c.has_opaque_values or "requires_grad" in kwargs:
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
@@ -213,6 +213,8 @@ def record(c, function, args, kwargs):
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
     c.synchronize()
+    if kwargs.get("requires_grad") is True and function is not torch.Tensor.requires_grad_:
+        return leaves.leaf(c, record(c, function, args, {k: v for k, v in kwargs.items() if k != "requires_grad"}))
     typed = function in _OF_DATA
     args, kwargs = _materialized(c, args, typed=typed), _materialized(c, kwargs, typed=typed)
     if opaque_values.involved(c, (args, kwargs)):
