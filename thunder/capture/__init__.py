@@ -28,7 +28,7 @@ from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
-from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
+from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log, release
 from thunder.ops.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
@@ -202,15 +202,25 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is, or as the cause of
     FailsWithParts.
     """
-    c = Capture(fn, args, kwargs, options, changing or {}, overrides)
-    try:
-        return _read(c)
-    except CaptureError:
-        if not c.asked_whether_compiling:
-            raise
-    c = Capture(fn, args, kwargs, options, changing or {}, overrides)
-    c.compiling = True
-    return _read(c)
+    for compiling in (False, True):
+        c = Capture(fn, args, kwargs, options, changing or {}, overrides)
+        c.compiling = compiling
+        try:
+            return _read(c)
+        except BaseException as error:
+            release(error)
+            if compiling or not isinstance(error, CaptureError) or not c.asked_whether_compiling:
+                raise
+        finally:
+            _close(c)
+    raise AssertionError("the second capture returns or raises")
+
+
+def _close(c: Capture) -> None:
+    """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector runs."""
+    kept = {name: getattr(c, name) for name in ("relations", "sizes")}  # the numbers of a trace ask for them
+    vars(c).clear()
+    vars(c).update(kept)
 
 
 def _read(c: Capture) -> Captured:

@@ -22,7 +22,7 @@ from thunder.capture.ask import FILLED, KEYS, PRESENT
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, id_of, real_id, told_apart
 from thunder.capture.items import VIEWS
-from thunder.capture.library import autograd_function, backward, torch_func
+from thunder.capture.library import autograd_function, backward, leaves, torch_func
 from thunder.capture.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -160,7 +160,7 @@ def _call_method(c, method, args, kwargs):
         dim = args[0] if args else kwargs.get("dim")
         return shape if dim is None else shape[dim]
     function = METHODS.get(n)
-    if function is None or c.has_opaque_values:
+    if function is None or c.has_opaque_values or "requires_grad" in kwargs:
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
@@ -218,6 +218,8 @@ def record(c, function, args, kwargs):
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
     c.synchronize()
+    if kwargs.get("requires_grad") is True and function is not torch.Tensor.requires_grad_:
+        return leaves.leaf(c, record(c, function, args, {k: v for k, v in kwargs.items() if k != "requires_grad"}))
     typed = function in _OF_DATA
     args, kwargs = _all_lifted(c, args, typed=typed), _all_lifted(c, kwargs, typed=typed)
     if opaque_values.involved(c, (args, kwargs)):
@@ -384,8 +386,8 @@ def call(c, f, args, kwargs):
 
 def _call_object(c, f, t: type, args, kwargs):
     """A call of an object that is neither a function nor a class."""
-    if hasattr(t, "_lc_cd"):
-        return _call_compiled(c, f, args, kwargs)
+    if hasattr(t, "_lc_cd") and not isinstance(f, torch.nn.Module):  # its original becomes part of this program
+        return call(c, _original(c, f), args, kwargs)
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
@@ -410,15 +412,6 @@ def _call_cached(c, f, args, kwargs):
     finally:
         c.in_cached_call -= 1
     return c.read(value, c.const(asked, getattr(f, "__name__", "")).call("__call__"))
-
-
-def _call_compiled(c, f, args, kwargs):
-    """A compiled function or module: its original becomes part of this program."""
-    if isinstance(f, torch.nn.Module):
-        if any(f.__dict__[n] for n in HOOKS):  # hooks of the wrapper's own
-            return _module_call(c, None, [f, *args], kwargs)
-        _watch_hooks(c, f)
-    return call(c, _original(c, f), args, kwargs)
 
 
 def _original(c, f):

@@ -241,7 +241,7 @@ class Capture(Host):
         if t is super:
             return self._super_attribute(o, n)
         if isinstance(o, NumberProxy):
-            return {"real": o, "imag": 0}[n] if n in ("real", "imag") else getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
+            return {"real": o, "imag": o.python_type()}[n] if n in ("real", "imag") else getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
         return self._instance_attribute(o, t, n)
 
     def _overlaid(self, o, n):

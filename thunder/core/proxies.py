@@ -8,7 +8,9 @@ What `a + b` or `a.sin()` mean is not known here: `thunder.ops` fills `METHODS` 
 
 from __future__ import annotations
 
+import functools
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -377,6 +379,9 @@ class IntegerProxy(NumberProxy):
     def __index__(self) -> int:
         return self.concrete()
 
+    def __round__(self, digits=None):
+        return self if digits is None else round(self.concrete(), digits)
+
 
 class FloatProxy(NumberProxy):
     __slots__ = ()
@@ -401,6 +406,8 @@ def _arithmetic(name: str, a, b=None):
         return _unbacked_arithmetic(name, operands, unbacked)
     function = symbolic.APPLICATIONS[name][0]
     value = function(*map(_hint, operands))
+    if name == "pow" and not _keeps_type(a, b):
+        return function(*map(concrete, operands))
     expressions = tuple(map(_expression, operands))
     if name in ("add", "sub", "mul") and type(value) is int:
         ea, eb = expressions
@@ -413,6 +420,16 @@ def _arithmetic(name: str, a, b=None):
     return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), value, expression, guards)
 
 
+def _keeps_type(base, exponent) -> bool:
+    """Whether a power has the type that it has at capture for all numbers that the guards, made here, let through."""
+    if type(exponent) in (int, bool) or type(exponent) is float and exponent.is_integer():
+        return True
+    if float in (_type_of(base), _type_of(exponent)):  # of a negative number it may be complex
+        return bool(RELATIONS[">="](base, 0))
+    RELATIONS[">="](exponent, 0)  # of ints a float where the exponent is negative
+    return True
+
+
 def _unbacked(operands: tuple) -> tuple[UnbackedNumber, ...]:
     """The numbers of data that operands are made of."""
     found = [x.unbacked for x in operands if isinstance(x, NumberProxy) and x.unbacked]
@@ -423,8 +440,13 @@ def _type_of(x) -> type:
     return x.python_type if isinstance(x, NumberProxy) else type(x)
 
 
+_BITWISE = ("and", "or", "xor", "lshift", "rshift", "invert")
+
+
 def _result_kind(name: str, operands: tuple) -> type:
     """int or float: what Python makes of these operands."""
+    if name in _BITWISE:
+        return type(symbolic.APPLICATIONS[name][0](*(_type_of(x)(1) for x in operands)))  # raises for floats
     if name in ("int", "round", "trunc", "ceil", "floor"):
         return int
     if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
@@ -498,24 +520,36 @@ def _compare(a, b, relation: str) -> bool | Condition:
 
 
 def _binary_number(name: str, reflected: bool) -> Callable:
-    def method(self, other):
-        if not isinstance(other, _NUMBERS):
-            return NotImplemented
-        return _arithmetic(name, other, self) if reflected else _arithmetic(name, self, other)
+    calculate = _divmod if name == "divmod" else functools.partial(_arithmetic, name)
+
+    def method(self, other, *modulus):
+        if modulus:
+            return pow(self.concrete(), concrete(other), concrete(*modulus))
+        if isinstance(other, _NUMBERS):
+            return calculate(other, self) if reflected else calculate(self, other)
+        if isinstance(other, numbers.Number):  # a complex number, a fraction
+            function = divmod if name == "divmod" else symbolic.APPLICATIONS[name][0]
+            return function(other, self.concrete()) if reflected else function(self.concrete(), other)
+        return NotImplemented
 
     return method
 
 
 def _relation(relation: str) -> Callable:
     def method(self, other):
-        if not isinstance(other, _NUMBERS):
-            return NotImplemented
-        return _compare(self, other, relation)
+        if isinstance(other, _NUMBERS):
+            return _compare(self, other, relation)
+        return RELATIONS[relation](self.concrete(), other) if isinstance(other, numbers.Number) else NotImplemented
 
     return method
 
 
-for _name in "add sub mul truediv floordiv mod pow".split():
+def _divmod(a, b):
+    return _arithmetic("floordiv", a, b), _arithmetic("mod", a, b)
+
+
+NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
+for _name in "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split():
     setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
     setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
 for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
@@ -525,6 +559,10 @@ NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr
 NumberProxy.__pos__ = lambda self: self  # type: ignore[attr-defined]
 for _name in ("trunc", "floor", "ceil"):
     setattr(NumberProxy, f"__{_name}__", lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self))
+
+
+numbers.Integral.register(IntegerProxy)
+numbers.Real.register(FloatProxy)
 
 
 def concrete(x):

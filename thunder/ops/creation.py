@@ -71,7 +71,10 @@ def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     kwargs = dict(kwargs)
     size = kwargs.pop("size", None)
     shape, value = (args[0], args[1]) if len(args) > 1 else (size if size is not None else args[0], kwargs.pop("fill_value"))
-    kind = value.dtype if type(value) is TensorProxy else number_dtype(value)
+    if type(value) is TensorProxy:  # its value counts, as a number's
+        kind = number_dtype((False, 0, 0.0, 0j)[value.dtype.category])
+    else:
+        kind = number_dtype(value)
     return (_shape_of((shape,)), value), _options(kwargs, kind)
 
 
