@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.check import check
-from thunder.core.proxies import CollectionProxy, TensorProxy, like
+from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
@@ -210,7 +210,8 @@ class InputsBehind(NamedTuple):
 def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
     """The arguments that saved values were computed from, and all that are no tensors."""
     collections = [o.collection for o in cut.saved_others if isinstance(o, CollectionProxy)]
-    needed = {*cut.saved_tensors, *cut.saved_others, *itertools.chain(*collections)}
+    others = [o for o in cut.saved_others if isinstance(o, Proxy)]
+    needed = {*cut.saved_tensors, *others, *itertools.chain(*collections)}
     for line in reversed(cut.forward.bound_symbols):
         if not needed.isdisjoint(line.outputs) or not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)):
             needed.update(line.inputs)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in, settled
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError, MissingImplementationError
 
@@ -234,6 +234,9 @@ class Symbol:
 
             return typed_by_examples(self, recorder, args, kwargs, error)
         except Exception as error:
+            given = map_structure(settled, args), map_structure(settled, kwargs)
+            if given[0] is not args or given[1] is not kwargs:  # rules that cannot take a symbolic number take its value
+                return self(*given[0], **given[1])
             if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
                 raise
             raise better from None

@@ -23,7 +23,7 @@ import torch
 from thunder import _torch_compat as compat
 from thunder.core.proxies import AnyProxy, Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
-from thunder.core.symbolic import constant, symbol
+from thunder.core.symbolic import Decisions, constant, symbol
 from thunder.distributed.placement import Placement, placement_of
 from thunder.errors import CaptureError
 from thunder.frontend import backward, calls, collectives, containers, distributions, opaque_values, triton_kernels
@@ -105,9 +105,8 @@ class Capture(Host):
         self.hook_dicts: list[dict] = []
         self.engine = backward.Engine()
         self.used: set = set()  # once the program is read: the values that its lines and its result are made of
-        self.relations: dict[tuple, bool] = {}
+        self.decisions = Decisions()
         self.number_sources: dict[str, Source] = {}
-        self.sizes: set[str] = set()  # symbolic tensor sizes: they are at least 2
         self.numbers: dict[Source, NumberProxy] = {}
         # containers, and what the program wrote
         self.snapshots: dict[int, Any] = {}  # id(original) -> snapshot
@@ -152,12 +151,6 @@ class Capture(Host):
             entry = self.namespaces[id(space)] = (space, label, {})
             self.keep[id(space)] = space
         entry[2].setdefault(name, value)
-
-    def relate(self, a, relation: str, b, outcome: bool) -> None:
-        """The program decided by a relation between symbolic numbers. What follows from a size being at least 2 needs no guard."""
-        if b.is_constant and b.constant < 2 and str(a) in self.sizes and type(b.constant) is int:
-            return
-        self.relations.setdefault((a, relation, b), outcome)
 
     def _known(self, value, source: Source) -> None:
         self.sources[id(value)], self.keep[id(value)] = source, value
@@ -267,16 +260,17 @@ class Capture(Host):
         if found is None:
             t = type(value)
             name = self.recorder.context.names.make("i" if t is int else "f")
-            found = self.numbers[source] = (IntegerProxy if t is int else FloatProxy)(name, value, symbol(name), self.relate)
+            found = self.numbers[source] = (IntegerProxy if t is int else FloatProxy)(name, self.decisions)
+            self.decisions.values[name] = value
             self.number_sources[name] = source
             if source.step != "size":
                 self.guard(source, "type", t)
             if source.step == "size":
-                self.relations[symbol(name), ">", constant(1)] = True
-                self.sizes.add(name)
+                self.decisions.decide(symbol(name), ">", constant(1))
+                self.decisions.sizes.add(name)
             elif t is int and value not in (0, 1) and source.root.key in ("args", "kwargs"):
                 for special in (0, 1):
-                    self.relate(symbol(name), "!=", constant(special), True)
+                    self.decisions.decide(symbol(name), "!=", constant(special))
         return found
 
     def _tuple(self, value: tuple, source: Source):

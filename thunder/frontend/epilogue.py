@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 from thunder.frontend import containers
 from thunder.frontend.backward import freed
-from thunder.frontend.calls import Id, SymbolicSize
+from thunder.frontend.calls import Id
 from thunder.frontend.guards import check_symbol, written
 from thunder.frontend.native import CONTAINERS, ENUM, container_base
 
@@ -164,7 +164,7 @@ class EpilogueWriter:
 
     def _tuple(self, value: tuple, t: type) -> str:
         inside = [self.build(x) for x in value]
-        if t is SymbolicSize:
+        if t is Size:
             t = torch.Size
         if hasattr(value, "_make"):
             return self._variable(value, f"{self.pin(t)}({', '.join(inside)})")
