@@ -23,6 +23,7 @@ from thunder.capture import Captured, FailsWithParts, capture
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import OpTags, current_recorder
+from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace
 from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
@@ -322,6 +323,7 @@ class Compiled:
         for name in options.compile_options.keys() - options.used_compile_options.keys():
             if meant := difflib.get_close_matches(name, (*jit.__kwdefaults__, *options.used_compile_options), 1, 0.8):
                 warn_user(f"thunder.jit was given {name}=, which nothing asks for: did you mean {meant[0]}=?", UserWarning)
+        captured.settle(self.options, self.module())
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
     def _capture(self, args: tuple, kwargs: dict, changing: dict) -> Captured:
@@ -436,6 +438,8 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
         make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
         make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options),
         dense=read_by_products(cut, options.executors),
+        decisions=next((a.decisions for a in computation.args if isinstance(a, NumberProxy)), Decisions()),
+        names=[a.name for a in computation.args if not isinstance(a, TensorProxy)],
     )  # fmt: skip
     return forward, backward, run
 

@@ -22,7 +22,7 @@ from thunder.capture.numbers import held_numbers
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.tensors import write_back
-from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
+from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
@@ -43,7 +43,7 @@ class Captured:
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
-        self.parameters = c.parameters
+        self.parameters, self.decisions, self._capture = c.parameters, c.decisions, c
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         write_back(c)
@@ -55,12 +55,25 @@ class Captured:
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
         c.ask_at_the_end()
+        self._write_prologue(c)
+        self.guard_count = len(c.observed) + len(c.shapes)
+
+    def _write_prologue(self, c: Capture) -> None:
         writer = PrologueWriter(c)
         unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
-        self.prologue_traces = [prologue]
-        self._weak = writer.weak
-        self.guard_count = len(c.observed) + len(c.shapes)
+        self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.decisions.relations)
+
+    def settle(self, options: JitOptions, model) -> None:
+        """Ends the decisions by symbolic numbers. The prologue is written again where lowering has added to them."""
+        c, self._capture = self._capture, None
+        if c is not None and len(c.decisions.relations) > self._checked:
+            self._write_prologue(c)
+            traces = self.prologue_traces, self.computation_traces[:1], self.epilogue_traces[:1]
+            transform_traces(options.transforms, *traces, options.executors, model)
+            if len(self.prologue_traces) > 1:
+                self.prologue_fn = self.prologue_traces[-1].python_callable()
+        self.decisions.close()
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
@@ -98,7 +111,7 @@ class Captured:
 
     @property
     def output_requires_grad(self) -> bool:
-        arguments = set(self.computation.args)
+        arguments = {a for a in self.computation.args if isinstance(a, Proxy)}
         return any(type(p) is TensorProxy and p.requires_grad and p not in arguments for p in self.computation.output_proxies)
 
     def transform(self, options: JitOptions, overrides: tuple[dict, ...], model) -> None:

@@ -127,7 +127,7 @@ def kind(value) -> tuple | None:
 
 # ---------------------------------------------------------------- the table
 # Shape, dtype, device and the like of tensors are asked for all tensors in one batch (`Capture.shapes`), and relations between symbolic numbers
-# have rules of their own (`Capture.relations`).
+# have rules of their own (`Capture.decisions`).
 
 IS, EQUAL = "{now} is not {was}", "{now} != {was}"
 _TWO = ("{path} and {k} were one object", "{path} and {k} became one object")

@@ -35,7 +35,7 @@ from thunder.capture.native import (
 from thunder.capture.sources import MISSING
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
 from thunder.compat.names import AROUND_DYNAMO, ASSOCIATIVE_SCAN, FUNCTORCH
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, concrete, converted, extreme, map_structure
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, concrete, converted, extreme, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
@@ -50,7 +50,7 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = [
-    "call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare",
+    "call", "call_native", "record", "operation", "tensor_attribute", "binary", "unary", "compare",
     "NOT_OPERATIONS", "sharp_edge", "text_of", "lifted", "RecordingMode",
 ]  # fmt: skip
 
@@ -88,23 +88,12 @@ class TensorMethod:
 _CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
 
 
-class SymbolicSize(tuple):
-    """`x.shape` with entries that stay symbolic."""
-
-    def numel(self):
-        return functools.reduce(operator.mul, self, 1)
-
-    def __getitem__(self, index):
-        found = super().__getitem__(index)
-        return SymbolicSize(found) if isinstance(index, slice) else found
-
-
 def _shape(p: TensorProxy):
     return size(p.shape)
 
 
-def size(numbers) -> torch.Size | SymbolicSize:
-    return (SymbolicSize if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
+def size(numbers) -> torch.Size | Size:
+    return (Size if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
 
 
 _STATED = {
@@ -304,7 +293,7 @@ def binary(c, symbol, a, b):
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
         return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
-    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, SymbolicSize}:
+    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return size((*a, *b))
     return ARITHMETIC[symbol](a, b)
 
@@ -506,7 +495,7 @@ def _reaches(c, args, kwargs) -> bool:
             return True
         if t is functools.partial and _reaches(c, (a.func, *a.args), a.keywords) or _is_users(t):
             return True
-        if t is tuple and a and _reaches(c, a, {}):
+        if isinstance(a, tuple) and a and _reaches(c, a, {}):
             return True
     return False
 
@@ -646,6 +635,8 @@ def call_native(c, f, args, kwargs):
     if not _is_torch(f):
         return Host.call_native(c, f, args, kwargs)
     c.synchronize()
+    if type(f) in IDENTITY_CALLS:  # which takes numbers only
+        args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
@@ -731,7 +722,7 @@ def _construct(c, cls, args, kwargs):
             return as_number(args[0], cls)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
-    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, SymbolicSize)):
+    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):
         return c.call(torch.empty, args, {"device": "cpu"})
     if cls is torch.Size and args:
         return size(tuple(c.iterate(args[0])))
@@ -763,7 +754,7 @@ def _type(c, f, args, kwargs):
     a = args[0]
     if type(a) is TensorProxy:
         return kind_of(c, a)
-    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, SymbolicSize: torch.Size}.get(type(a), type(a))
+    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
 
 
 def _isinstance(c, f, args, kwargs):
@@ -779,7 +770,7 @@ def _isinstance(c, f, args, kwargs):
         return issubclass(o.python_type, cls)
     if type(o) is Condition:
         return issubclass(bool, cls)
-    if type(o) is SymbolicSize and cls is torch.Size:
+    if type(o) is Size and cls is torch.Size:
         return True
     check = c.slot(type(cls), "__instancecheck__") if isinstance(cls, type) else None
     if check is not None and not native_module(check.__globals__.get("__name__")):

@@ -28,6 +28,7 @@ from thunder.capture.sources import Source
 from thunder.capture.strides import layout
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder
+from thunder.core.symbolic import Decisions
 from thunder.distributed.placement import Placement
 from thunder.errors import CaptureError
 from thunder.interpreter import Host, format_location
@@ -100,9 +101,8 @@ class Capture(Host):
         self.asked_functions: set[int] = set()  # functions whose code was asked for
         self.engine = backward.Engine()
         self.used: set = set()  # once the program is read: the values that its lines and its result are made of
-        self.relations: dict[tuple, bool] = {}
+        self.decisions = Decisions()
         self.number_sources: dict[str, Source] = {}
-        self.sizes: set[str] = set()  # symbolic tensor sizes: they are at least 2
         self.numbers: dict[Source, NumberProxy] = {}
         # containers, and what the program wrote
         self.snapshots: dict[int, Any] = {}  # id(original) -> snapshot
@@ -137,12 +137,6 @@ class Capture(Host):
             self.constants[name], self.keep[id(value)] = value, value
             found = self.constant_sources[id(value)] = Source(None, "const", name, label or getattr(value, "__name__", type(value).__name__))
         return found
-
-    def relate(self, a, relation: str, b, outcome: bool) -> None:
-        """The program decided by a relation between symbolic numbers. What follows from a size being at least 2 needs no guard."""
-        if b.is_constant and b.constant < 2 and str(a) in self.sizes and type(b.constant) is int:
-            return
-        self.relations.setdefault((a, relation, b), outcome)
 
     def know(self, value, source: Source) -> None:
         self.sources[id(value)], self.keep[id(value)] = source, value

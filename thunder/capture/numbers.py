@@ -40,15 +40,16 @@ def number(c, value, source: Source) -> NumberProxy:
     if found is None:
         t = type(value)
         name = c.recorder.context.names.make("i" if t is int else "f")
-        found = c.numbers[source] = (IntegerProxy if t is int else FloatProxy)(name, value, symbol(name), c.relate)
+        found = c.numbers[source] = (IntegerProxy if t is int else FloatProxy)(name, c.decisions)
+        c.decisions.values[name] = value
         c.number_sources[name] = source
         c.values[source] = value
         if source.step != "size":
             ask(c, source, TYPE)
         if source.step == "size":
-            c.relations[symbol(name), ">", constant(1)] = True
-            c.sizes.add(name)
+            c.decisions.decide(symbol(name), ">", constant(1))
+            c.decisions.sizes.add(name)
         elif t is int and value not in (0, 1) and source.root.key in ("args", "kwargs"):
             for special in (0, 1):
-                c.relate(symbol(name), "!=", constant(special), True)
+                c.decisions.decide(symbol(name), "!=", constant(special))
     return found

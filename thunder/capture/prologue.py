@@ -482,7 +482,7 @@ class PrologueWriter:
 
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
-        for (a, relation, b), outcome in self.capture.relations.items():
+        for (a, relation, b), outcome in self.capture.decisions.relations.items():
             table = {n: self.variable(self.capture.number_sources[n]) for n in sorted(a.symbols() | b.symbols())}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
@@ -492,7 +492,7 @@ class PrologueWriter:
             self.miss("relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
 
     def _hint(self, name: str):
-        return next(n.value for n in self.capture.numbers.values() if n.name == name)
+        return self.capture.decisions.values[name]
 
     def _distinct(self) -> None:
         """What the program writes to must stay apart from what it reads, and tensors that had one name each must not become one."""
