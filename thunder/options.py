@@ -81,7 +81,7 @@ def resolve_cache_option(given: CACHE_OPTIONS | str | None) -> CACHE_OPTIONS:
 
 def resolve_sharp_edges(given: SHARP_EDGES_OPTIONS | str | None) -> SHARP_EDGES_OPTIONS:
     """Raises OptionError, which names the valid values, for anything else."""
-    return SHARP_EDGES_OPTIONS.ALLOW if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
+    return SHARP_EDGES_OPTIONS.WARN if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
 
 
 def resolve_numerics(given: NUMERICS_OPTIONS | str | None, executors: Sequence, transforms: Sequence, asked_for: Sequence) -> tuple[NUMERICS_OPTIONS, tuple]:
@@ -190,7 +190,7 @@ class JitOptions:
     executors: tuple = ()
     cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
     integers_may_change: bool = False
-    sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.ALLOW
+    sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.WARN
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE

@@ -1050,6 +1050,9 @@ _install()
 # ---------------------------------------------------------------------------------------------------------------- sharp edges
 
 
+_WARNED: dict = {}  # once a site
+
+
 def sharp_edge(c, what: str) -> None:
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
@@ -1060,6 +1063,6 @@ def sharp_edge(c, what: str) -> None:
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
-            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)))
+            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED)
 
 

@@ -145,7 +145,7 @@ class PrologueWriter:
     """Turns what a capture asked into the statements of a prologue."""
 
     def __init__(self, capture):
-        self.capture = capture
+        self.capture, self.parameters = capture, capture.parameters
         self.objects: dict[str, Any] = dict(_HELPERS)
         self.variables: dict[Source, str] = {}
         self.lines: list[BoundSymbol] = []
@@ -187,7 +187,7 @@ class PrologueWriter:
         self.emit(f"check_{kind}", f"if {condition}: return {reason}")
 
     def describe(self, source: Source) -> str:
-        return source.describe(self.capture.parameters)
+        return source.describe(self.parameters)
 
     def literal(self, value) -> str:
         return repr(value) if _literal(value) else self.pin(value)

@@ -249,9 +249,9 @@ class Symbol:
 
             return typed_by_examples(self, recorder, args, kwargs, error)
         except Exception as error:
-            given = map_structure(settled, args), map_structure(settled, kwargs)
-            if given[0] is not args or given[1] is not kwargs:  # rules that cannot take a symbolic number take its value
-                return self(*given[0], **given[1])
+            if any(isinstance(x, NumberProxy) and not x.unbacked for x in leaves((args, kwargs))):
+                # a rule that cannot take a symbolic number takes its value
+                return self(*map_structure(settled, args), **map_structure(settled, kwargs))
             if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
                 raise
             raise better from None
