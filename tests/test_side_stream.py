@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import thunder
-from thunder import compat
-from thunder import DebugOptions
+from thunder import DebugOptions, compat
 from thunder.executors.triton_kernels import launch
 from thunder.executors.triton_kernels.launch import FusedRegion
 from thunder.transforms import side_stream
@@ -278,7 +277,7 @@ def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):
     monkeypatch.setattr(compat, "current_device", lambda: 0)
     monkeypatch.setattr(compat, "current_stream", lambda index: "the program's")
     monkeypatch.setattr(compat, "launch_kernel", lambda kernel, *rest: launched.append((kernel, rest[-2], rest[-1])), raising=False)
-    monkeypatch.setattr(launch, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
+    monkeypatch.setattr(compat, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     region, _, of_weight = backward_region()
     fused = FusedRegion(region, torch.device("cuda", 0), planned=True)
