@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from thunder import compat
 from thunder.core.devices import cpu
@@ -49,15 +48,21 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _for_every_key(bias, key):
+    return None if bias is None else _rows(bias.expand(*bias.shape[:-1], key.shape[2]))
+
+
 # forwards are called by PyTorch's bindings in C, which take the host 3 to 5 us less than `torch.ops`; backwards have none
 
 
 def _cudnn(query, key, value, bias, dropout_p, is_causal, scale):
+    bias = _for_every_key(bias, key)
     found = compat.cudnn_attention(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale)
     return found[0], found[1], found[6], found[7]
 
 
 def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
+    bias = _for_every_key(bias, key)
     return compat.kernel("_scaled_dot_product_cudnn_attention_backward")(
         g, _rows(query), _rows(key), _rows(value), out, sums, seed, offset, bias, None, None, query.shape[2], key.shape[2], dropout_p, is_causal, scale=scale
     )
@@ -88,13 +93,16 @@ def _efficient_backward(g, query, key, value, bias, out, sums, seed, offset, dro
 
 
 def _aligned(bias, query, key):
-    """A bias for every head and row, whose rows begin at multiples of 16 elements."""
+    """A bias for every head and row as the kernel reads it: dense rows that begin at multiples of 16 elements."""
     if bias is None:
         return None
-    n = bias.shape[-1]
-    if n % 16:
-        bias = F.pad(bias, (0, -n % 16))[..., :n]
-    return bias.expand(*query.shape[:3], key.shape[2])
+    keys = key.shape[2]
+    bias = bias.expand(*bias.shape[:-1], keys)
+    *outer, last = bias.stride()
+    if last != 1 or any(s % 16 for s in outer) or bias.data_ptr() % 16:
+        rows = bias.new_zeros if keys % 16 else bias.new_empty
+        bias = rows(*bias.shape[:-1], keys + -keys % 16)[..., :keys].copy_(bias)
+    return bias.expand(*query.shape[:3], keys)
 
 
 def _on_the_host(query):

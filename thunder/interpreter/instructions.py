@@ -537,7 +537,7 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     if keywords is NULL:
         keywords = {}
     else:
-        host.touch(keywords)
+        host.materialize(keywords)
         if not hasattr(keywords, "keys"):
             kind = type(keywords).__name__
             raise TypeError(f"{before_stars(function)} after ** must be a mapping, not {kind}")

@@ -323,7 +323,8 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
             return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
         except compat.DataDependentOutput:  # it looks at values: zeros have some
             inputs.clear()
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
+        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError, CaptureError):
+            # fake tensors run PyTorch's decompositions, which refuse, or divide by 0, where kernels do not
             break
     return wanted
 

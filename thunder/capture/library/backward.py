@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from thunder import compat
+from thunder.capture.ask import SAME
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, recording
@@ -21,6 +22,7 @@ from thunder.ops import LTORCH
 from thunder.ops.explain import stand_in
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
+from thunder.transforms.backward_inside import marked
 from thunder.transforms.levels import renamed, typed
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
@@ -38,7 +40,7 @@ def _place(c, p: TensorProxy) -> tuple:
     real, source = c.real[p]
     first = c.engine.leaves.setdefault(id(real), p)
     if first is not p:
-        c.guard(source, "same", c.real[first][1])
+        c.ask(source, SAME, c.real[first][1])
     return id(real), "grad"
 
 
@@ -139,6 +141,7 @@ class Engine:
         self.known: dict[BoundSymbol, Derivative] = {}
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
+        self.backwards = 0
         self._gone: set = set()  # what the freed derivatives' lines make
         self._left: dict[TensorProxy, bool] = {}  # what leaves the program -> whether its graph is freed
 
@@ -289,6 +292,8 @@ class _Pulled:
         table: dict = {}
         if self.again:
             lines = renamed(lines, c.recorder.context.names, table)
+        c.engine.backwards += 1
+        lines = marked(lines, c.engine.backwards)
         c.recorder.bound_symbols += lines
         for line in lines:
             if OpTags.VIEW in line.sym.tags:
