@@ -110,6 +110,8 @@ class Host:
         if self.log is not None:
             self.log.call(self, f)
         if record.kind:
+            if record.starts:
+                frame.run()
             driver: Any = DRIVERS[record.kind]
             if code.co_flags & CO_ITERABLE_COROUTINE:
                 driver = drive_awaitable

@@ -9,6 +9,7 @@ import types
 
 from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
 from thunder.interpreter.recursion import run_deeper
+from thunder.interpreter.tables import ITERATOR
 from thunder.interpreter.tracebacks import clean, entry, release
 
 
@@ -119,7 +120,7 @@ class Frame:
         if self.delegate is None:
             raise error
         host, stack = self.host, self.stack
-        iterator = stack[-2]
+        iterator = stack[ITERATOR - 1]
         if isinstance(error, GeneratorExit):
             close = getattr(iterator, "close", None)
             if close is not None:
@@ -132,8 +133,7 @@ class Frame:
             stack[-1] = host.call(throw, [error], {})
             return YIELD
         except StopIteration as stop:
-            stack.pop()
-            stack[-1] = stop.value
+            stack[ITERATOR - 1 :] = [stop.value]
         return self.delegate
 
 

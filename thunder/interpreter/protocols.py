@@ -17,7 +17,7 @@ from typing import Any
 
 from thunder.interpreter.host import Host, type_attribute
 from thunder.interpreter.instructions import NULL
-from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
+from thunder.interpreter.tables import ARITHMETIC, COMPARISONS, VERSION
 
 FUNCTION = types.FunctionType
 METHOD_OF = {
@@ -266,13 +266,20 @@ def contains(host, value, item):
     return item in value
 
 
+def _full_name(value):
+    """As CPython's messages name a type from 3.15 on."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+
+
 def iterate(host, value):
     method = python_method(type(value), "__iter__")
     if method is None:
         return iter(value)
     iterator = host.call(method, [value], {})
     if not hasattr(type(iterator), "__next__"):
-        raise TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'")
+        found = type(iterator).__name__
+        raise TypeError(f"iter() returned non-iterator of type '{found}'" if VERSION < (3, 15) else f"{_full_name(value)}.__iter__() must return an iterator, not {found}")
     return iterator
 
 
@@ -287,7 +294,8 @@ def truth(host, value):
     if type(method) is FUNCTION:
         result = host.call(method, [value], {})
         if not isinstance(result, bool):
-            raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
+            found = type(result).__name__
+            raise TypeError(f"__bool__ should return bool, returned {found}" if VERSION < (3, 15) else f"{_full_name(value)}.__bool__() must return a bool, not {found}")
         return result
     if method is NULL and python_method(kind, "__len__") is not None:
         return length(host, len, [value], {}) != 0
