@@ -18,8 +18,10 @@ from thunder.capture.calls import RecordingMode
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library.functional import Transformed
+from thunder.capture.numbers import held_numbers
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
+from thunder.capture.tensors import write_back
 from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
@@ -44,20 +46,21 @@ class Captured:
         self.parameters = c.parameters
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
-        c.write_back()
+        write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
-        self.held_numbers = c.held_numbers()
+        self.held_numbers = held_numbers(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
+        c.ask_at_the_end()
         writer = PrologueWriter(c)
         unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
         self.prologue_traces = [prologue]
         self._weak = writer.weak
-        self.guard_count = len(c.guards) + sum(len(n) for _, _, n in c.namespaces.values()) + len(c.tensor_guards)
+        self.guard_count = len(c.observed) + len(c.shapes)
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
@@ -259,6 +262,8 @@ def _run(c: Capture):
     """Calls the program in the interpreter, with proxies in the place of tensors."""
     fn, own = c.fn, []
     root = Source(None, "root", "fn", "model" if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", "fn"))
+    arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
+    c.values |= {root: c.fn, arguments: c.args, keywords: c.kwargs}
     if type(fn) is types.MethodType:
         root.label = "self"
         fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
@@ -266,7 +271,6 @@ def _run(c: Capture):
         c.sources[id(fn)], c.keep[id(fn)] = root, fn
     elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
         c.read(fn, root)
-    arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
     args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.args)]
     kwargs = {k: c.read(v, keywords.item(k)) for k, v in c.kwargs.items()}
     return c.interpret(fn, [*own, *args], kwargs)

@@ -21,7 +21,7 @@ import torch
 import torch.utils.checkpoint
 
 __all__ = [
-    "PRIMITIVE", "IDENTITY", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
+    "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
     "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base", "impure", "ENUM",
 ]  # fmt: skip
 
@@ -31,7 +31,7 @@ PRIMITIVE = {
     type(NotImplemented),
 }  # fmt: skip
 # values that are what they are by identity
-IDENTITY = {
+IDENTICAL = {
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.GenericAlias, types.UnionType, functools._lru_cache_wrapper, object, torch.Generator,
 }  # fmt: skip
@@ -85,6 +85,13 @@ HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed, repr, types.MethodType, functools.partial,
     object.__new__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
+
+
+def is_iterator(value) -> bool:
+    """Whether a value of a library's type is used up by reading it."""
+    return hasattr(type(value), "__next__")
+
+
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
 DICT_VIEWS = {type({}.keys()), type({}.values()), type({}.items())}
 _IMPURE = {"random", "time", "secrets", "uuid"}

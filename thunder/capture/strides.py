@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from thunder.capture.ask import VALUE
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
@@ -51,7 +52,7 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
     real, source = c.real[base]
     with torch._C.DisableTorchFunction():
         found = function(real)
-    c.guard(source, function.__name__, found)
+    c.ask(source.call(function.__name__), VALUE)
     return found
 
 
@@ -60,8 +61,7 @@ def _address(c, value: TensorProxy) -> int:
     if value not in c.real or value in c.placements:
         c.refuse(".data_ptr() asks for the address of what the program computes, which is known only when it runs", "ask for an input's, or outside of the compiled function")
     real, source = c.real[value]
-    c.guard(source, "data_ptr", real.data_ptr())
-    return real.data_ptr()
+    return c.ask(source.call("data_ptr"), VALUE)
 
 
 def _same_view(c, a: TensorProxy, b) -> bool:
@@ -101,12 +101,8 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     if proxy in c.placements and (c.placements[proxy].shards or c.placements[proxy].slice) is not None:  # gathered anew by each call
         c.layouts[proxy] = torch.empty(tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=to_torch_device(proxy.device))
         return
-    c.guard(source, "stride", tuple(real.stride()))
-    if with_offset:
-        c.guard(source, "offset", real.storage_offset())
-    if with_bits:
-        c.guard(source, "is_conj", real.is_conj())
-        c.guard(source, "is_neg", real.is_neg())
+    for name in ("stride", *(("storage_offset",) if with_offset else ()), *(("is_conj", "is_neg") if with_bits else ())):
+        c.ask(source.call(name), VALUE)
     if proxy not in c.layouts:
         fake = c.fake_mode.from_tensor(real)
         c.layouts[proxy] = fake if c.options.device is None else fake.to(to_torch_device(proxy.device))

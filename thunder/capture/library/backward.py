@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from thunder.capture.ask import SAME
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, recording
@@ -37,7 +38,7 @@ def _place(c, p: TensorProxy) -> tuple:
     real, source = c.real[p]
     first = c.engine.leaves.setdefault(id(real), p)
     if first is not p:
-        c.guard(source, "same", c.real[first][1])
+        c.ask(source, SAME, c.real[first][1])
     return id(real), "grad"
 
 

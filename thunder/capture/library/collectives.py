@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from thunder.capture.ask import IDENTITY
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
@@ -159,14 +160,14 @@ def handlers() -> dict[Callable, Callable]:
 
 def _values(c, value):
     """An argument as the operations take it; a process group of the user's is guarded by identity."""
-    from thunder.capture.calls import materialize
+    from thunder.capture.calls import lifted
 
     def guarded(x):
         if isinstance(x, dist.ProcessGroup | dist.device_mesh.DeviceMesh) and id(x) in c.sources:
-            c.guard(c.sources[id(x)], "is", x)
+            c.ask(c.sources[id(x)], IDENTITY)
         return x
 
-    return map_structure(guarded, materialize(c, value))
+    return map_structure(guarded, lifted(c, value))
 
 
 def _bound(c, function: Callable, args, kwargs) -> dict:

@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder import _torch_compat as compat
-from thunder.capture import containers
+from thunder.capture.expose import expose
 from thunder.core.proxies import TensorProxy, like, proxies_in
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
 from thunder.core.unbacked import check_shapes
@@ -55,7 +55,6 @@ class _Native:
 
     def __init__(self, recorder: Recorder):
         self.recorder, self.executors = recorder, resolve_executors(None)
-        self.lazy: dict = {}
         self.outer_recorders: list[Recorder] = []
 
     def call(self, f, args, kwargs):
@@ -74,9 +73,8 @@ def _executors(c) -> Sequence:
 
 def opened(c, value):
     """Everything inside a structure that was read from outside is read now."""
-    containers.escape(c, value, 0)
-    for x in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ():
-        opened(c, x)
+    if not isinstance(c, _Native):
+        expose(c, value)
     return value
 
 

@@ -21,7 +21,7 @@ def leaf(c, values: TensorProxy) -> TensorProxy:
     make = functools.partial(torch.empty_strided, shape, strides, **options)
     with torch._C.DisableTorchFunction():
         made = make()
-    proxy = c.read(made, c.const(make, "leaf").child("call", ("__call__",)))
+    proxy = c.read(made, c.const(make, "leaf").call("__call__"))
     with torch.no_grad():
         c.synchronize()
         copy_(proxy, values)
