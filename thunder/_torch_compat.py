@@ -156,25 +156,41 @@ def default_device() -> torch.device | None:
     return None
 
 
+def settings() -> dict[tuple, Any]:
+    """PyTorch's settings that a program may leave in force: what sets each, with its first arguments, and its value."""
+    found: dict[tuple, Any] = {
+        (torch._C._set_grad_enabled,): torch.is_grad_enabled(),
+        (torch.set_default_dtype,): torch.get_default_dtype(),
+        (torch.set_autocast_cache_enabled,): torch.is_autocast_cache_enabled(),
+        (torch.set_deterministic_debug_mode,): torch.get_deterministic_debug_mode(),
+        (torch.set_float32_matmul_precision,): torch.get_float32_matmul_precision(),
+        (torch.set_warn_always,): torch.is_warn_always_enabled(),
+        (torch.set_num_threads,): torch.get_num_threads(),
+    }
+    for kind in _AUTOCAST_KINDS:
+        found[torch.set_autocast_enabled, kind] = torch.is_autocast_enabled(kind)
+        found[torch.set_autocast_dtype, kind] = torch.get_autocast_dtype(kind)
+    return found
+
+
+def changed_settings(before: dict[tuple, Any]) -> dict[tuple, Any]:
+    """Those settings that are not what they were, as they are now."""
+    return {setter: value for setter, value in settings().items() if value != before[setter]}
+
+
 @contextlib.contextmanager
 def modes_restored():
-    """What the block leaves of grad mode, default dtype, autocast and torch-function modes is what it found: a program that fails half way leaves its own on."""
+    """What the block leaves of settings, autocast and torch-function modes is what it found: a program that fails half way leaves its own on."""
     with torch._C.DisableTorchFunction():
-        depth, grad, dtype, cache = _function_modes(), torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_cache_enabled()
-        casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_KINDS]
-        nesting = autocast_nesting()
+        depth, before, nesting = _function_modes(), settings(), autocast_nesting()
     try:
         yield
     finally:
         while _function_modes() > depth:
             torch._C._pop_torch_function_stack()
         with torch._C.DisableTorchFunction():
-            torch._C._set_grad_enabled(grad)
-            torch.set_default_dtype(dtype)
-            for kind, enabled, cast in casts:
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, cast)
-            torch.set_autocast_cache_enabled(cache)
+            for (setter, *given), _ in changed_settings(before).items():
+                setter(*given, before[setter, *given])
             for _ in range(autocast_nesting() - nesting):
                 torch.autocast_decrement_nesting()
 

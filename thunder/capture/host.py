@@ -101,6 +101,7 @@ class Capture(Host):
         self.engine = backward.Engine()
         self.used: set = set()  # once the program is read: the values that its lines and its result are made of
         self.relations: dict[tuple, bool] = {}
+        self.left: dict[tuple, Any] = {}  # settings of PyTorch's that the program leaves in force
         self.number_sources: dict[str, Source] = {}
         self.sizes: set[str] = set()  # symbolic tensor sizes: they are at least 2
         self.numbers: dict[Source, NumberProxy] = {}
