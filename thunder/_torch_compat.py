@@ -156,9 +156,9 @@ def default_device() -> torch.device | None:
     return None
 
 
-def settings() -> dict[tuple, Any]:
+def settings() -> dict[tuple, object]:
     """PyTorch's settings that a program may leave in force: what sets each, with its first arguments, and its value."""
-    found: dict[tuple, Any] = {
+    found: dict[tuple, object] = {
         (torch._C._set_grad_enabled,): torch.is_grad_enabled(),
         (torch.set_default_dtype,): torch.get_default_dtype(),
         (torch.set_autocast_cache_enabled,): torch.is_autocast_cache_enabled(),
@@ -173,7 +173,7 @@ def settings() -> dict[tuple, Any]:
     return found
 
 
-def changed_settings(before: dict[tuple, Any]) -> dict[tuple, Any]:
+def changed_settings(before: dict[tuple, object]) -> dict[tuple, object]:
     """Those settings that are not what they were, as they are now."""
     return {setter: value for setter, value in settings().items() if value != before[setter]}
 
