@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 import thunder
 import thunder.examine
 import thunder.functional
+from thunder import _torch_compat as compat
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeError, SharpEdgeWarning
 from thunder.options import MAX_ENTRIES, RECOMPILE_WARNING_LIMIT
 from thunder.tests.litgpt_model import GPT
@@ -773,7 +774,7 @@ def test_default_device_outside_and_inside():
     assert thunder.cache_misses(compiled) == 2
 
 
-def test_a_program_that_leaves_modes_behind_is_refused():
+def test_a_program_that_leaves_a_default_device_behind_is_refused():
     def leaves(x):
         torch.set_default_device("meta")
         return x
@@ -783,9 +784,41 @@ def test_a_program_that_leaves_modes_behind_is_refused():
             thunder.jit(leaves)(ONES)
         finally:
             torch.set_default_device(None)
-    with pytest.raises(CaptureError, match="leaves another"):
-        thunder.jit(lambda x: torch.set_grad_enabled(False) and x)(ONES)
-    assert torch.is_grad_enabled()
+
+
+LEAVES = {
+    "grad": lambda: torch.set_grad_enabled(False),
+    "grad, as a context": lambda: torch.no_grad().__enter__(),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "dtype of autocast": lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    "cache of autocast": lambda: torch.set_autocast_cache_enabled(False),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "deterministic, warn": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "warnings": lambda: torch.set_warn_always(True),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_program_leaves_settings_as_eager_does(name, raises):
+    def program(x):
+        before = x * 2
+        LEAVES[name]()
+        if raises:
+            raise ValueError("after it")
+        return before, x * 3, torch.tensor(1.5)
+
+    compiled, found = thunder.jit(program), []
+    for run in (program, compiled, compiled):
+        with compat.modes_restored():
+            try:
+                results = [(t.dtype, t.requires_grad) for t in run(torch.ones(2, requires_grad=True))]
+            except ValueError:
+                results = []
+            found.append((results, compat.settings()))
+    assert found[0] == found[1] == found[2] and found[0][1] != compat.settings()
 
 
 class Noting(TorchFunctionMode):

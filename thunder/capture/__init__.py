@@ -263,15 +263,15 @@ def _read(c: Capture) -> Captured:
                 for transform in c.options.transforms:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
-                before = _modes()
+                before, device = compat.settings(), compat.default_device()
                 with recording(c.recorder), RecordingMode(c):
                     result = _run(c)
-                if _modes() != before:
+                if compat.default_device() != device:
                     raise CaptureError(
-                        "the program leaves another grad mode, default dtype, default device or autocast state behind",
-                        location=c.user_location(),
-                        remedy="use the context managers (with torch.no_grad(): ...)",
-                    )
+                        "the program leaves another default device behind", location=c.user_location(),
+                        remedy="use the context manager (with torch.device(...): ...)",
+                    )  # fmt: skip
+                c.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
@@ -282,10 +282,6 @@ def _read(c: Capture) -> Captured:
         if any(not placement.is_whole for placement in c.placements.values()):
             raise FailsWithParts from error
         raise
-
-
-def _modes() -> tuple:
-    return torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()
 
 
 def _run(c: Capture):

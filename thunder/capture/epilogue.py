@@ -245,6 +245,8 @@ class EpilogueWriter:
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
         self.lines += [w for w in writes if w]
+        for (setter, *given), value in c.left.items():
+            self.lines.append(f"{self.pin(setter)}({', '.join(map(self.literal, (*given, value)))})")
 
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":
@@ -285,7 +287,7 @@ class EpilogueWriter:
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
         """(trace, function, what the computation returns). No trace and no function where the computation's value is the result."""
         c = self.c
-        if not c.effects and not containers.changes(c) and not c.engine.freed and is_plain(c, result, set()):
+        if not (c.effects or c.left or containers.changes(c) or c.engine.freed) and is_plain(c, result, set()):
             return None, None, _latest(c, result)
         expression = self.build(result)
         self.effects()

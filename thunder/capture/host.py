@@ -102,6 +102,7 @@ class Capture(Host):
         self.engine = backward.Engine()
         self.used: set = set()  # once the program is read: the values that its lines and its result are made of
         self.decisions = Decisions()
+        self.left: dict[tuple, Any] = {}  # settings of PyTorch's that the program leaves in force
         self.number_sources: dict[str, Source] = {}
         self.numbers: dict[Source, NumberProxy] = {}
         # containers, and what the program wrote
