@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -395,7 +396,7 @@ class FloatProxy(NumberProxy):
     python_type = float
 
 
-_NUMBERS = (bool, int, float, NumberProxy)
+_NUMBERS = frozenset((bool, int, float, IntegerProxy, FloatProxy))  # no classes derived from them, which have their own arithmetic
 
 
 def _expression(x) -> symbolic.Expression:
@@ -502,20 +503,27 @@ def _compare(a, b, relation: str) -> bool | Condition:
 
 def _binary_number(name: str, reflected: bool) -> Callable:
     def method(self, other):
-        if not isinstance(other, _NUMBERS):
-            return NotImplemented
-        return _arithmetic(name, other, self) if reflected else _arithmetic(name, self, other)
+        operands = (other, self) if reflected else (self, other)
+        if type(other) in _NUMBERS:
+            return _arithmetic(name, *operands)
+        if isinstance(other, numbers.Number):  # a complex number, a fraction, one of numpy's
+            return symbolic.APPLICATIONS[name][0](*map(concrete, operands))
+        return NotImplemented
 
     return method
 
 
 def _relation(relation: str) -> Callable:
     def method(self, other):
-        if not isinstance(other, _NUMBERS):
-            return NotImplemented
-        return _compare(self, other, relation)
+        if type(other) in _NUMBERS:
+            return _compare(self, other, relation)
+        return RELATIONS[relation](self.concrete(), other) if isinstance(other, numbers.Number) else NotImplemented
 
     return method
+
+
+def _power(self, other, modulus=None):
+    return _binary_number("pow", False)(self, other) if modulus is None else pow(*map(concrete, (self, other, modulus)))
 
 
 for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split():
@@ -523,6 +531,7 @@ for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".spl
     setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
 for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
     setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
+NumberProxy.__pow__ = _power  # type: ignore[attr-defined]
 NumberProxy.__divmod__ = lambda self, other: (self // other, self % other)  # type: ignore[attr-defined]
 NumberProxy.__rdivmod__ = lambda self, other: (other // self, other % self)  # type: ignore[attr-defined]
 NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
@@ -596,6 +605,14 @@ class Size(tuple):
     def __getitem__(self, index):
         found = super().__getitem__(index)
         return Size(found) if isinstance(index, slice) else found
+
+    def __mul__(self, times):
+        return Size(super().__mul__(times))
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"torch.Size({[*map(concrete, self)]})"
 
 
 def _children(value) -> Iterable | None:
@@ -672,12 +689,12 @@ def map_structure(function: Callable, value) -> Any:
 
 
 def _rebuilt(value, content):
-    """A container like `value` with other content. `torch.Size`, which takes ints only, becomes a tuple."""
+    """A container like `value` with other content. `torch.Size`, which takes ints only, becomes a `Size`."""
     t = type(value)
     if t is tuple or t is list or t is dict:
         return t(content) if t is tuple else content
     if isinstance(value, tuple):
-        make = tuple if t.__name__ == "Size" else getattr(value, "_make", t)
+        make = Size if t.__name__ == "Size" else getattr(value, "_make", t)
         return make(content)
     made = copy.copy(value)
     if isinstance(made, list):
