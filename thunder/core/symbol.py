@@ -432,11 +432,12 @@ class BoundSymbol:
         new = BoundSymbol(
             changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs), changes.get("output", self.output),
             context=changes.get("context", self.context), location=self.location,
+            inputs=None if "args" in changes or "kwargs" in changes else self.inputs, outputs=None if "output" in changes else self.outputs,
         )  # fmt: skip
         if "subsymbols" in changes:
             new._subsymbols = tuple(changes["subsymbols"])
         elif "args" not in changes and "kwargs" not in changes and "output" not in changes and "sym" not in changes:
-            new._subsymbols = self._subsymbols
+            new._subsymbols, new.aliases = self._subsymbols, self.aliases
         return new
 
     from_bsym = replace
@@ -445,7 +446,7 @@ class BoundSymbol:
         """A copy with a decomposition of its own: what is decided while it is made is decided for the copy."""
         new = self.replace()
         if self._subsymbols is not None:
-            new._subsymbols, new.aliases = tuple(line.copied() for line in self._subsymbols), self.aliases
+            new._subsymbols = tuple(line.copied() for line in self._subsymbols)
         return new
 
     def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
