@@ -39,7 +39,7 @@ class ThunderModule(torch.nn.Module):
     def __call__(self, *args, **kwargs):
         if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
             return super().__call__(*args, **kwargs)
-        return self._compiled(*args, **kwargs)
+        return self.forward(*args, **kwargs)  # libraries put another one in its place
 
     def forward(self, *args, **kwargs):
         return self._compiled(*args, **kwargs)
@@ -86,7 +86,7 @@ class ThunderModule(torch.nn.Module):
         return self._model[index]  # type: ignore[index]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "training" or name.startswith("_") or name in type(self).__dict__:
+        if name.startswith("_") or hasattr(type(self), name):  # also a method that is replaced, `forward` or `to`
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
@@ -281,10 +281,18 @@ class ThunderModule(torch.nn.Module):
 
     # --- copies keep module, options and overrides, and drop what was compiled
     def __deepcopy__(self, memo):
-        return _restored(copy.deepcopy(self._model, memo), self._compiled.options, copy.deepcopy(self._compiled.overrides, memo))
+        overrides = copy.deepcopy(self._compiled.overrides, memo)
+        made = _restored(copy.deepcopy(self._model, memo), self._compiled.options, overrides)
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self._own(), memo))
+        return made
 
     def __reduce__(self):
-        return _restored, (self._model, self._compiled.options, self._compiled.overrides)
+        return _restored, (self._model, self._compiled.options, self._compiled.overrides), self._own()
+
+    def _own(self) -> dict[str, Any]:
+        """What the wrapper has besides the wrapped module's: hooks, and methods that were replaced."""
+        return {name: value for name, value in self.__dict__.items() if name not in (*_SHARED, "_model", "_compiled")}
 
 
 def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> ThunderModule:

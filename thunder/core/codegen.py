@@ -29,6 +29,8 @@ IMPORTS = {
     "math": "import math",
 }
 
+LONGEST = 256  # a longer list has a name in the text, which is not read for a thousand numbers
+
 OBJECT_NAMES: dict[type, Callable[[Any], str]] = {}  # how objects of a type are called in traces, where that says more than the type's name
 
 
@@ -71,6 +73,8 @@ class Printer:
             return repr(x)
         if t is float or t is complex:
             return _number(x)
+        if t is list and len(x) > LONGEST and {*map(type, x)} <= {int, float, bool, complex, str}:
+            return self.object(x)
         if t is tuple or t is list or t.__name__ == "Size":
             inside = ", ".join([self.value(e, prims) for e in x])
             return f"[{inside}]" if t is list else f"({inside},)" if len(x) == 1 else f"({inside})"

@@ -9,6 +9,7 @@ What `a + b` or `a.sin()` mean is not known here: `thunder.ops` fills `METHODS` 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import numbers
 from collections.abc import Callable, Iterable
@@ -390,6 +391,9 @@ class IntegerProxy(NumberProxy):
     def __index__(self) -> int:
         return self.concrete()
 
+    def __round__(self, digits=None):
+        return self if digits is None else round(self.concrete(), digits)
+
 
 class FloatProxy(NumberProxy):
     __slots__ = ()
@@ -442,8 +446,13 @@ def _type_of(x) -> type:
     return x.python_type if isinstance(x, NumberProxy) else type(x)
 
 
+_BITWISE = ("and", "or", "xor", "lshift", "rshift", "invert")
+
+
 def _result_kind(name: str, operands: tuple) -> type:
     """int or float: what Python makes of these operands."""
+    if name in _BITWISE:
+        return type(symbolic.APPLICATIONS[name][0](*(_type_of(x)(1) for x in operands)))  # raises for floats
     if name in ("int", "round", "trunc", "ceil", "floor"):
         return int
     if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
@@ -502,12 +511,16 @@ def _compare(a, b, relation: str) -> bool | Condition:
 
 
 def _binary_number(name: str, reflected: bool) -> Callable:
-    def method(self, other):
-        operands = (other, self) if reflected else (self, other)
+    calculate = _divmod if name == "divmod" else functools.partial(_arithmetic, name)
+
+    def method(self, other, *modulus):
+        if modulus:
+            return pow(self.concrete(), concrete(other), concrete(*modulus))
         if type(other) in _NUMBERS:
-            return _arithmetic(name, *operands)
-        if isinstance(other, numbers.Number):  # a complex number, a fraction, one of numpy's
-            return symbolic.APPLICATIONS[name][0](*map(concrete, operands))
+            return calculate(other, self) if reflected else calculate(self, other)
+        if isinstance(other, numbers.Number):  # a complex number, a fraction
+            function = divmod if name == "divmod" else symbolic.APPLICATIONS[name][0]
+            return function(other, self.concrete()) if reflected else function(self.concrete(), other)
         return NotImplemented
 
     return method
@@ -522,24 +535,26 @@ def _relation(relation: str) -> Callable:
     return method
 
 
-def _power(self, other, modulus=None):
-    return _binary_number("pow", False)(self, other) if modulus is None else pow(*map(concrete, (self, other, modulus)))
+def _divmod(a, b):
+    return _arithmetic("floordiv", a, b), _arithmetic("mod", a, b)
 
 
-for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split():
+NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
+for _name in "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split():
     setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
     setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
 for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
     setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
-NumberProxy.__pow__ = _power  # type: ignore[attr-defined]
-NumberProxy.__divmod__ = lambda self, other: (self // other, self % other)  # type: ignore[attr-defined]
-NumberProxy.__rdivmod__ = lambda self, other: (other // self, other % self)  # type: ignore[attr-defined]
 NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
 NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
 NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
 NumberProxy.__pos__ = lambda self: self  # type: ignore[attr-defined]
 for _name in ("trunc", "floor", "ceil"):
     setattr(NumberProxy, f"__{_name}__", lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self))
+
+
+numbers.Integral.register(IntegerProxy)
+numbers.Real.register(FloatProxy)
 
 
 def concrete(x):

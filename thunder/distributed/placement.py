@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.errors import CaptureError
 from thunder.ops import LTORCH
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.symbolic import Decisions, hold
 from thunder.extend.saved import SavedTogether
 from thunder.ops.random import generator_of
@@ -215,12 +215,14 @@ def with_grad(function: Callable) -> Callable:
 
 
 def _in_grad_mode(function: Callable, enabled: bool) -> Callable:
+    set_grad_enabled = compat.set_grad_enabled
+
     def run(*inputs):
         before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(enabled)
+        set_grad_enabled(enabled)
         try:
             return function(*inputs)
         finally:
-            torch._C._set_grad_enabled(before)
+            set_grad_enabled(before)
 
     return run

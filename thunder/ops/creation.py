@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from thunder import compat
 from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
@@ -70,7 +71,10 @@ def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     kwargs = dict(kwargs)
     size = kwargs.pop("size", None)
     shape, value = (args[0], args[1]) if len(args) > 1 else (size if size is not None else args[0], kwargs.pop("fill_value"))
-    kind = value.dtype if type(value) is TensorProxy else number_dtype(value)
+    if type(value) is TensorProxy:  # its value counts, as a number's
+        kind = number_dtype((False, 0, 0.0, 0j)[value.dtype.category])
+    else:
+        kind = number_dtype(value)
     return (_shape_of((shape,)), value), _options(kwargs, kind)
 
 
@@ -371,7 +375,7 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
         return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
     leaves = _leaf_types(data, [])
     if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy | TensorProxy) for x in leaves):
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             found = torch.tensor(map_structure(concrete, data), device="cpu")
         dtype = found.dtype if dtype is None else dtype  # numpy's numbers have their own
         if not found.numel():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder import compat
 from thunder.core.dtypes import complex_of, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
@@ -78,7 +79,7 @@ def _(a, dims, scale, onesided):
 
 def _run_c2r_adjoint(g, dims, scale):
     """Each number between the first and the middle stands for two: itself and its conjugate in the other half."""
-    out = aten._fft_r2c(g, dims, scale, True)
+    out = compat.kernel("_fft_r2c")(g, dims, scale, True)
     twice = g.shape[dims[-1]] - out.shape[dims[-1]]
     if twice > 0:
         out.narrow(dims[-1], 1, twice).mul_(2)
