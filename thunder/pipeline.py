@@ -166,7 +166,13 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
 def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
-    return _lowered([cut.backward], cut.backward, options, executors, [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone))])
+    without = ("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone))
+    return _lowered([_copied(cut.backward)], cut.backward, options, executors, [without])
+
+
+def _copied(trace: Trace) -> Trace:
+    """The same for a program that is made later, for the numbers of another call."""
+    return trace.replace(bound_symbols=[line.copied() for line in trace.bound_symbols])
 
 
 def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], options: JitOptions) -> list[Trace]:
@@ -177,7 +183,7 @@ def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], opt
         ("Transform for execution", lambda trace: dispatch(trace, get_always_executors())),
         ("Delete Last Used", del_last_used),
     ]
-    return _run([cut.backward], passes, options)
+    return _run([_copied(cut.backward)], passes, options)
 
 
 def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
@@ -196,7 +202,7 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
     Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is not written again. Where an argument was
     written to after the gradients read it, the program raises PyTorch's error.
     """
-    lines = [line for line in acquired.bound_symbols if not writes_back(line)]
+    lines = [line.copied() for line in acquired.bound_symbols if not writes_back(line)]
     outputs = [o for o in cut.outputs if o.requires_grad]
     cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
     for c in cotangents:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in, settled
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError, MissingImplementationError
 
@@ -409,9 +409,13 @@ class BoundSymbol:
     @property
     def subsymbols(self) -> tuple[BoundSymbol, ...]:
         """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim, and where it depends on sizes that data decides."""
-        if self._subsymbols is None:
-            self._subsymbols = self._decompose() if self.sym.decomposition is not None else ()
-        return self._subsymbols
+        if self._subsymbols is None and self.sym.decomposition is not None:
+            number = next((n for n in numbers_in([self.args, self.kwargs], []) if not n.unbacked), None)
+            if number is not None and number.decisions.closed:  # somebody looks at a program that is made
+                with number.decisions.anew({}):
+                    return self._decompose()
+            self._subsymbols = self._decompose()
+        return self._subsymbols or ()
 
     def _decompose(self) -> tuple[BoundSymbol, ...]:
         with detached(self.context) as inner:
@@ -428,14 +432,22 @@ class BoundSymbol:
         new = BoundSymbol(
             changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs), changes.get("output", self.output),
             context=changes.get("context", self.context), location=self.location,
+            inputs=None if "args" in changes or "kwargs" in changes else self.inputs, outputs=None if "output" in changes else self.outputs,
         )  # fmt: skip
         if "subsymbols" in changes:
             new._subsymbols = tuple(changes["subsymbols"])
         elif "args" not in changes and "kwargs" not in changes and "output" not in changes and "sym" not in changes:
-            new._subsymbols = self._subsymbols
+            new._subsymbols, new.aliases = self._subsymbols, self.aliases
         return new
 
     from_bsym = replace
+
+    def copied(self) -> BoundSymbol:
+        """A copy with a decomposition of its own: what is decided while it is made is decided for the copy."""
+        new = self.replace()
+        if self._subsymbols is not None:
+            new._subsymbols = tuple(line.copied() for line in self._subsymbols)
+        return new
 
     def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
         """A copy that reads and writes other values: `table` maps proxies to what takes their place."""
