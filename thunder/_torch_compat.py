@@ -24,7 +24,7 @@ __all__ = [
     "current_device", "current_stream", "set_stream", "empty_strided_cuda",
     "load_kernel", "launch_kernel", "set_device", "modes_restored", "without_function_modes", "OpOverload", "OpOverloadPacket",
     "storage_uses", "modes_key", "set_data_parallel", "default_device", "function_modes", "describe_modes", "grad_enabled_in", "inference_in", "autocast_in", "is_dynamo_compiling",
-    "foreign_tracer", "any_autocast",
+    "function_modes_in", "foreign_tracer", "any_autocast",
     "autocast_state", "autocast_casts", "autocast_on", "autocast_off", "autocast_nesting", "tensor_batch_check", "native_batch_check", "saved_tensors_hooks", "keeps_graph",
     "is_batch", "in_forward_mode", "in_functorch", "applying", "unwrap_of", "functorch_implementations", "children_of", "fake_mode_of_sizes", "quiet_fake_tensors",
     "attention_backends", "attention_among", "compile_with_inductor", "kernel_flags", "distributed_is_used", "default_store", "timeout_of",
@@ -308,6 +308,10 @@ def inference_in(modes: tuple) -> bool:
 
 def autocast_in(modes: tuple):
     return modes[3]
+
+
+def function_modes_in(modes: tuple) -> bool:
+    return modes[4] is not None
 
 
 SCRIPTED = torch._C.ScriptFunction, torch._C.ScriptMethod

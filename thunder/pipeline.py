@@ -14,7 +14,7 @@ from thunder.core.proxies import CollectionProxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
-from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
+from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
 from thunder.extend import Executor, FusionExecutor, get_always_executors
 from thunder.ops import LTORCH
@@ -30,7 +30,7 @@ from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import plan, roots
+from thunder.transforms.memory_budget import MEMORY_BUDGET, plan, roots
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
@@ -91,7 +91,11 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
     return [
         *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
-        *([("Overlap Communication", lambda trace: overlap(trace, _bytes_in_flight(options)))] if communicates else ()),
+        *(
+            [("Overlap Communication", lambda trace: overlap(trace, options.get(COMMUNICATION_BYTES_IN_FLIGHT)))]
+            if communicates
+            else ()
+        ),
         ("Delete Last Used", del_last_used),
         *(
             (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
@@ -101,10 +105,6 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
         *([("Side Stream", side_stream)] if has_side_stream(program) else ()),
         *([("Reuse Memory", reuse_memory)] if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors) else ()),
     ]
-
-
-def _bytes_in_flight(options: JitOptions) -> int:
-    return options.get("communication_bytes_in_flight", "the limit on the bytes of collectives that run at once", BYTES_IN_FLIGHT)
 
 
 def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
@@ -122,7 +122,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
 
     def differentiated(trace: Trace) -> Trace:
         joint = joint_trace(exact_derivatives(trace) if options.numerics is NUMERICS_OPTIONS.EAGER else trace, executors)
-        budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
+        budget = options.get(MEMORY_BUDGET)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thunder.api import jit_with
 from thunder.capture import Captured, FailsWithParts, capture
-from thunder.compiled import jit_with
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.utils import without_collection
