@@ -19,7 +19,7 @@ from thunder import _torch_compat as compat
 from thunder.capture import Captured, FailsWithParts, capture
 from thunder.core.symbol import current_recorder
 from thunder.core.utils import without_collection
-from thunder.dispatch import EntryTable, facts_of
+from thunder.dispatch import ENTRIES, SCANNED, STALE, EntryTable, facts_of
 from thunder.errors import (
     CaptureError,
     RecompileWarning,
@@ -30,18 +30,10 @@ from thunder.errors import (
     user_line,
     warn_user,
 )
-from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions, compile_option
+from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 from thunder.program import CacheEntry, lower_captured
 
 __all__ = ["Compiled", "CompiledMethod", "CompileStats", "Recompilation", "compiled_of"]
-
-ENTRIES = compile_option(
-    "max_entries", int, 512,
-    "compiled programs kept for one function; a call that fits none of so many runs the original function",
-    owner="dispatch", valid="a number above 0", check=lambda n: n > 0,
-)  # fmt: skip
-STALE = 32  # an entry that was not used for so many calls an entry gives way to a new one
-SCANNED = 64  # of so many calls that run the original function, one asks all entries
 
 RECORDS = 1000  # recompilations that are remembered
 
@@ -154,7 +146,8 @@ class Compiled:
         modes = compat.modes_key()
         table = self._tables.get(modes)
         if table is not None:
-            entries = table.entries if table.key is None else table.likely(self.fn, args, kwargs)
+            tree = table.tree
+            entries = tree.entries if tree.ask is None else tree.likely(self.fn, args, kwargs)
             for entry in entries:
                 inputs = entry.prologue_fn(self.fn, args, kwargs)
                 if type(inputs) is tuple:

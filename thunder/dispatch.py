@@ -2,39 +2,55 @@
 
 The prologue of an entry alone decides whether the entry fits. The index only orders the entries, so a wrong guess costs
 time and changes nothing. It does not look into prologues: it notes facts of the call that each entry was compiled for
-(shapes, types, numbers; `facts_of`), and its key asks for the few of them in which two entries differed. The key is
-a function with readable text:
+(shapes, types, numbers; `facts_of`), and is a tree of those questions in which two entries differed:
 
-    def key(fn, args, kwargs):
-      return (shape(item(args, 0)), value(attribute(item(args, 1), 'mode')),)
+    shape(item(args, 0))
+      torch.Size([2]): value(item(args, 1))
+        (str, 'mean'): entry
+        (str, 'sum'): entry
+      torch.Size([3]): entry
 
 Facts that an entry does not care about (a step counter that is symbolic) are found out by calls: an entry that fits
-a call of another key is `loose` in what differs, and is tried after those of the call's own key. Where many are loose,
-the key is chosen anew from what none of them is loose in.
+a call with another answer is `loose` in that question. It stands beside the answers, and is tried after them. Where
+many are loose, the question is chosen anew from those in which none is.
 """
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from thunder.core.codegen import compile_source
+from thunder.options import compile_option
 from thunder.program import CacheEntry
 
-__all__ = ["EntryTable", "facts_of"]
+__all__ = ["ENTRIES", "STALE", "SCANNED", "EntryTable", "facts_of"]
+
+ENTRIES = compile_option(
+    "max_entries", int, 512,
+    "compiled programs kept for one function; a call that fits none of so many runs the original function",
+    owner="dispatch", valid="a number above 0", check=lambda n: n > 0,
+)  # fmt: skip
+STALE = 32  # an entry that was not used for so many calls an entry gives way to a new one
+SCANNED = 64  # of so many calls that run the original function, one asks all entries
 
 DEPTH, WIDTH, FACTS = 3, 16, 256  # how far, how wide and how much of a call is noted
-KEY_LENGTH = 8  # facts that a key asks for, at most
-LOOSE = 4  # loose entries before the key is chosen anew
+LEVELS = 16  # questions that one call is asked
+LOOSE = 4  # entries that are loose in a question before another one is chosen
 
-# types whose values are compared without running code of the user's
+# ids of types, since a class of the user's may define equality and hashes of classes: those whose values are compared
+# without running code of the user's, builtin containers, and tensors
 PLAIN = frozenset(
-    (int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
-)  # fmt: skip
-TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+    id(t)
+    for t in (int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
+)
+SEQUENCES = frozenset((id(tuple), id(list)))
+CONTAINERS = SEQUENCES | {id(dict)}
+TENSORS = frozenset((id(torch.Tensor), id(torch.nn.Parameter)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- steps
@@ -44,7 +60,7 @@ def item(v: Any, key: Any) -> Any:
     """An element of a builtin container, None where there is none."""
     if type(v) is dict:
         return v.get(key)
-    return v[key] if type(v) in (tuple, list) and key < len(v) else None
+    return v[key] if id(type(v)) in SEQUENCES and key < len(v) else None
 
 
 def attribute(v: Any, name: str) -> Any:
@@ -75,25 +91,28 @@ def global_of(v: Any, name: str) -> Any:
 
 
 def shape(v: Any) -> Any:
-    return v.shape if type(v) in TENSORS else None
+    try:
+        return v.shape if id(type(v)) in TENSORS else None
+    except RuntimeError:  # a nested tensor has none
+        return None
 
 
 def kind(v: Any) -> Any:
-    return (v.dtype, v.device, v.requires_grad, v.layout, type(v)) if type(v) in TENSORS else None
+    return (v.dtype, v.device, v.requires_grad, v.layout, type(v)) if id(type(v)) in TENSORS else None
 
 
 def value(v: Any) -> Any:
     """A plain value with its type; of anything else which type it has."""
     t = type(v)
-    return (t, v) if t in PLAIN and v == v else id(t)
+    return (t, v) if id(t) in PLAIN and v == v else id(t)
 
 
 def length(v: Any) -> Any:
-    return len(v) if type(v) in (tuple, list, dict) else None
+    return len(v) if id(type(v)) in CONTAINERS else None
 
 
 def strides(v: Any) -> Any:
-    return v.stride() if type(v) in TENSORS and v.layout is torch.strided else None
+    return v.stride() if id(type(v)) in TENSORS and v.layout is torch.strided and not v.is_nested else None
 
 
 def identity(v: Any) -> int:
@@ -119,17 +138,17 @@ class Fact(NamedTuple):
 def _parts(place: str, v: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds, with the expressions that find it."""
     t = type(v)
-    if t in (tuple, list):
+    if id(t) in SEQUENCES:
         yield from ((f"item({place}, {i})", x) for i, x in enumerate(v[:WIDTH]))
     elif t is dict:
-        yield from ((f"item({place}, {k!r})", x) for k, x in list(v.items())[:WIDTH] if type(k) in (str, int))
+        yield from ((f"item({place}, {k!r})", x) for k, x in list(v.items())[:WIDTH] if type(k) is str or type(k) is int)
     elif t is types.MethodType:
         yield f"owner({place})", v.__self__
     elif t is types.FunctionType:
         yield from ((f"cell({place}, {i})", cell(v, i)) for i in range(len(v.__closure__ or ())))
         names = (n for n in v.__code__.co_names if n in v.__globals__)
         yield from ((f"global_of({place}, {n!r})", v.__globals__[n]) for n in names)
-    elif t not in PLAIN and not isinstance(v, (type, types.ModuleType, torch.Tensor)):
+    elif id(t) not in PLAIN and not issubclass(t, (type, types.ModuleType, torch.Tensor)):
         try:
             held = object.__getattribute__(v, "__dict__")
         except AttributeError:
@@ -139,10 +158,10 @@ def _parts(place: str, v: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _questions(v: Any) -> tuple[str, ...]:
-    t = type(v)
+    t = id(type(v))
     if t in TENSORS:
         return "shape", "kind", "value", "strides"
-    if t in (tuple, list, dict):
+    if t in CONTAINERS:
         return "value", "length"
     return ("value",) if t in PLAIN else ("value", "identity")
 
@@ -157,125 +176,165 @@ def facts_of(fn: Callable, args: tuple, kwargs: dict) -> dict[Fact, Any]:
             if len(found) >= FACTS:
                 return found
             for question in _questions(v):
-                try:
-                    found[Fact(question, place)] = QUESTIONS[question](v)
-                except RuntimeError:  # a nested tensor has no shape
-                    continue
+                found[Fact(question, place)] = QUESTIONS[question](v)
             below += _parts(place, v)
         level = below
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------- table
+# ----------------------------------------------------------------------------------------------------------------- tree
 
 
-class EntryTable:
-    """The cache entries for calls in the same modes.
+@dataclass(eq=False)
+class _Known:
+    """An entry, the facts of the call that it was compiled for, and those that it fits other calls without."""
 
-    entries: all of them. key: None while nothing is known that tells them apart; then the last one that fitted a call
-    comes first.
-    """
+    entry: CacheEntry
+    facts: dict[Fact, Any]
+    loose: set[Fact] = field(default_factory=set)
 
-    def __init__(self):
-        self.entries: list[CacheEntry] = []
-        self.key: Callable | None = None
-        self.loose: list[CacheEntry] = []
-        self._buckets: dict[tuple, list[CacheEntry]] = {}
-        self._asked: list[Fact] = []
-        self._facts: dict[CacheEntry, dict[Fact, Any]] = {}
-        self._loose_in: dict[CacheEntry, set[Fact]] = {}
-        self._chosen_for = 0  # loose entries when the key was last chosen anew
+    def answer(self, fact: Fact) -> Any:
+        return _answer(self.facts, fact)
+
+
+class _Node:
+    """A part of the tree: a leaf with entries, or a question with a node for each answer, and one for the entries that are loose in it."""
+
+    __slots__ = ("entries", "known", "fact", "ask", "answers", "rest", "chosen_for", "depth")
+
+    def __init__(self, depth: int = 0):
+        self.depth = depth
+        self.entries: list[CacheEntry] = []  # of a leaf; the last one that fitted a call comes first
+        self.known: list[_Known] = []  # all under this node
+        self.fact: Fact | None = None
+        self.ask: Callable | None = None
+        self.answers: dict[Any, _Node] = {}
+        self.rest: _Node | None = None
+        self.chosen_for = 0  # entries in `rest` when the question was chosen
 
     def likely(self, fn: Callable, args: tuple, kwargs: dict) -> list[CacheEntry]:
         """The entries that may fit a call, the most likely first. Another entry fits only if the index has to learn."""
-        try:
-            found = self._buckets.get(self.key(fn, args, kwargs), _NONE)  # type: ignore[misc]
-        except RuntimeError:  # a nested tensor has no shape
-            found = _NONE
-        if not self.loose:
-            return found
-        return found + self.loose if found else self.loose
+        if self.ask is None:
+            return self.entries
+        node, rest = self.answers.get(self.ask(fn, args, kwargs)), self.rest
+        if node is None:
+            return _NONE if rest is None else rest.entries if rest.ask is None else rest.likely(fn, args, kwargs)
+        found = node.entries if node.ask is None else node.likely(fn, args, kwargs)
+        return found if rest is None else found + rest.likely(fn, args, kwargs)
 
-    def by_last_use(self) -> list[CacheEntry]:
-        return sorted(self.entries, key=lambda e: e.used, reverse=True)
-
-    def add(self, entry: CacheEntry, facts: dict[Fact, Any]) -> None:
-        """A new entry, compiled for a call with these facts."""
-        self.entries.insert(0, entry)
-        self._facts[entry] = facts
-        self._loose_in[entry] = set()
-        self._place(entry)
-        self._separate(entry)
-
-    def remove(self, entry: CacheEntry) -> None:
-        self.entries.remove(entry)
-        del self._facts[entry], self._loose_in[entry]
-        self._rebuild()
-
-    def learn(self, entry: CacheEntry, facts: dict[Fact, Any]) -> None:
-        """A call with these facts was not likely to fit the entry, and did."""
-        if self.key is None:
+    def add(self, known: _Known) -> None:
+        self.known.append(known)
+        if self.ask is not None:
+            self._below(known).add(known)
             return
-        was, known = self._facts[entry], self._loose_in[entry]
-        found = {f for f in self._asked if _answer(was, f) != _answer(facts, f)} - known
-        if not found:
-            return
-        known |= found
-        self._rebuild()
-        if len(self.loose) > max(LOOSE, 2 * self._chosen_for):
-            self._ask([])
-            for each in self.entries:
-                self._separate(each)
-            self._chosen_for = len(self.loose)
+        self.entries.insert(0, known.entry)
+        if len(self.known) > 1 and self.depth < LEVELS:
+            self._choose()
 
-    # --- the key
-    def _key_of(self, entry: CacheEntry) -> tuple:
-        facts = self._facts[entry]
-        return tuple([_answer(facts, f) for f in self._asked])
-
-    def _place(self, entry: CacheEntry) -> None:
-        if self._loose_in[entry].isdisjoint(self._asked):
-            key = self._key_of(entry)
-            self._buckets[key] = [entry, *self._buckets.get(key, ())]
+    def remove(self, known: _Known) -> None:
+        self.known.remove(known)
+        if self.ask is None:
+            self.entries.remove(known.entry)
         else:
-            self.loose = [entry, *self.loose]
+            self._below(known).remove(known)
 
-    def _rebuild(self) -> None:
-        self._buckets, self.loose = {}, []
-        for entry in reversed(self.by_last_use()):
-            self._place(entry)
+    def loosen(self, known: _Known, facts: dict[Fact, Any]) -> None:
+        """The entry fits a call with these facts, which leads elsewhere."""
+        if self.fact is None:
+            return
+        below = self._below(known)
+        if self.fact in known.loose or known.answer(self.fact) == _answer(facts, self.fact):
+            below.loosen(known, facts)
+            return
+        below.remove(known)
+        known.loose.add(self.fact)
+        below = self._below(known)
+        below.add(known)
+        if len(below.known) > max(LOOSE, 2 * self.chosen_for):
+            self._choose()
+        else:
+            below.loosen(known, facts)
 
-    def _ask(self, asked: list[Fact]) -> None:
-        self._asked = asked
-        self._rebuild()
-        self.key = _key(asked) if asked else None
+    def _below(self, known: _Known) -> _Node:
+        assert self.fact is not None, "a leaf has nothing below"
+        if self.fact in known.loose:
+            if self.rest is None:
+                self.rest = _Node(self.depth + 1)
+            return self.rest
+        answer = known.answer(self.fact)
+        found = self.answers.get(answer)
+        if found is None:
+            found = self.answers[answer] = _Node(self.depth + 1)
+        return found
 
-    def _separate(self, entry: CacheEntry) -> None:
-        """Asks for more, until no other entry that differs has the key of this one."""
-        while len(self._asked) < KEY_LENGTH and self._loose_in[entry].isdisjoint(self._asked):
-            others = [e for e in self._buckets[self._key_of(entry)] if e is not entry]
-            telling = self._telling(entry, others[0]) if others else None
-            if telling is None:
+    def _choose(self) -> None:
+        """Asks a question that divides the entries, where there is one, in the place of what was asked."""
+        self.ask, self.fact, self.answers, self.rest = None, None, {}, None
+        last = self.known[-1]
+        for other in reversed(self.known[:-1]):
+            fact = self._telling(last, other)
+            if fact is not None:
+                self.fact = fact
+                for known in self.known:
+                    self._below(known).add(known)
+                self.chosen_for = len(self.rest.known) if self.rest is not None else 0
+                self.ask, self.entries = _asking(fact), []
                 return
-            self._ask([*self._asked, telling])
+        self.entries = [known.entry for known in sorted(self.known, key=lambda k: k.entry.used, reverse=True)]
 
-    def _telling(self, a: CacheEntry, b: CacheEntry) -> Fact | None:
-        """A fact in which two entries differ: one in which few are loose, of a kind that comes early, near the call."""
-        one, other = self._facts[a], self._facts[b]
-        differing = [f for f in {**one, **other} if f not in self._asked and _answer(one, f) != _answer(other, f)]
+    def _telling(self, a: _Known, b: _Known) -> Fact | None:
+        """A fact in which two entries differ: one in which few are loose, of a question that comes early, near the call."""
+        differing = [
+            f for f in {**a.facts, **b.facts} if f not in a.loose and f not in b.loose and a.answer(f) != b.answer(f)
+        ]
         if not differing:
             return None
-        return min(differing, key=lambda f: (sum(f in s for s in self._loose_in.values()), _RANK[f.question], len(f.place)))
+        return min(differing, key=lambda f: (sum(f in k.loose for k in self.known), _RANK[f.question], len(f.place)))
+
+    def __str__(self) -> str:
+        if self.fact is None:
+            return f"{len(self.entries)} entries"
+        below = [(repr(answer), node) for answer, node in self.answers.items()]
+        below += [("any other", self.rest)] if self.rest is not None else []
+        lines = [str(self.fact), *(f"{answer}: {node}" for answer, node in below)]
+        return "\n".join(lines).replace("\n", "\n  ")
 
 
 _NONE: list[CacheEntry] = []
 
 
 def _answer(facts: dict[Fact, Any], fact: Fact) -> Any:
-    """A fact of a call; where nothing is, what the key finds there."""
+    """A fact of a call; where nothing is, the answer for None."""
     return facts[fact] if fact in facts else QUESTIONS[fact.question](None)
 
 
-def _key(asked: list[Fact]) -> Callable:
-    text = f"def key(fn, args, kwargs):\n  return ({', '.join(map(str, asked))},)\n"
-    return compile_source(text, "key", {**STEPS, **QUESTIONS})
+@functools.lru_cache(maxsize=1024)
+def _asking(fact: Fact) -> Callable:
+    """A function of a call, (fn, args, kwargs), that answers a question about it."""
+    return eval(f"lambda fn, args, kwargs: {fact}", {**STEPS, **QUESTIONS})  # noqa: S307 - of our own making
+
+
+class EntryTable:
+    """The cache entries for calls in the same modes. tree: says which of them may fit a call."""
+
+    __slots__ = ("tree", "_known")
+
+    def __init__(self):
+        self.tree = _Node()
+        self._known: dict[CacheEntry, _Known] = {}
+
+    def by_last_use(self) -> list[CacheEntry]:
+        """All entries, the last one that ran first."""
+        return sorted(self._known, key=lambda e: e.used, reverse=True)
+
+    def add(self, entry: CacheEntry, facts: dict[Fact, Any]) -> None:
+        """A new entry, compiled for a call with these facts."""
+        known = self._known[entry] = _Known(entry, facts)
+        self.tree.add(known)
+
+    def remove(self, entry: CacheEntry) -> None:
+        self.tree.remove(self._known.pop(entry))
+
+    def learn(self, entry: CacheEntry, facts: dict[Fact, Any]) -> None:
+        """A call with these facts was not likely to fit the entry, and did."""
+        self.tree.loosen(self._known[entry], facts)
