@@ -133,7 +133,7 @@ def test_metadata_of_the_original():
     assert inspect.signature(compiled) == inspect.signature(scaled)
     assert repr(compiled) == "<thunder.jit of scaled>"
     compiled(ONES, 2), compiled(ONES, 3)
-    assert repr(compiled) == "<thunder.jit of scaled: 2 calls, compiled 2 times, 2 programs, the last time because: n was 2, is 3>"
+    assert repr(compiled) == "<thunder.jit of scaled: calls 2, programs 2, compiled again because n was 2, is 3>"
     assert compiled._lc_cs is thunder.compile_stats(compiled) and compiled._lc_transforms == []
 
 

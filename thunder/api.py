@@ -129,10 +129,8 @@ def jit_with(fn: Callable, options: JitOptions):
     """`thunder.jit` with options already resolved. What is compiled already is compiled anew from its original."""
     if isinstance(fn, ThunderModule):
         fn = fn._model
-    if isinstance(fn, Compiled):
-        fn = fn.fn
-    if isinstance(fn, CompiledMethod):
-        fn = fn.__func__.fn.__get__(fn.__self__)
+    if isinstance(fn, (Compiled, CompiledMethod)):
+        fn = fn._lc_original
     if not isinstance(fn, torch.nn.Module):
         return Compiled(fn, options)
     _refuse_wrapped(fn)

@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 import time
+import types
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,9 +135,8 @@ class Compiled:
         stats = self.stats
         if not stats.calls and not stats.interpreter_cache:
             return self._name
-        found = f"{stats.calls} calls, compiled {stats.cache_misses} times, {len(stats.interpreter_cache)} programs"
-        again = f", the last time because: {stats.recompilations[-1].reason}" if stats.recompilations else ""
-        return f"{self._name[:-1]}: {found}{again}>"
+        again = f", compiled again because {stats.recompilations[-1].reason}" if stats.recompilations else ""
+        return f"{self._name[:-1]}: calls {stats.calls}, programs {len(stats.interpreter_cache)}{again}>"
 
     def __call__(self, *args, **kwargs):
         if compat.is_dynamo_compiling():
@@ -434,10 +434,12 @@ _ADVICE = 'cache="symbolic values" keeps numbers and sizes symbolic.'
 class CompiledMethod:
     """A compiled function of a class's body, bound to an instance: what `instance.method` is. Attributes are the compiled function's."""
 
-    __slots__ = ("__func__", "__self__")
-
     def __init__(self, function: Compiled, instance: Any):
-        self.__func__, self.__self__ = function, instance
+        self.__func__, self.__self__, self.__doc__ = function, instance, function.__doc__
+
+    _lc_cd = property(lambda self: self.__func__)
+    _lc_original = property(lambda self: types.MethodType(self.__func__.fn, self.__self__))
+    __wrapped__ = _lc_original
 
     def __call__(self, *args, **kwargs):
         return self.__func__(self.__self__, *args, **kwargs)
@@ -453,6 +455,9 @@ class CompiledMethod:
 
     def __hash__(self) -> int:
         return hash((id(self.__func__), id(self.__self__)))
+
+    def __deepcopy__(self, memo):
+        return CompiledMethod(self.__func__, copy.deepcopy(self.__self__, memo))
 
     def __reduce__(self):
         return getattr, (self.__self__, self.__func__.__name__)
