@@ -231,6 +231,8 @@ def test_a_bound_method_and_methods_of_compiled_modules():
     with torch.no_grad():
         assert torch.equal(compiled.doubled(ONES), 2 * model(ONES))
         assert "torch.mul" in str(thunder.last_traces(compiled.doubled)[-1])
+        compiled(ONES)
+        assert thunder.last_traces(compiled.forward) == thunder.last_traces(compiled)
         plain = thunder.jit(compiled.plain)
         assert torch.equal(plain(ONES), model(ONES)) and len(thunder.last_traces(plain)) > 1
     with pytest.raises(TypeError, match="plain is not a compiled function or module"):

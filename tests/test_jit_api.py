@@ -15,6 +15,7 @@ import sys
 import threading
 import warnings
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -217,6 +218,13 @@ def listed_options(capsys) -> str:
     return capsys.readouterr().out
 
 
+def test_the_environment_is_read_in_one_file():
+    """thunder/capture knows os.environ as something that programs read."""
+    root = Path(thunder.__file__).parent
+    reading = {str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(r"os\.environ|getenv", p.read_text())}
+    assert reading - {"capture/calls.py", "capture/native.py", "tests/measuring.py"} == {"options.py"}
+
+
 def test_every_option_is_listed(capsys):
     text = listed_options(capsys)
     for name in (*inspect.signature(thunder.jit).parameters, *COMPILE_OPTIONS, *thunder.DebugOptions._registered):
@@ -240,6 +248,13 @@ def test_unknown_options_name_what_was_meant(given, hint):
     for compile in (lambda: thunder.jit(scaled, **given), lambda: thunder.jit(**given), lambda: thunder.functional.jit(scaled, **given)):
         with pytest.raises(TypeError, match=re.escape(f"thunder.jit() got an unexpected keyword argument {name!r}: {hint}")):
             compile()
+
+
+@pytest.mark.parametrize("name", ["fusion_type", "nv_enable_matmul", "torch_compile_fullgraph"])
+def test_options_of_2024_without_effect_say_so(name):
+    with pytest.warns(UserWarning, match=re.escape(f"{name}=...) has no effect: ")) as caught:
+        compiled = thunder.jit(scaled, **{name: True})
+    assert caught[0].filename == __file__ and torch.equal(compiled(ONES), 2 * ONES)
 
 
 @pytest.mark.parametrize(

@@ -469,6 +469,8 @@ class CompiledMethod:
 
 def compiled_of(fn: Any) -> Compiled | None:
     """The compiled function behind a compiled function, module or method, None where `fn` is not compiled."""
+    if getattr(fn, "__name__", None) == "forward":  # of a compiled module
+        fn = getattr(fn, "__self__", fn)
     for found in (fn, getattr(fn, "_compiled", None), getattr(fn, "__func__", None)):
         if isinstance(found, Compiled):
             return found

@@ -18,6 +18,7 @@ many are loose, the question is chosen anew from those in which none is.
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ SCANNED = 64  # of so many calls that run the original function, one asks all en
 
 DEPTH, WIDTH, FACTS = 3, 16, 256  # how far, how wide and how much of a call is noted
 LEVELS = 16  # questions that one call is asked
+PAIRED = 4  # entries that are compared with all others for a question in which two differ
 LOOSE = 4  # entries that are loose in a question before another one is chosen
 
 # ids of types, since a class of the user's may define equality and hashes of classes: those whose values are compared
@@ -141,7 +143,7 @@ def _parts(place: str, v: Any) -> Iterator[tuple[str, Any]]:
     if id(t) in SEQUENCES:
         yield from ((f"item({place}, {i})", x) for i, x in enumerate(v[:WIDTH]))
     elif t is dict:
-        yield from ((f"item({place}, {k!r})", x) for k, x in list(v.items())[:WIDTH] if type(k) is str or type(k) is int)
+        yield from ((f"item({place}, {k!r})", x) for k, x in itertools.islice(v.items(), WIDTH) if type(k) is str or type(k) is int)
     elif t is types.MethodType:
         yield f"owner({place})", v.__self__
     elif t is types.FunctionType:
@@ -214,9 +216,10 @@ class _Node:
 
     def likely(self, fn: Callable, args: tuple, kwargs: dict) -> list[CacheEntry]:
         """The entries that may fit a call, the most likely first. Another entry fits only if the index has to learn."""
-        if self.ask is None:
+        ask = self.ask  # another thread may choose anew meanwhile
+        if ask is None:
             return self.entries
-        node, rest = self.answers.get(self.ask(fn, args, kwargs)), self.rest
+        node, rest = self.answers.get(ask(fn, args, kwargs)), self.rest
         if node is None:
             return _NONE if rest is None else rest.entries if rest.ask is None else rest.likely(fn, args, kwargs)
         found = node.entries if node.ask is None else node.likely(fn, args, kwargs)
@@ -270,16 +273,16 @@ class _Node:
     def _choose(self) -> None:
         """Asks a question that divides the entries, where there is one, in the place of what was asked."""
         self.ask, self.fact, self.answers, self.rest = None, None, {}, None
-        last = self.known[-1]
-        for other in reversed(self.known[:-1]):
-            fact = self._telling(last, other)
-            if fact is not None:
-                self.fact = fact
-                for known in self.known:
-                    self._below(known).add(known)
-                self.chosen_for = len(self.rest.known) if self.rest is not None else 0
-                self.ask, self.entries = _asking(fact), []
-                return
+        newest = self.known[::-1]
+        pairs = ((one, other) for i, one in enumerate(newest[:PAIRED]) for other in newest[i + 1 :])
+        fact = next(filter(None, (self._telling(one, other) for one, other in pairs)), None)
+        if fact is not None:
+            self.fact = fact
+            for known in self.known:
+                self._below(known).add(known)
+            self.chosen_for = len(self.rest.known) if self.rest is not None else 0
+            self.ask, self.entries = _asking(fact), []
+            return
         self.entries = [known.entry for known in sorted(self.known, key=lambda k: k.entry.used, reverse=True)]
 
     def _telling(self, a: _Known, b: _Known) -> Fact | None:
@@ -311,7 +314,7 @@ def _answer(facts: dict[Fact, Any], fact: Fact) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _asking(fact: Fact) -> Callable:
     """A function of a call, (fn, args, kwargs), that answers a question about it."""
-    return eval(f"lambda fn, args, kwargs: {fact}", {**STEPS, **QUESTIONS})  # noqa: S307 - of our own making
+    return eval(f"lambda fn, args, kwargs: {fact}", {**STEPS, **QUESTIONS})
 
 
 class EntryTable:

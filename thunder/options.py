@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thunder.errors import OptionError
+from thunder.errors import OptionError, warn_user
 
 __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions", "resolve_cache_option", "resolve_sharp_edges",
@@ -161,11 +161,33 @@ _OF_TORCH_COMPILE = {
 }
 
 
+# accepted, since programs written for Lightning Thunder pass them; a warning says that they change nothing
+_OF_2024 = {
+    "torch_compile_fullgraph": "a region is always one graph",
+    "fusion_type": "regions join along the flow of data",
+    "use_apex_cross_entropy": 'executors=["apex"] asks for it',
+    "auto_recompute_intermediates": "memory_budget= says what is recomputed",
+    **dict.fromkeys(
+        ("sdpa_debug", "cudnn_sdpa_bwd_may_cat_grad_qkv", "disable_replace_uniform", "skip_inplace_alias_updates",
+         "disable_inplace_copy_check", "thunderfx_disable_split_autograd", "is_differentiable_outputs"),
+        "there is nothing to switch",
+    ),
+    **dict.fromkeys(
+        ("nv_enable_linear", "nv_enable_matmul", "nv_enable_sdpa", "nv_enable_scatter", "nv_enable_shape_only_fusion",
+         "nv_store_fusion_inputs", "nv_save_fake_inputs", "nv_enable_options", "nv_disable_options", "nv_skip_cache"),
+        "nvFuser takes nothing here",
+    ),
+}  # fmt: skip
+
+
 def check_compile_options(given: Mapping[str, Any], keywords: Iterable[str]) -> None:
     """Raises TypeError for a keyword that nobody has declared, and OptionError for a value that is not valid. keywords: those of `thunder.jit` itself."""
     for name, value in given.items():
         if name in COMPILE_OPTIONS:
             COMPILE_OPTIONS[name].checked(value)
+            continue
+        if name in _OF_2024:
+            warn_user(f"thunder.jit(..., {name}=...) has no effect: {_OF_2024[name]}", UserWarning)
             continue
         near = difflib.get_close_matches(name, [*keywords, *COMPILE_OPTIONS], 1)
         if name in _OF_TORCH_COMPILE:
