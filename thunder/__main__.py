@@ -54,7 +54,8 @@ def main(arguments: list[str]) -> int:
     commands = {(): versions, ("options",): options}
     run = commands.get(tuple(arguments))
     if run is None:
-        print(f"python -m thunder has no command {' '.join(arguments)!r}: there are `python -m thunder` and `python -m thunder options`")
+        there_are = "`python -m thunder` and `python -m thunder options`"
+        print(f"python -m thunder has no command {' '.join(arguments)!r}: there are {there_are}")
         return 2
     run()
     return 0

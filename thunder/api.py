@@ -51,7 +51,7 @@ def jit(
     langctx: Any = None,
     **compile_options: Any,
 ):
-    """Compiles a function, a method or an `nn.Module`. Nothing happens until the first call, which captures the program.
+    """Compiles a function, a method or an `nn.Module`. Nothing happens until the first call, which captures it.
 
     executors: executors or their names, in the order they are asked; None means the default ones.
     transforms: applied in order.
@@ -67,8 +67,8 @@ def jit(
     compile_options: those that executors and passes declare (`memory_budget`, `max_entries`, ...);
     `python -m thunder options` lists them with their types and defaults.
 
-    Returns a callable for a function, a `thunder.ThunderModule` for a module. Both have `programs`, `recompilations` and
-    `lower`. Used without a function it is a decorator that takes options.
+    Returns a callable for a function, a `thunder.ThunderModule` for a module. Both have `programs`, `recompilations`
+    and `lower`. Used without a function it is a decorator that takes options.
     Raises TypeError for an unknown option, which names the near one, and for something that cannot be called;
     OptionError for a value that is not valid, which names the valid ones.
     """
@@ -88,7 +88,8 @@ def _resolved(
     interpretation, langctx, **compile_options,
 ) -> JitOptions:  # fmt: skip
     """What `thunder.jit` was told, checked."""
-    for old, hint in (("early_transforms", "pass transforms="), ("use_cudagraphs", "pass a CUDA graph transform in transforms=")):
+    gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
+    for old, hint in gone.items():
         if old in compile_options:
             raise RuntimeError(f"{old} is no option any more: {hint}")
     if "executors_list" in compile_options:
@@ -142,7 +143,7 @@ def jit_with(fn: Callable, options: JitOptions):
 
 
 def _refuse_wrapped(module: torch.nn.Module) -> None:
-    """Wrappers of PyTorch's go around a compiled module, not into it. Raises NotImplementedError for them, and for modules of TorchScript."""
+    """Raises NotImplementedError for PyTorch's wrappers, which go around a compiled module, and for TorchScript."""
     what = "thunder.jit of a "
     if isinstance(module, torch.jit.ScriptModule):
         raise NotImplementedError(f"{what}TorchScript module: compile the module that it was scripted or traced from")
@@ -159,15 +160,15 @@ def _refuse_wrapped(module: torch.nn.Module) -> None:
 
 
 def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):
-    """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has; everything else is kept.
+    """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has.
 
-    disable_torch_autograd_support: results never require grad. Raises OptionError for what is not compiled, or no transform.
+    disable_torch_autograd_support: results never require grad. All other options are kept.
+    Raises OptionError for what is not compiled, or no transform.
     """
     compiled = compiled_of(cfn)
     if compiled is None:
-        raise OptionError(
-            f"add_transform takes a compiled function or module, not {type(cfn).__name__}: thunder.jit(..., transforms=[...]) makes one"
-        )
+        made = "thunder.jit(..., transforms=[...]) makes one"
+        raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: {made}")
     added = check_transforms(transform if isinstance(transform, (tuple, list)) else [transform])
     options = compiled.options
     resolve_numerics(options.numerics, (), added, ())

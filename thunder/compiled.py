@@ -8,9 +8,7 @@ import sys
 import threading
 import time
 import types
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,73 +29,14 @@ from thunder.errors import (
     user_line,
     warn_user,
 )
+from thunder.history import CompileStats, Recompilation
 from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 from thunder.program import CacheEntry, lower_captured
 
-__all__ = ["Compiled", "CompiledMethod", "CompileStats", "Recompilation", "compiled_of"]
-
-RECORDS = 1000  # recompilations that are remembered
-
-
-@dataclass(frozen=True)
-class Recompilation:
-    """A function was compiled again.
-
-    reason: in words, why the program that ran last did not fit. location: (filename, line number, function name, source
-    line) of the user's call, None where there is none. call: the number of the call, from 1. time: in seconds since the epoch.
-    """
-
-    reason: str
-    location: tuple | None
-    call: int
-    time: float
-
-    def __str__(self) -> str:
-        where = "" if self.location is None else f", {self.location[0]}:{self.location[1]}, in {self.location[2]}"
-        return f"call {self.call}{where}: {self.reason}"
-
-
-class CompileStats:
-    """Counters and the traces of the last call. Times are in nanoseconds, of the last call that compiled."""
-
-    def __init__(self):
-        self.calls = self.cache_hits = self.cache_misses = 0
-        self.interpreter_cache: list[CacheEntry] = []
-        self.last_entry: CacheEntry | None = None
-        self.last_compile_reasons: list[str] = []
-        self.recompilations: deque[Recompilation] = deque(maxlen=RECORDS)
-        self.interpreted_instructions = self.bound_symbols_created = 0
-        self.times: dict[str, tuple[int, int]] = {}
-
-    last_traces = property(lambda self: self.last_entry.computation_traces if self.last_entry else [])
-    last_backward_traces = property(lambda self: self.last_entry.backward_traces if self.last_entry else [])
-    last_prologue_traces = property(lambda self: self.last_entry.prologue_traces if self.last_entry else [])
-    last_epilogue_traces = property(lambda self: self.last_entry.epilogue_traces if self.last_entry else [])
-    last_prologue = property(lambda self: self.last_entry.prologue_fn if self.last_entry else None)
-    last_computation = property(lambda self: self.last_entry.computation_fn if self.last_entry else None)
-
-    def _took(self, what: str) -> int:
-        start, stop = self.times.get(what, (0, 0))
-        return stop - start
-
-    def last_cache_lookup_time(self) -> int:
-        return self._took("lookup")
-
-    def last_trace_construction_time(self) -> int:
-        return self._took("construction")
-
-    def last_prologue_transformation_time(self) -> int:
-        return self._took("prologue")
-
-    def last_prologue_execution_time(self) -> int:
-        return self._took("prologue execution")
-
-    def last_computation_execution_time(self) -> int:
-        return self._took("computation execution")
-
+__all__ = ["Compiled", "CompiledMethod", "compiled_of"]
 
 class Compiled:
-    """A compiled function or module: the original, its options, its programs and its history. Called like the original."""
+    """A compiled function or module: the original, its options, its programs and its history."""
 
     def __init__(self, fn: Callable, options: JitOptions):
         self.fn, self.options = fn, options
@@ -176,11 +115,14 @@ class Compiled:
                 self._lock.release()
 
     def lower(self, *args, **kwargs) -> CacheEntry:
-        """The program that a call with these arguments would run, compiled where there is none. Nothing runs, and nothing is counted as a call."""
+        """The program that a call with these arguments would run, compiled where there is none.
+
+        Nothing runs, and nothing is counted as a call.
+        """
         return self.entry_for(args, kwargs)[0]
 
     def entry_for(self, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple]:
-        """The program that a call would run, compiled where there is none, and the inputs of its computation. Nothing runs."""
+        """`lower`, with the inputs of the program's computation."""
         modes = compat.modes_key()
         with self._lock:
             facts = self._facts(modes, args, kwargs)
@@ -197,7 +139,8 @@ class Compiled:
             return self.fn(*args, **kwargs)  # called while another program is traced: part of that program
         neighbour = compat.foreign_tracer(args, kwargs)
         if neighbour:
-            self._warn_once(f"{self._name} was called under {neighbour}: the original function runs", UserWarning, "neighbour")
+            text = f"{self._name} was called under {neighbour}: the original function runs"
+            self._warn_once(text, UserWarning, "neighbour")
             return self.fn(*args, **kwargs)
         if self.options.cache is CACHE_OPTIONS.SAME_INPUT and self.stats.interpreter_cache:
             entry = self.stats.interpreter_cache[0]  # made in other modes
@@ -224,7 +167,10 @@ class Compiled:
         return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
 
     def _found_or_compiled(self, modes: tuple, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple, bool] | None:
-        """An entry, the inputs of its computation, and whether it was compiled for this call. None: the original function is to run."""
+        """An entry, the inputs of its computation, and whether it was compiled for this call.
+
+        None where the original function is to run.
+        """
         stats, clock = self.stats, time.perf_counter_ns
         start = clock()
         full = self._is_full()
@@ -239,11 +185,7 @@ class Compiled:
             return *found, False
         if full:
             self._eager_calls += 1
-            self._warn_once(
-                f"{self._name} has {len(stats.interpreter_cache)} compiled programs, as many as max_entries= allows, and a call "
-                f"fits none of them: the original function runs. Because: {reasons[0] if reasons else 'other modes'}. {_ADVICE}",
-                RecompileWarning, "full",
-            )  # fmt: skip
+            self._warn_full(reasons)
             return None
         if isinstance(self.fn, torch.nn.Module) and any(map(_is_lazy, self.fn.modules())):
             return None  # the first call of a lazy module, which gives it its parameters, is eager's
@@ -261,6 +203,13 @@ class Compiled:
         stats.times["prologue execution"] = (start, clock())
         return entry, inputs, True
 
+    def _warn_full(self, reasons: list[str]) -> None:
+        text = (
+            f"{self._name} has {len(self.programs)} compiled programs, as many as max_entries= allows, and a call fits "
+            f"none of them: the original function runs. Because: {reasons[0] if reasons else 'other modes'}. {_ADVICE}"
+        )
+        self._warn_once(text, RecompileWarning, "full")
+
     def _fitting(
         self, modes: tuple, args: tuple, kwargs: dict, facts: dict, reasons: list[str]
     ) -> tuple[CacheEntry, tuple] | None:
@@ -276,7 +225,7 @@ class Compiled:
         return None
 
     def _facts(self, modes: tuple, args: tuple, kwargs: dict) -> dict:
-        """What the index notes of a call; nothing under torch-function modes of the user's, which would see the questions."""
+        """What the index notes of a call; nothing under torch-function modes of the user's, which would see it."""
         return {} if compat.function_modes_in(modes) else facts_of(self.fn, args, kwargs)
 
     def _inputs(self, entry: CacheEntry, args: tuple, kwargs: dict) -> tuple:
@@ -306,7 +255,7 @@ class Compiled:
     def _changing(self) -> dict[str, set | None]:
         """Paths whose numbers stay symbolic, and the values for which they do not.
 
-        They are those that earlier captures saw written (None), and those of other numbers, with the values that these had.
+        They are those that earlier captures saw written (None), and those of other numbers, with the values they had.
         """
         found: dict[str, set | None] = {}
         for entry in self.stats.interpreter_cache:
@@ -391,7 +340,7 @@ class Compiled:
             self._forget(entry)
 
     def _is_full(self) -> bool:
-        """Whether there are as many entries as there may be, all are in use, and the original function does what they do."""
+        """Whether there are as many entries as there may be, all in use, and the original function can stand in."""
         entries, most, options = self.stats.interpreter_cache, self.options.get(ENTRIES), self.options
         if len(entries) >= most:
             self._drop_outlived()
@@ -432,7 +381,7 @@ _ADVICE = 'cache="symbolic values" keeps numbers and sizes symbolic.'
 
 
 class CompiledMethod:
-    """A compiled function of a class's body, bound to an instance: what `instance.method` is. Attributes are the compiled function's."""
+    """A compiled function of a class's body, bound to an instance. Its attributes are the compiled function's."""
 
     def __init__(self, function: Compiled, instance: Any):
         self.__func__, self.__self__, self.__doc__ = function, instance, function.__doc__

@@ -46,10 +46,8 @@ LOOSE = 4  # entries that are loose in a question before another one is chosen
 
 # ids of types, since a class of the user's may define equality and hashes of classes: those whose values are compared
 # without running code of the user's, builtin containers, and tensors
-PLAIN = frozenset(
-    id(t)
-    for t in (int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
-)
+_OF_PYTHON = (int, float, bool, str, bytes, complex, type(None), type(...))
+PLAIN = frozenset(map(id, (*_OF_PYTHON, torch.dtype, torch.layout, torch.memory_format)))
 SEQUENCES = frozenset((id(tuple), id(list)))
 CONTAINERS = SEQUENCES | {id(dict)}
 TENSORS = frozenset((id(torch.Tensor), id(torch.nn.Parameter)))
@@ -128,7 +126,7 @@ _RANK = {name: rank for rank, name in enumerate(QUESTIONS)}
 
 
 class Fact(NamedTuple):
-    """A question about what is found in a call. place: the expression that finds it, of steps from `args`, `kwargs` or `fn`."""
+    """A question about something in a call. place: the expression that finds it, from `args`, `kwargs` or `fn`."""
 
     question: str
     place: str
@@ -143,7 +141,8 @@ def _parts(place: str, v: Any) -> Iterator[tuple[str, Any]]:
     if id(t) in SEQUENCES:
         yield from ((f"item({place}, {i})", x) for i, x in enumerate(v[:WIDTH]))
     elif t is dict:
-        yield from ((f"item({place}, {k!r})", x) for k, x in itertools.islice(v.items(), WIDTH) if type(k) is str or type(k) is int)
+        items = [(k, x) for k, x in itertools.islice(v.items(), WIDTH) if type(k) is str or type(k) is int]
+        yield from ((f"item({place}, {k!r})", x) for k, x in items)
     elif t is types.MethodType:
         yield f"owner({place})", v.__self__
     elif t is types.FunctionType:
@@ -169,7 +168,10 @@ def _questions(v: Any) -> tuple[str, ...]:
 
 
 def facts_of(fn: Callable, args: tuple, kwargs: dict) -> dict[Fact, Any]:
-    """What a call looks like, as far as `DEPTH`, `WIDTH` and `FACTS` go. No code of the user's runs, and no argument is kept."""
+    """What a call looks like, as far as `DEPTH`, `WIDTH` and `FACTS` go.
+
+    No code of the user's runs, and no argument is kept alive.
+    """
     found: dict[Fact, Any] = {}
     level: list[tuple[str, Any]] = [("args", args), ("kwargs", kwargs), ("fn", fn)]
     for _ in range(DEPTH + 1):
@@ -200,7 +202,10 @@ class _Known:
 
 
 class _Node:
-    """A part of the tree: a leaf with entries, or a question with a node for each answer, and one for the entries that are loose in it."""
+    """A part of the tree: a leaf with entries, or a question with a node for each answer.
+
+    rest: the node of the entries that are loose in the question.
+    """
 
     __slots__ = ("entries", "known", "fact", "ask", "answers", "rest", "chosen_for", "depth")
 
@@ -286,7 +291,7 @@ class _Node:
         self.entries = [known.entry for known in sorted(self.known, key=lambda k: k.entry.used, reverse=True)]
 
     def _telling(self, a: _Known, b: _Known) -> Fact | None:
-        """A fact in which two entries differ: one in which few are loose, of a question that comes early, near the call."""
+        """A fact in which two entries differ: one in which few are loose, of an early question, near the call."""
         differing = [
             f for f in {**a.facts, **b.facts} if f not in a.loose and f not in b.loose and a.answer(f) != b.answer(f)
         ]

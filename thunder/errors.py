@@ -106,7 +106,7 @@ def user_line(error: BaseException) -> tuple[tuple | None, bool]:
 
 
 def calling_line() -> tuple | None:
-    """(filename, line number, function name, source line) of the innermost line outside of thunder and torch that is running."""
+    """(filename, line number, function name, source line) of the innermost running line outside of thunder and torch."""
     libraries, frame = _libraries(), sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(libraries) and not _is_test(frame.f_code):
         frame = frame.f_back

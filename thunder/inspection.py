@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder.compiled import Compiled, CompileStats, compiled_of
+from thunder.compiled import Compiled, compiled_of
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace
+from thunder.history import CompileStats
 from thunder.options import CACHE_OPTIONS
 from thunder.program import CacheEntry
 

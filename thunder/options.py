@@ -55,7 +55,7 @@ RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a Recom
 
 
 
-# -------------------------------------------------------------------------------------------------------- the environment
+# ------------------------------------------------------------------------------------------------------ the environment
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ CACHE_DIR = EnvironmentOption("THUNDER_CACHE_DIR", str, None, "where compiled ke
 C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler that Triton launches kernels with")
 CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of Inductor's kernels on the CPU")
 SEARCH_PATH = EnvironmentOption("PATH", str, None, "where compilers are looked for")
-LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on its machine, which says its GPU; torchrun sets it")
+LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on its machine, which says its GPU")
 TRITON_INTERPRET = EnvironmentOption("TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device")
 ENVIRONMENT = (CACHE_DIR, C_COMPILER, CXX_COMPILER, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET)
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: what THUNDER_CACHE_DIR says, or `thunder` where the platform keeps a user's caches."""
+    """Where compiled kernels are kept: THUNDER_CACHE_DIR, or `thunder` where the platform keeps a user's caches."""
     given = CACHE_DIR.value
     if given:
         return Path(given).expanduser().absolute()
@@ -97,15 +97,15 @@ def cache_directory() -> Path:
     return Path(home).expanduser().absolute() / "thunder"
 
 
-# ------------------------------------------------------------------------------------------------------- compile options
+# ------------------------------------------------------------------------------------------------------ compile options
 
 
 @dataclass(frozen=True)
 class CompileOption:
     """A keyword of `thunder.jit` that an executor or a pass declares where it reads it, by `compile_option`.
 
-    kind: the type of its values, or several; an int is a float, and a bool is no number. valid: in words, which values of the type are accepted; check: whether one is.
-    owner: the executor or pass.
+    kind: the type of its values, or several; an int is a float, and a bool is no number. valid: in words, which values
+    of the type are accepted; check: whether one is. owner: the executor or pass.
     """
 
     name: str
@@ -146,7 +146,7 @@ def compile_option(
     """
     known = COMPILE_OPTIONS.get(name)
     if known is not None and known.owner != owner:
-        raise OptionError(f"the compile option {name} of {owner}: {known.owner} has declared one of that name: choose another")
+        raise OptionError(f"the compile option {name} of {owner}: {known.owner} has declared one of that name")
     option = COMPILE_OPTIONS[name] = CompileOption(name, kind, default, description, owner, valid, check)
     return option
 
@@ -181,7 +181,10 @@ _OF_2024 = {
 
 
 def check_compile_options(given: Mapping[str, Any], keywords: Iterable[str]) -> None:
-    """Raises TypeError for a keyword that nobody has declared, and OptionError for a value that is not valid. keywords: those of `thunder.jit` itself."""
+    """Raises TypeError for a keyword that nobody has declared, and OptionError for a value that is not valid.
+
+    keywords: those of `thunder.jit` itself.
+    """
     for name, value in given.items():
         if name in COMPILE_OPTIONS:
             COMPILE_OPTIONS[name].checked(value)
@@ -197,7 +200,7 @@ def check_compile_options(given: Mapping[str, Any], keywords: Iterable[str]) -> 
         raise TypeError(f"thunder.jit() got an unexpected keyword argument {name!r}: {hint}")
 
 
-# ------------------------------------------------------------------------------------------------------------ thunder.jit
+# ---------------------------------------------------------------------------------------------------------- thunder.jit
 
 
 def _resolve(kind: type[enum.Enum], given: Any, what: str):
@@ -308,7 +311,9 @@ class DebugOptions:
 
 @dataclass
 class JitOptions:
-    """Everything `thunder.jit` was told, resolved. `compile_options` has those of declared options that were given; `get` reads them.
+    """Everything `thunder.jit` was told, resolved.
+
+    compile_options: those of the declared options that were given; `get` reads them.
 
     integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a cache). So it is where `cache` was not said.
     default_executors: whether no executors were named.

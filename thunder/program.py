@@ -34,7 +34,7 @@ __all__ = ["CacheEntry", "lower_captured"]
 
 
 class CacheEntry:
-    """One compiled program: a prologue that says whether it fits a call, the computation, and an epilogue that builds the result.
+    """One compiled program: a prologue that says whether it fits a call, the computation, and an epilogue.
 
     `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
     nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
@@ -67,7 +67,7 @@ class CacheEntry:
         return "\n".join(str(trace) for trace in (self.prologue, self.forward, self.epilogue, self.backward) if trace)
 
     def __repr__(self) -> str:
-        parts = {"prologue": self.prologue, "forward": self.forward, "backward": self.backward, "epilogue": self.epilogue}
+        parts = {n: getattr(self, n) for n in ("prologue", "forward", "backward", "epilogue")}
         sizes = ", ".join(f"{name}: {len(trace.bound_symbols)}" for name, trace in parts.items() if trace is not None)
         return f"<a compiled program with bound symbols in {sizes}>"
 
@@ -170,7 +170,7 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list) -> C
 
 
 def _result_of(computation: Trace, outputs: list) -> Callable:
-    """(inputs, outputs) -> the structure that the computation returns, of distinct outputs and of inputs as they are."""
+    """(inputs, outputs) -> the structure that the computation returns, of distinct outputs and of inputs."""
     args = computation.args
     places = {p: f"inputs[{i}]" for i, p in enumerate(args) if isinstance(p, Proxy)}
     places |= {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
