@@ -382,6 +382,12 @@ def test_where_the_original_does_something_else_the_least_recently_used_program_
     assert compiled.stats.cache_misses == 4, "2 was the least recently used"
 
 
+def test_how_many_programs_are_kept_by_default():
+    assert thunder.jit(torch.sin)._most() == 512
+    assert thunder.jit(torch.sin, transforms=[Doubles()])._most() == 64
+    assert thunder.jit(torch.sin, transforms=[Doubles()], max_entries=512)._most() == 512
+
+
 def test_memory_of_many_shapes_is_bounded():
     """Objects and programs after 600 shapes, which a step backward goes through, are those after 100."""
     w = torch.ones(1, requires_grad=True)
@@ -403,4 +409,6 @@ def test_memory_of_many_shapes_is_bounded():
             gc.collect()
             counts.append(len(gc.get_objects()))
     assert len(evicting.programs) == 50 and evicting.stats.cache_misses == 600
-    assert counts[1] - counts[0] < 500 + 20 * 500, counts  # 500 more recompilations are remembered, with a reason each
+    assert counts[1] - counts[0] < 500 + 500 * 4, counts  # 500 more recompilations are remembered, with a line and a reason
+    (table,) = evicting._tables.values()
+    assert len(table.tree.answers) == len(table.tree.known) == 50

@@ -18,7 +18,7 @@ from thunder import _torch_compat as compat
 from thunder.capture import Captured, FailsWithParts, capture
 from thunder.core.symbol import current_recorder
 from thunder.core.utils import without_collection
-from thunder.dispatch import ENTRIES, SCANNED, STALE, EntryTable, facts_of
+from thunder.dispatch import ENTRIES, ENTRIES_WITH_TRANSFORMS, SCANNED, STALE, EntryTable, facts_of
 from thunder.errors import (
     CaptureError,
     RecompileWarning,
@@ -318,7 +318,7 @@ class Compiled:
             return
         stats = self.stats
         entry.used = stats.calls
-        if len(stats.interpreter_cache) >= self.options.get(ENTRIES):
+        if len(stats.interpreter_cache) >= self._most():
             self._forget(min(stats.interpreter_cache, key=lambda e: e.used))
         stats.interpreter_cache.insert(0, entry)
         table = self._tables.get(modes)
@@ -329,6 +329,12 @@ class Compiled:
             why = "; ".join(dict.fromkeys(stats.last_compile_reasons))
             text = f"{self._name} was compiled {stats.cache_misses} times. The last time because: {why}. {_ADVICE}"
             warn_user(text, RecompileWarning)
+
+    def _most(self) -> int:
+        given = self.options.get(ENTRIES)
+        if self.options.transforms and ENTRIES.name not in self.options.compile_options:
+            return min(given, ENTRIES_WITH_TRANSFORMS)
+        return given
 
     def _forget(self, entry: CacheEntry) -> None:
         self.stats.interpreter_cache.remove(entry)
@@ -341,7 +347,7 @@ class Compiled:
 
     def _is_full(self) -> bool:
         """Whether there are as many entries as there may be, all in use, and the original function can stand in."""
-        entries, most, options = self.stats.interpreter_cache, self.options.get(ENTRIES), self.options
+        entries, most, options = self.stats.interpreter_cache, self._most(), self.options
         if len(entries) >= most:
             self._drop_outlived()
         if len(entries) < most or options.transforms or options.disable_torch_autograd or any(self.overrides):

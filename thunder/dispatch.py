@@ -29,13 +29,15 @@ import torch
 from thunder.options import compile_option
 from thunder.program import CacheEntry
 
-__all__ = ["ENTRIES", "STALE", "SCANNED", "EntryTable", "facts_of"]
+__all__ = ["ENTRIES", "ENTRIES_WITH_TRANSFORMS", "STALE", "SCANNED", "EntryTable", "facts_of"]
 
 ENTRIES = compile_option(
     "max_entries", int, 512,
-    "compiled programs kept for one function; a call that fits none of so many runs the original function",
+    "compiled programs kept for one function; a call that fits none of so many runs the original function. "
+    "64 with transforms, where the least recently used one goes instead",
     owner="dispatch", valid="a number above 0", check=lambda n: n > 0,
 )  # fmt: skip
+ENTRIES_WITH_TRANSFORMS = 64  # CUDA graphs hold memory of a GPU
 STALE = 32  # an entry that was not used for so many calls an entry gives way to a new one
 SCANNED = 64  # of so many calls that run the original function, one asks all entries
 
@@ -232,7 +234,7 @@ class _Node:
 
     def add(self, known: _Known) -> None:
         self.known.append(known)
-        if self.ask is not None:
+        if self.fact is not None:
             self._below(known).add(known)
             return
         self.entries.insert(0, known.entry)
@@ -241,10 +243,16 @@ class _Node:
 
     def remove(self, known: _Known) -> None:
         self.known.remove(known)
-        if self.ask is None:
+        if self.fact is None:
             self.entries.remove(known.entry)
-        else:
-            self._below(known).remove(known)
+            return
+        below = self._below(known)
+        below.remove(known)
+        if not below.known:  # answers that no entry gives are forgotten
+            if below is self.rest:
+                self.rest = None
+            else:
+                del self.answers[known.answer(self.fact)]
 
     def loosen(self, known: _Known, facts: dict[Fact, Any]) -> None:
         """The entry fits a call with these facts, which leads elsewhere."""
@@ -254,10 +262,10 @@ class _Node:
         if self.fact in known.loose or known.answer(self.fact) == _answer(facts, self.fact):
             below.loosen(known, facts)
             return
-        below.remove(known)
+        self.remove(known)
         known.loose.add(self.fact)
+        self.add(known)
         below = self._below(known)
-        below.add(known)
         if len(below.known) > max(LOOSE, 2 * self.chosen_for):
             self._choose()
         else:
