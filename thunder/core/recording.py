@@ -7,23 +7,27 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["current_recorder", "recording", "user_location"]
+__all__ = ["RECORDER", "current_recorder", "recording", "user_location"]
 
-_current: ContextVar[Any] = ContextVar("recorder", default=None)
-current_recorder = _current.get
+RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
+
+
+def current_recorder() -> Any:
+    """The Recorder that calls of symbols are recorded in, None where nothing is traced."""
+    return RECORDER.get()
 
 
 def user_location() -> tuple | None:
     """(filename, line, function, source line) of the user's code that is being traced, where that is known."""
-    recorder = _current.get()
+    recorder = RECORDER.get()
     return recorder.where() if recorder is not None and recorder.where is not None else None
 
 
 @contextmanager
 def recording(recorder: Any) -> Iterator[Any]:
     """Calls of symbols are recorded in `recorder` inside the block."""
-    token = _current.set(recorder)
+    token = RECORDER.set(recorder)
     try:
         yield recorder
     finally:
-        _current.reset(token)
+        RECORDER.reset(token)

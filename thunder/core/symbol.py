@@ -15,7 +15,7 @@ from typing import Any
 
 from thunder.core.codegen import Printer
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
-from thunder.core.recording import current_recorder, recording, user_location
+from thunder.core.recording import RECORDER, current_recorder, recording, user_location
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError, MissingImplementationError
 
@@ -186,7 +186,7 @@ class Symbol:
         return f"<Symbol {self.qualified_name}>"
 
     def __call__(self, /, *args, **kwargs):
-        recorder = current_recorder()
+        recorder = RECORDER.get()
         if recorder is None:
             return self._run(args, kwargs)
         if kwargs:
