@@ -1,4 +1,4 @@
-"""What a compiled function says of itself: its programs, its recompilations, programs that are lowered and not run, and compiled methods."""
+"""What a compiled function says of itself: programs, recompilations, programs that are lowered only, methods."""
 
 import copy
 import inspect
@@ -85,7 +85,8 @@ def test_programs_have_four_typed_parts():
     w = ONES.clone().requires_grad_()
     compiled(w), compiled(torch.ones(3, 2))
     first, second = compiled.programs
-    assert all(isinstance(part, Trace) for part in (first.prologue, first.forward, first.backward)) and first.epilogue is None
+    assert all(isinstance(part, Trace) for part in (first.prologue, first.forward, first.backward))
+    assert first.epilogue is None
     assert "x.shape" not in str(first.forward) and "def prologue(" in str(first.prologue)
     assert str(first) == "\n".join(map(str, (first.prologue, first.forward, first.backward)))
     assert repr(first).startswith("<a compiled program with bound symbols in prologue: ")
@@ -126,7 +127,10 @@ def test_recompilations_say_why_where_and_when():
     with torch.inference_mode():
         compiled(ONES, 2)
     first, second = compiled.recompilations
-    assert (first.reason, second.reason) == ("n was 2, is 3", "grad mode was True, is False, inference mode was False, is True")
+    assert (first.reason, second.reason) == (
+        "n was 2, is 3",
+        "grad mode was True, is False, inference mode was False, is True",
+    )
     assert first.location == (__file__, line, "test_recompilations_say_why_where_and_when", "    compiled(ONES, 3)\n")
     assert (first.call, second.call) == (2, 4) and before <= first.time <= second.time <= time.time()
     assert str(first) == f"call 2, {__file__}:{line}, in test_recompilations_say_why_where_and_when: n was 2, is 3"
@@ -212,7 +216,9 @@ def test_compiled_methods_inside_of_programs():
     method = owner.method
 
     def program(o, x):
-        return o.method(x) + Owner.inside_static(x) + o.outside_static(x) + o.inside_class(x) + o.outside_class(x) + o.size
+        return (
+            o.method(x) + Owner.inside_static(x) + o.outside_static(x) + o.inside_class(x) + o.outside_class(x) + o.size
+        )
 
     def bound(x):
         return method(x, m=2)

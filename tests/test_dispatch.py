@@ -1,4 +1,4 @@
-"""The index of compiled programs: how many prologues a call asks, what the index may not do, and how many programs are kept."""
+"""The index of compiled programs: how many prologues a call asks, and how many programs are kept."""
 
 import gc
 import random
@@ -34,7 +34,7 @@ class Counted:
                 entry.prologue_fn = asked
 
     def calls(self, calls, program=None) -> float:
-        """Prologues asked a call, of calls that compile nothing: each of `calls` is (args, kwargs), or a function that makes them."""
+        """Prologues asked a call, of calls that compile nothing: each is (args, kwargs), or a function that makes them."""
         self._watch()
         self.asked, misses = 0, self.compiled.stats.cache_misses
         for call in calls:
@@ -47,7 +47,7 @@ class Counted:
 
 
 def in_turn(program, calls, rounds=3, **options):
-    """Compiles for each call, and returns the prologues asked a call when they are called in turn, in the last of some rounds."""
+    """Compiles for each call, and returns the prologues asked a call in turn, in the last of some rounds."""
     compiled = thunder.jit(program, **options)
     for call in calls:
         args, kwargs = call() if callable(call) else call
@@ -61,7 +61,8 @@ def in_turn(program, calls, rounds=3, **options):
 
 @pytest.mark.parametrize("count", [100, 400])
 def test_shapes_asked_in_turn_cost_one_prologue_each(count):
-    assert in_turn(lambda x, y: (x * y + 1).sum(), [((torch.ones(n + 1), torch.ones(n + 1)), {}) for n in range(count)]) == 1
+    calls = [((torch.ones(n + 1), torch.ones(n + 1)), {}) for n in range(count)]
+    assert in_turn(lambda x, y: (x * y + 1).sum(), calls) == 1
 
 
 class Settings:
@@ -122,7 +123,10 @@ MODEL = Model()
 TOLD_APART = {
     "floats": (lambda x, f: x * f, FLOATS),
     "strings by name": (lambda x, mode: x * int(mode), [((ONES,), {"mode": str(n)}) for n in range(12)]),
-    "dtypes": (lambda x: x + 1, [((ONES.to(t),), {}) for t in (torch.int8, torch.int16, torch.float16, torch.float32, torch.float64)]),
+    "dtypes": (
+        lambda x: x + 1,
+        [((ONES.to(t),), {}) for t in (torch.int8, torch.int16, torch.float16, torch.float32, torch.float64)],
+    ),
     "requires_grad": (lambda x: x.detach() + 1, [((ONES.clone().requires_grad_(g),), {}) for g in (False, True)]),
     "types": (lambda x, k: x * k, [((ONES, k), {}) for k in (1.0, True, 1)]),
     "lengths": (lambda xs: sum(xs), [(([ONES] * n,), {}) for n in range(1, 12)]),
@@ -131,7 +135,10 @@ TOLD_APART = {
     "keys of dicts": (lambda x, d: x * len(d) + d.get("k3", 0.0), [((ONES, {f"k{n}": 1.0}), {}) for n in (1, 3)]),
     "objects": (lambda x, s: x * int(s.mode), [(lambda n=n: ((ONES, Settings(str(n))), {})) for n in range(12)]),
     "modules": (lambda m, x: m(x), [((m, ONES), {}) for m in TRAINED]),
-    "strides": (lambda x: x.reshape(-1) if x.is_contiguous() else x.t().reshape(-1), [((torch.ones(2, 3),), {}), ((torch.ones(3, 2).t(),), {})]),
+    "strides": (
+        lambda x: x.reshape(-1) if x.is_contiguous() else x.t().reshape(-1),
+        [((torch.ones(2, 3),), {}), ((torch.ones(3, 2).t(),), {})],
+    ),
     "functions": (lambda f, x: f(x), [((f, ONES), {}) for f in (torch.sin, torch.cos, torch.exp)]),
     "globals": (read_global, [_with_global(str(n)) for n in range(12)]),
     "cells": (CELL, [SET_CELL(str(n)) for n in range(12)]),
@@ -216,7 +223,8 @@ def test_programs_that_nothing_tells_apart_are_asked_in_the_order_of_their_last_
     compiled = thunder.jit(program)
     for c in calls:
         compiled(*c()[0])
-    assert Counted(compiled).calls([calls[0], calls[0], calls[0], calls[3], calls[3]], program) == (4 + 1 + 1 + 2 + 1) / 5
+    found = Counted(compiled).calls([calls[0], calls[0], calls[0], calls[3], calls[3]], program)
+    assert found == (4 + 1 + 1 + 2 + 1) / 5
 
 
 class Watched:
@@ -311,7 +319,7 @@ def test_random_calls_of_many_programs():
     assert Counted(compiled).calls(calls, program) < 4
 
 
-# ---------------------------------------------------------------------------------------------------------------- the limit
+# ------------------------------------------------------------------------------------------------------------ the limit
 
 
 def test_beyond_the_limit_the_original_runs_with_one_warning():
@@ -330,8 +338,9 @@ def test_beyond_the_limit_the_original_runs_with_one_warning():
     (warning,) = [w for w in caught if "the original function runs" in str(w.message)]
     assert warning.category is RecompileWarning and warning.filename == __file__
     assert str(warning.message).startswith(
-        "<thunder.jit of test_beyond_the_limit_the_original_runs_with_one_warning.<locals>.program> has 4 compiled programs, as many as "
-        "max_entries= allows, and a call fits none of them: the original function runs. Because: x.shape[0] was 4, is 5."
+        "<thunder.jit of test_beyond_the_limit_the_original_runs_with_one_warning.<locals>.program> has 4 compiled "
+        "programs, as many as max_entries= allows, and a call fits none of them: the original function runs. "
+        "Because: x.shape[0] was 4, is 5."
     )
     assert compiled.stats.cache_misses == len(compiled.programs) == 4 and compiled.stats.cache_hits == 4 * 4
 
@@ -409,6 +418,7 @@ def test_memory_of_many_shapes_is_bounded():
             gc.collect()
             counts.append(len(gc.get_objects()))
     assert len(evicting.programs) == 50 and evicting.stats.cache_misses == 600
-    assert counts[1] - counts[0] < 500 + 500 * 4, counts  # 500 more recompilations are remembered, with a line and a reason
+    # 500 more recompilations are remembered, with a line and a reason
+    assert counts[1] - counts[0] < 500 + 500 * 4, counts
     (table,) = evicting._tables.values()
     assert len(table.tree.answers) == len(table.tree.known) == 50

@@ -1,4 +1,4 @@
-"""Imports among thunder's modules go one way: no module leads back to itself, not by imports inside of functions either."""
+"""No module of thunder leads back to itself by imports, those inside of functions included."""
 
 import grimp
 

@@ -35,6 +35,7 @@ from thunder.program import CacheEntry, lower_captured
 
 __all__ = ["Compiled", "CompiledMethod", "compiled_of"]
 
+
 class Compiled:
     """A compiled function or module: the original, its options, its programs and its history."""
 
