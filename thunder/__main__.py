@@ -10,6 +10,7 @@ import sys
 import torch
 
 import thunder
+from thunder.compat.names import NEWEST, OLDEST, missing
 from thunder.options import COMPILE_OPTIONS, ENVIRONMENT
 
 
@@ -21,6 +22,10 @@ def versions() -> None:
         always, default = executor in thunder.get_always_executors(), executor in thunder.get_default_executors()
         kind = "always" if always else "default" if default else "on request"
         print(f"executor {executor.name} {executor.version or ''} ({kind})")
+    lacks = missing()
+    print(f"private names of PyTorch: {len(lacks) or 'none'} missing (tried on PyTorch {OLDEST} to {NEWEST})")
+    for row in lacks:
+        print(f"  {row.path}, for {row.needed_for}: {row.lost}")
 
 
 def options() -> None:

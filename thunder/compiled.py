@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
 from thunder.core.symbol import current_recorder
 from thunder.core.utils import without_collection
@@ -34,6 +35,18 @@ from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 from thunder.program import CacheEntry, lower_captured
 
 __all__ = ["Compiled", "CompiledMethod", "compiled_of"]
+
+
+class ProgramFails(CaptureError):
+    """A program raised while it was captured: it does so itself, or thunder has failed, which only running it can tell.
+
+    Nothing has run. theirs: the user's own code raised it, for example a backward that is captured with its forward.
+    """
+
+    def __init__(self, failure: Exception):
+        location, self.theirs = user_line(failure)
+        reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {failure}"
+        super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
 
 
 class Compiled:
@@ -79,7 +92,7 @@ class Compiled:
         return f"{self._name[:-1]}: calls {stats.calls}, programs {len(stats.interpreter_cache)}{again}>"
 
     def __call__(self, *args, **kwargs):
-        if compat.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return self.fn(*args, **kwargs)
         stats = self.stats
         stats.calls += 1
@@ -149,8 +162,11 @@ class Compiled:
             return self._run(entry, entry.prologue_fn(self.fn, args, kwargs), args, kwargs)
         with self._lock:
             found = self._found_or_compiled(modes, args, kwargs)
-        if found is None:
-            return self.fn(*args, **kwargs)
+        if isinstance(found, str):
+            result = self.fn(*args, **kwargs)
+            if found:
+                self._warn_once(found, UserWarning, "failure")
+            return result
         entry, inputs, compiled = found
         start = time.perf_counter_ns()
         try:
@@ -167,17 +183,17 @@ class Compiled:
         values = entry.computation_fn(*inputs)
         return values if entry.epilogue_fn is None else entry.epilogue_fn(self.fn, args, kwargs, values)
 
-    def _found_or_compiled(self, modes: tuple, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple, bool] | None:
+    def _found_or_compiled(self, modes: tuple, args: tuple, kwargs: dict) -> tuple[CacheEntry, tuple, bool] | str:
         """An entry, the inputs of its computation, and whether it was compiled for this call.
 
-        None where the original function is to run.
+        A str where the original function is to run: what to warn of then.
         """
         stats, clock = self.stats, time.perf_counter_ns
         start = clock()
         full = self._is_full()
         if full and self._eager_calls % SCANNED:
             self._eager_calls += 1
-            return None
+            return ""
         facts = self._facts(modes, args, kwargs)
         reasons: list[str] = []
         found = self._fitting(modes, args, kwargs, facts, reasons)
@@ -187,9 +203,9 @@ class Compiled:
         if full:
             self._eager_calls += 1
             self._warn_full(reasons)
-            return None
+            return ""
         if isinstance(self.fn, torch.nn.Module) and any(map(_is_lazy, self.fn.modules())):
-            return None  # the first call of a lazy module, which gives it its parameters, is eager's
+            return ""  # the first call of a lazy module, which gives it its parameters, is eager's
         self._drop_outlived()
         stats.times["lookup"] = (start, clock())
         stats.cache_misses += 1
@@ -197,7 +213,10 @@ class Compiled:
         if stats.cache_misses > 1:
             record = Recompilation(stats.last_compile_reasons[0], calling_line(), stats.calls, time.time())
             stats.recompilations.append(record)
-        entry = self._compile(modes, args, kwargs)
+        try:
+            entry = self._compile(modes, args, kwargs)
+        except ProgramFails as error:  # no effect has taken place: run, it fails with its own effects, words and traceback
+            return "" if error.theirs else f"{error}\nThe original function ran."
         self._remember(modes, entry, facts)
         start = clock()
         inputs = self._inputs(entry, args, kwargs)
@@ -246,7 +265,7 @@ class Compiled:
             changing = self._changing()
             numbers = any(changing.values())
             try:
-                return self._compile_with(changing, modes, args, kwargs, last=not numbers)
+                return self._compile_with(changing, modes, args, kwargs)
             except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
                 if not numbers:
                     raise
@@ -264,12 +283,12 @@ class Compiled:
                 found.setdefault(path, set()).add(value)
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 
-    def _compile_with(self, changing: dict, modes: tuple, args: tuple, kwargs: dict, last: bool = True) -> CacheEntry:
+    def _compile_with(self, changing: dict, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self._name}", file=sys.stderr)
-        captured = self._capture(args, kwargs, changing, last)
+        captured = self._capture(args, kwargs, changing)
         if options.debug.show_interpreter_progress:
             frames = captured.frames.total()
             print(f"Finished interpretation: {captured.instructions} instructions in {frames} frames", file=sys.stderr)
@@ -279,39 +298,24 @@ class Compiled:
         start = clock()
         try:
             captured.transform(options, self.overrides, self.module())
-            return lower_captured(captured, options, modes)
+            return lower_captured(captured, options, modes, self.module())
         except ThunderError as error:
             if error.bound_symbol is not None and error.bound_symbol.location is not None:
                 add_location(error, captured.where(error.bound_symbol.location))
             raise
         finally:
             stats.times["prologue"] = (start, clock())
+            captured.close()
 
-    def _capture(self, args: tuple, kwargs: dict, changing: dict, last: bool) -> Captured:
-        """What capture finds.
-
-        A program that fails while it is captured, the `last` time, has had no effects yet: it is run as it is, and
-        fails with its own effects, words and traceback.
-        """
+    def _capture(self, args: tuple, kwargs: dict, changing: dict) -> Captured:
         try:
             return capture(self.fn, args, kwargs, self.options, changing, self.overrides)
         except (ThunderError, SharpEdgeWarning):
             raise
-        except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
-            if not last:
-                raise
-            failure = error
-        if isinstance(failure, FailsWithParts):
-            raise failure.__cause__  # type: ignore[misc]
-        self.fn(*args, **kwargs)
-        location, theirs = user_line(failure)
-        if theirs:  # the user's own code raised it: a backward of theirs, read while the forward is captured
-            raise failure
-        raise CaptureError(
-            f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs",
-            location=location,
-            remedy="please report this with the program",
-        ) from failure
+        except FailsWithParts as failure:
+            raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
+        except Exception as failure:
+            raise ProgramFails(failure) from failure
 
     # --- the cache
     def _remember(self, modes: tuple, entry: CacheEntry, facts: dict) -> None:

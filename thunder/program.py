@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from thunder import _torch_compat as compat
+import torch
+
+from thunder import compat
 from thunder.capture import Captured
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import OpTags
+from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace
 from thunder.distributed.agreement import check_agreement
 from thunder.executors.torch_autograd import connected, with_grad, without_grad
@@ -29,6 +33,7 @@ from thunder.pipeline import (
 )  # fmt: skip
 from thunder.transforms.check_results import check_results
 from thunder.transforms.memory_budget import roots
+from thunder.transforms.partition import views_of_outputs
 
 __all__ = ["CacheEntry", "lower_captured"]
 
@@ -72,9 +77,12 @@ class CacheEntry:
         return f"<a compiled program with bound symbols in {sizes}>"
 
 
-def lower_captured(captured: Captured, options: JitOptions, modes: tuple) -> CacheEntry:
-    """Run the passes on a captured program, and make a cache entry for calls in `modes` of what they leave."""
-    options = asked_for(captured.computation, options)
+def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: Any = None) -> CacheEntry:
+    """Run the passes on a captured program, and make a cache entry for calls in `modes` of what they leave.
+
+    model: the compiled module that is called, which transforms are shown.
+    """
+    options = asked_for(captured.computation, given)
 
     def program(trace: Trace) -> Callable:
         if options.debug.check_traces:
@@ -93,6 +101,7 @@ def lower_captured(captured: Captured, options: JitOptions, modes: tuple) -> Cac
             run = without_grad(run)
     if compat.distributed_is_used():
         check_agreement([traces[-1], *backward[-1:]])
+    captured.settle(given, model)
     return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
 
@@ -122,7 +131,7 @@ def _connect(
 
     forward_fn = without_grad(_in_modes(program(forward[-1]), modes))
     run = connected(
-        _with_own_results(forward_fn, computation, cut.outputs),
+        _with_own_results(forward_fn, computation, cut.outputs, views_of_outputs(forward[-1])),
         apart(program(backward[-1])),
         _result_of(computation, cut.outputs),
         [o.requires_grad for o in cut.outputs],
@@ -132,14 +141,17 @@ def _connect(
         inputs=inputs_behind(cut, computation.args),
         random=random_devices(computation, options),
         dense=read_by_products(cut, executors),
+        decisions=next((a.decisions for a in computation.args if isinstance(a, NumberProxy)), Decisions()),
+        names=[a.name for a in computation.args if not isinstance(a, TensorProxy)],
     )
     return forward, backward, run
 
 
-def _with_own_results(forward: Callable, computation: Trace, outputs: list) -> Callable:
+def _with_own_results(forward: Callable, computation: Trace, outputs: list, shown_by_saved: Sequence[int]) -> Callable:
     """`forward`, with results detached that are views and share memory with no argument and no other result.
 
-    PyTorch refuses writes to views that an autograd function returns.
+    PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
+    be views of results. Such a view holds the result, that its node, and this what was saved: they would never be freed.
     """
     lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
     producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
@@ -155,18 +167,25 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list) -> C
         return o is not root or "elementwise" not in producer[o].info or o.name in written
 
     places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
-    if not places:
+    if not places and not shown_by_saved:
         return forward
 
     def run(*inputs):
-        results, saved = forward(*inputs)
-        results = list(results)
-        for i in places:
-            if results[i]._is_view():
-                results[i] = results[i].detach()
-        return tuple(results), saved
+        results, (saved, others) = forward(*inputs)
+        return _without_bases(results, places), (_without_bases(saved, shown_by_saved), others)
 
     return run
+
+
+def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The same memory, by tensors that are no views in these places."""
+    if not places:
+        return tensors
+    found = list(tensors)
+    for i in places:
+        if found[i]._is_view():
+            found[i] = found[i].detach()
+    return tuple(found)
 
 
 def _result_of(computation: Trace, outputs: list) -> Callable:
