@@ -205,8 +205,9 @@ class PrologueWriter:
         if name is None:
             read = self.read(source)
             name = self.variables[source] = self.names.claim(source.name(self.capture.parameters))
-            described = source.root.key == "fn"
-            self.emit("unpack", f"{name} = {read}", comment=(lambda: [f"# {self.describe(source)}"]) if described else None)
+            parameters = self.capture.parameters  # a printed prologue outlives its capture
+            comment = (lambda: [f"# {source.describe(parameters)}"]) if source.root.key == "fn" else None
+            self.emit("unpack", f"{name} = {read}", comment=comment)
         return name
 
     def read(self, source: Source) -> str:

@@ -71,6 +71,10 @@ def autocast_in(modes: tuple):
     return modes[3]
 
 
+def function_modes_in(modes: tuple) -> bool:
+    return modes[4] is not None
+
+
 @contextlib.contextmanager
 def without_function_modes():
     """The block runs without torch-function modes, those of subclasses' own rules stay."""
