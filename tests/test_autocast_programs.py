@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import thunder
-from tests.frontend.agreement import assert_same
+from tests.capture.agreement import assert_same
 from thunder import _torch_compat as compat
 from thunder.errors import OptionError
 from thunder.executors.torchex import no_autocast

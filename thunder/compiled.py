@@ -18,6 +18,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from thunder import _torch_compat as compat
+from thunder.capture import Captured, FailsWithParts, capture
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import OpTags, current_recorder
@@ -28,7 +29,6 @@ from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdg
 from thunder.executors.torch_autograd import connected, with_grad, without_grad
 from thunder.executors.torchex import no_autocast
 from thunder.extend import Executor, FusionExecutor, resolve_executors
-from thunder.frontend import Captured, FailsWithParts, capture
 from thunder.options import (
     CACHE_OPTIONS,
     MAX_ENTRIES,

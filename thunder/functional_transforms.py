@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from thunder.capture.library.functional import JVP, VJP, Grad, Transformed, VMap
 from thunder.compiled import Compiled, jit
 from thunder.errors import OptionError
-from thunder.frontend.functional import JVP, VJP, Grad, Transformed, VMap
 from thunder.transforms.base import asked
 
 __all__ = ["grad", "value_and_grad", "vjp", "jvp", "vmap"]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thunder.capture import Captured, FailsWithParts, capture
 from thunder.compiled import jit_with
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
@@ -24,7 +25,6 @@ from thunder.distributed.data_parallel import check_bucket_size, check_member, m
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placing_copies
 from thunder.errors import OptionError
 from thunder.extend import add_executor_lists, get_always_executors, get_default_executors
-from thunder.frontend import Captured, FailsWithParts, capture
 from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import asked_for, lower, lower_with_derivatives
 from thunder.transforms.cudagraph import CUDAGraphTransform

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from thunder import _torch_compat as compat
-from thunder.frontend.functional import JVP, VJP, Differentiated, Grad, VMap, check_like, flatten, made, opened, selected_arguments
+from thunder.capture.library.functional import JVP, VJP, Differentiated, Grad, VMap, check_like, flatten, made, opened, selected_arguments
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["HANDLERS", "BY_NAME", "KINDS"]

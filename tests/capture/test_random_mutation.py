@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import thunder
-from tests.frontend.test_mutation import flat
+from tests.capture.test_mutation import flat
 from tests.test_cudagraph import Imitated
 from thunder.core import regions
 from thunder.core.proxies import TensorProxy

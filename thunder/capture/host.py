@@ -21,16 +21,17 @@ import numpy
 import torch
 
 from thunder import _torch_compat as compat
+from thunder.capture import calls, containers, opaque_values
+from thunder.capture.library import backward, collectives, distributions, triton_kernels
+from thunder.capture.library.functional import original
+from thunder.capture.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, plain_base, tracked_anyway
+from thunder.capture.sources import Source
+from thunder.capture.strides import layout
 from thunder.core.proxies import AnyProxy, Condition, FloatProxy, IntegerProxy, NumberProxy, Proxy, TensorProxy, concrete, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.core.symbolic import constant, symbol
 from thunder.distributed.placement import Placement, placement_of
 from thunder.errors import CaptureError
-from thunder.frontend import backward, calls, collectives, containers, distributions, opaque_values, triton_kernels
-from thunder.frontend.functional import original
-from thunder.frontend.native import BUFFERS, CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, IMMUTABLE, PRIMITIVE, native_module, plain_base, tracked_anyway
-from thunder.frontend.sources import Source
-from thunder.frontend.strides import layout
 from thunder.interpreter import Host, format_location
 from thunder.ops import autocast, inplace
 from thunder.ops.memory import Memory, are_disjoint, part_shown

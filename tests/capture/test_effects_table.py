@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import thunder
-from tests.frontend.agreement import assert_same
+from tests.capture.agreement import assert_same
 
 ROWS: dict[str, tuple] = {}
 X = torch.arange(6.0).reshape(2, 3) - 2

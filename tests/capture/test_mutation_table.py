@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import thunder
-from tests.frontend.test_mutation import X, agree, flat
+from tests.capture.test_mutation import X, agree, flat
 from thunder.errors import CaptureError
 
 TABLE = {}

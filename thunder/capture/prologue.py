@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from thunder import _torch_compat as compat
+from thunder.capture.native import CONTAINERS, IMMUTABLE, PRIMITIVE, container_base, plain_base
+from thunder.capture.sources import Source
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
-from thunder.frontend.native import CONTAINERS, IMMUTABLE, PRIMITIVE, container_base, plain_base
-from thunder.frontend.sources import Source
 from thunder.ops.opaque_values import metadata
 
 __all__ = ["PrologueWriter"]

@@ -13,9 +13,9 @@ import weakref
 import numpy
 import torch
 
+from thunder.capture import calls, opaque_values
+from thunder.capture.native import CONTAINERS, container_base, native_module
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
-from thunder.frontend import calls, opaque_values
-from thunder.frontend.native import CONTAINERS, container_base, native_module
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "written_attributes", "changed"]
 

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from thunder import _torch_compat as compat
+from thunder.capture.calls import RecordingMode
+from thunder.capture.epilogue import EpilogueWriter
+from thunder.capture.host import Capture
+from thunder.capture.library.functional import Transformed
+from thunder.capture.prologue import PrologueWriter
+from thunder.capture.sources import Source
 from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
-from thunder.frontend.calls import RecordingMode
-from thunder.frontend.capture import Capture
-from thunder.frontend.epilogue import EpilogueWriter
-from thunder.frontend.functional import Transformed
-from thunder.frontend.guards import PrologueWriter
-from thunder.frontend.sources import Source
 from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
 from thunder.ops.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype

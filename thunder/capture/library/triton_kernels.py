@@ -63,7 +63,7 @@ def _unwrapped(kernel) -> tuple[Callable, list]:
 
 def _plain(c, value):
     """Arguments as a kernel takes them: containers read, numbers that are symbolic fixed."""
-    from thunder.frontend.calls import materialize
+    from thunder.capture.calls import materialize
 
     return map_structure(lambda x: x.concrete() if isinstance(x, NumberProxy) else x, materialize(c, value))
 

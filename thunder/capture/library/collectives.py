@@ -159,7 +159,7 @@ def handlers() -> dict[Callable, Callable]:
 
 def _values(c, value):
     """An argument as the operations take it; a process group of the user's is guarded by identity."""
-    from thunder.frontend.calls import materialize
+    from thunder.capture.calls import materialize
 
     def guarded(x):
         if isinstance(x, dist.ProcessGroup | dist.device_mesh.DeviceMesh) and id(x) in c.sources:

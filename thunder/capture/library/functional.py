@@ -15,12 +15,12 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thunder import _torch_compat as compat
+from thunder.capture import containers
 from thunder.core.proxies import TensorProxy, like, proxies_in
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
 from thunder.core.unbacked import check_shapes
 from thunder.errors import CaptureError
 from thunder.extend import resolve_executors
-from thunder.frontend import containers
 from thunder.ops import LTORCH
 from thunder.transforms.batching import batched
 from thunder.transforms.levels import Level

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import thunder
-from tests.frontend.agreement import assert_same
+from tests.capture.agreement import assert_same
 
 PROGRAMS: dict[str, tuple] = {}
 torch.manual_seed(0)

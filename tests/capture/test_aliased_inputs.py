@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import thunder
-from tests.frontend.test_mutation import flat
+from tests.capture.test_mutation import flat
 from tests.test_fusion import Joining
 from thunder.errors import CaptureError
 

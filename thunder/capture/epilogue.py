@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from thunder.capture import containers
+from thunder.capture.calls import Id, SymbolicSize
+from thunder.capture.library.backward import freed
+from thunder.capture.native import CONTAINERS, ENUM, container_base
+from thunder.capture.prologue import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
-from thunder.frontend import containers
-from thunder.frontend.backward import freed
-from thunder.frontend.calls import Id, SymbolicSize
-from thunder.frontend.guards import check_symbol, written
-from thunder.frontend.native import CONTAINERS, ENUM, container_base
 
 __all__ = ["EpilogueWriter", "is_plain"]
 

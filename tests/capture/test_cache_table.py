@@ -27,8 +27,8 @@ import pytest
 import torch
 
 import thunder
-from tests.frontend import other_module
-from tests.frontend.agreement import assert_same
+from tests.capture import other_module
+from tests.capture.agreement import assert_same
 
 ROWS: dict[str, tuple] = {}
 X, Y = torch.arange(6.0).reshape(2, 3) - 2, torch.arange(6.0).reshape(2, 3) * 0.5 + 1

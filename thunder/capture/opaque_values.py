@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from thunder import _torch_compat as compat
+from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy
-from thunder.frontend.sources import Source
 from thunder.ops import opaque
 from thunder.ops.opaque_values import from_unusual, holds_unusual, metadata
 
@@ -73,7 +73,7 @@ def apply(c, function: Callable, args, kwargs):
 
 def attribute(c, p: AnyProxy, n: str):
     """`p.n`, as user code sees it: metadata, a method, or what PyTorch computes."""
-    from thunder.frontend.calls import TensorMethod
+    from thunder.capture.calls import TensorMethod
 
     if not isinstance(p.example, torch.Tensor):
         raise AttributeError(n)

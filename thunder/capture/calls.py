@@ -18,13 +18,9 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import _torch_compat as compat
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, concrete, converted, extreme, map_structure
-from thunder.core.symbol import Symbol
-from thunder.core.unbacked import assume
-from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.extend.debugging import breakpoint_line
-from thunder.frontend import autograd_function, backward, containers, opaque_values, torch_func
-from thunder.frontend.native import (
+from thunder.capture import containers, opaque_values
+from thunder.capture.library import autograd_function, backward, torch_func
+from thunder.capture.native import (
     CALLABLE_FIRST,
     CONTAINERS,
     ENUM,
@@ -33,7 +29,12 @@ from thunder.frontend.native import (
     impure,
     native_module,
 )  # fmt: skip
-from thunder.frontend.strides import LAYOUT_QUESTIONS, answer
+from thunder.capture.strides import LAYOUT_QUESTIONS, answer
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, concrete, converted, extreme, map_structure
+from thunder.core.symbol import Symbol
+from thunder.core.unbacked import assume
+from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.extend.debugging import breakpoint_line
 from thunder.interpreter import construction
 from thunder.interpreter.host import Host
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS

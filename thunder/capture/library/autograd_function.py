@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from thunder import _torch_compat as compat
+from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten
 from thunder.core.symbol import BoundSymbol, Symbol, adopt, current_recorder
-from thunder.frontend.functional import separate
 from thunder.transforms.levels import renamed, typed
 
 __all__ = ["apply"]

@@ -467,7 +467,7 @@ def test_no_interpreter_frames_in_a_traceback():
     with pytest.raises(NameError) as raised:
         compiled(X)
     files = [s.filename for s in traceback.extract_tb(raised.value.__traceback__)]
-    assert not any("/interpreter/" in f or "/frontend/" in f and "tests" not in f for f in files), files
+    assert not any("/interpreter/" in f or "/capture/" in f and "tests" not in f for f in files), files
 
 
 def test_an_error_at_run_time_names_the_users_line():
