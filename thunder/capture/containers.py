@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from thunder.capture import calls, opaque_values
-from thunder.capture.native import CONTAINERS, container_base, native_module
+from thunder.capture.native import CONTAINERS, container_base
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "written_attributes", "changed"]
@@ -164,9 +164,6 @@ def _hashable(k) -> bool:
 
 def getitem(c, o, k):
     t = type(o)
-    custom = c.slot(t, "__getitem__") if t not in CONTAINERS else None
-    if custom is not None and (id(o) in c.sources or not native_module(custom.__globals__.get("__name__"))):
-        return c.enter(custom, [o, k], {})
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
@@ -202,10 +199,6 @@ def setitem(c, o, k, v) -> None:
         c.operation("__setitem__", o, _key(c, k), v)
         return
     not_an_array(c, o)
-    custom = c.slot(type(o), "__setitem__")
-    if custom is not None:
-        c.call(custom, [o, k, v], {})
-        return
     if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
         observe(c, o)
     if isinstance(o, dict) and id(o) not in c.lazy:
@@ -215,10 +208,6 @@ def setitem(c, o, k, v) -> None:
 
 
 def contains(c, o, v) -> bool:
-    t = type(o)
-    custom = c.slot(t, "__contains__")
-    if t is not TensorProxy and custom is not None:
-        return bool(c.call(custom, [o, v], {}))
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(v):
             if v in o:
@@ -228,8 +217,6 @@ def contains(c, o, v) -> bool:
             c.guard(item, "present" if outside in original else "absent", None)
             return outside in original
         observe(c, o)
-    if t is not TensorProxy and c.slot(t, "__iter__"):
-        return v in c.steps(o)
     if isinstance(o, (list, tuple)):
         escape(c, o)
         escape(c, v)
@@ -250,23 +237,7 @@ def iterate(c, o):
         return iter(o)
     if t is set and id(o) in c.pristine and o == c.pristine[id(o)][2]:
         return iter(c.elements(c.pristine[id(o)][0]))  # a copy may have another order
-    custom = c.slot(t, "__iter__")
-    if custom is not None and not (native_module(custom.__globals__.get("__name__")) and id(o) not in c.sources and t not in calls.VIEWS):
-        return c.call(custom, [o], {})
-    if custom is None and (item := c.slot(t, "__getitem__")) is not None and not isinstance(o, (dict, list, tuple)):
-        return _by_index(c, item, o)
     return iter(o)
-
-
-def _by_index(c, item, o):
-    """The old protocol: items 0, 1, 2 ... until an IndexError."""
-    i = 0
-    while True:
-        try:
-            yield c.call(item, [o, i], {})
-        except IndexError:
-            return
-        i += 1
 
 
 def attribute_dict(c, o, value: dict, source):
@@ -287,11 +258,11 @@ def written_attributes(c, d) -> None:
     copy, o, was = known
     for k in [k for k in was if k not in copy]:
         del was[k]
-        c.raw_delete(o, k)
+        c.own_delete(o, k)
     for k, v in copy.items():
         if k not in was or was[k] is not v:
             was[k] = v
-            c.raw_store(o, k, v)
+            c.own_store(o, k, v)
 
 
 def changed(c) -> list[tuple]:

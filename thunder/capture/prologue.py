@@ -22,6 +22,7 @@ from thunder.capture.sources import Source
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
+from thunder.interpreter.attributes import type_attribute
 from thunder.ops.opaque_values import metadata
 
 __all__ = ["PrologueWriter"]
@@ -303,7 +304,7 @@ class PrologueWriter:
         owner = self.outside.get(source.base)
         if owner is None or source.step != "attr" or source.key == "__dict__":
             return False
-        return source.key in getattr(owner, "__dict__", ()) and self.capture.resolve(type(owner), source.key)[0] not in ("data", "property")
+        return source.key in getattr(owner, "__dict__", ()) and not hasattr(type(type_attribute(type(owner), source.key)), "__set__")
 
     def _module_entries(self) -> list[tuple]:
         """What was read in the compiled module, in two checks for all of it: entries of the modules' dicts, by identity first, and names that are not there.

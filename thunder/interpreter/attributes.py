@@ -63,16 +63,13 @@ def load_attr(host, value, name):
         if host.lookup(kind, "__getattr__") is NULL:
             raise
     fallback = host.lookup(kind, "__getattr__")
-    if fallback is NULL:
-        return host.missing(reader, value, name)
-    return call_special(host, fallback, value, [name], "__getattr__")
+    return host.missing(reader, value, name) if fallback is NULL else host.fallback(fallback, value, name)
 
 
 def _read(host, reader, value, name):
     """The attribute without the class's `__getattr__`; NULL where object's, type's ... way of reading finds none."""
     if type(reader) is types.WrapperDescriptorType:
-        find = READERS.get(reader)
-        return find(host, value, name) if find is not None else host.native_attribute(reader, value, name)
+        return READERS.get(reader, instance_attribute)(host, value, name)
     return call_special(host, reader, value, [name], "__getattribute__")
 
 
@@ -126,12 +123,17 @@ def super_attribute(host, proxy, name):
     return found if found is NULL else bind(host, found, None if receiver is owner else receiver, owner, name)
 
 
+def _of_native_code(host, value, name):
+    return NULL
+
+
+# Other native types find attributes as `object` does, and then perhaps in their own way, which `host.missing` asks.
 READERS: dict = {
-    object.__getattribute__: instance_attribute,
     type.__getattribute__: class_attribute,
     types.ModuleType.__getattribute__: module_attribute,
     types.MethodType.__getattribute__: method_attribute,
     super.__getattribute__: super_attribute,
+    types.GenericAlias.__getattribute__: _of_native_code,
 }
 
 
@@ -180,14 +182,14 @@ _PROPERTY, _STATICMETHOD, _CLASSMETHOD, _CACHED = (
 def store_attr(host, value, name, new):
     """`value.name = new`."""
     writer = host.lookup(type(value), "__setattr__")
-    if type(writer) is types.WrapperDescriptorType and writer in WRITERS:
+    if type(writer) is types.WrapperDescriptorType:
         set_attribute(host, value, name, new)
     else:
         call_special(host, writer, value, [name, new], "__setattr__")
 
 
 def set_attribute(host, value, name, new):
-    """object.__setattr__ and type.__setattr__."""
+    """object.__setattr__, and those of native types."""
     found = host.lookup(type(value), name)
     put = NULL if found is NULL else host.lookup(type(found), "__set__")
     if put is _PROPERTY_SET and found.fset is not None:
@@ -203,14 +205,14 @@ def set_attribute(host, value, name, new):
 def delete_attr(host, value, name):
     """`del value.name`."""
     remover = host.lookup(type(value), "__delattr__")
-    if type(remover) is types.WrapperDescriptorType and remover in REMOVERS:
+    if type(remover) is types.WrapperDescriptorType:
         remove_attribute(host, value, name)
     else:
         call_special(host, remover, value, [name], "__delattr__")
 
 
 def remove_attribute(host, value, name):
-    """object.__delattr__ and type.__delattr__."""
+    """object.__delattr__, and those of native types."""
     found = host.lookup(type(value), name)
     drop = NULL if found is NULL else host.lookup(type(found), "__delete__")
     if drop is _PROPERTY_DELETE and found.fdel is not None:
@@ -224,8 +226,11 @@ def remove_attribute(host, value, name):
 
 
 _PROPERTY_SET, _PROPERTY_DELETE = property.__dict__["__set__"], property.__dict__["__delete__"]
-WRITERS = {object.__setattr__, type.__setattr__}
-REMOVERS = {object.__delattr__, type.__delattr__}
+
+
+def native_method(kind, name):
+    """The native special method behind those written in Python."""
+    return next(base.__dict__[name] for base in kind.__mro__ if type(base.__dict__.get(name)) in NATIVE_METHODS)
 
 
 # ---------------------------------------------------------------- the same as functions
@@ -252,17 +257,19 @@ def _explicit_write(write, count):
     return run
 
 
-def _get_of_property(host, function, args, kwargs):
-    """`property.__get__(p, value)` and what else has a `__get__` of its own, called by name."""
+def _get(host, function, args, kwargs):
+    """`p.__get__(value)` of a property or function, called by name."""
     found, value, *rest = args if len(args) > 1 else (None, None)
     if value is None or kwargs or (type(found) is property and found.fget is None):
         return host.call_native(function, args, kwargs)
     return bind(host, found, value, rest[0] if rest and rest[0] is not None else type(value), "")
 
 
+_KINDS = (object, type, types.ModuleType, types.MethodType, BaseException, types.SimpleNamespace, functools.partial)
 CALLS = {
-    **{reader: _explicit(find) for reader, find in READERS.items() if reader is not super.__getattribute__},
-    **dict.fromkeys(WRITERS, _explicit_write(set_attribute, 3)),
-    **dict.fromkeys(REMOVERS, _explicit_write(remove_attribute, 2)),
-    property.__get__: _get_of_property,
+    **{kind.__getattribute__: _explicit(READERS.get(kind.__getattribute__, instance_attribute)) for kind in _KINDS},
+    **{kind.__setattr__: _explicit_write(set_attribute, 3) for kind in _KINDS},
+    **{kind.__delattr__: _explicit_write(remove_attribute, 2) for kind in _KINDS},
+    property.__get__: _get,
+    FUNCTION.__get__: _get,
 }

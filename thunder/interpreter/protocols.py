@@ -16,7 +16,7 @@ import operator
 from typing import Any
 
 from thunder.interpreter import attributes, construction, operators, sequences, text
-from thunder.interpreter.attributes import bind, in_python
+from thunder.interpreter.attributes import bind, call_special, in_python, native_method
 from thunder.interpreter.host import UNARY, Host
 from thunder.interpreter.instructions import NULL
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -68,10 +68,10 @@ class ProtocolHost(Host):
 
     def own_store(self, value, name, new):
         """No descriptor takes the value: the object's `__dict__` does, or native code says why not."""
-        (type if isinstance(value, type) else object).__setattr__(value, name, new)
+        native_method(type(value), "__setattr__")(value, name, new)
 
     def own_delete(self, value, name):
-        (type if isinstance(value, type) else object).__delattr__(value, name)
+        native_method(type(value), "__delattr__")(value, name)
 
     # ---------------------------------------------------------------- what native code answers
 
@@ -85,17 +85,17 @@ class ProtocolHost(Host):
 
     def native_set(self, found, value, name, new):
         """A descriptor with a native `__set__` takes the value."""
-        (type if isinstance(value, type) else object).__setattr__(value, name, new)
+        native_method(type(value), "__setattr__")(value, name, new)
 
     def native_delete(self, found, value, name):
-        (type if isinstance(value, type) else object).__delattr__(value, name)
+        native_method(type(value), "__delattr__")(value, name)
 
-    def native_attribute(self, reader, value, name) -> Any:
-        """The attribute of an object whose class has a native `__getattribute__` of its own."""
-        return reader(value, name)
+    def fallback(self, method, value, name) -> Any:
+        """The class's `__getattr__` answers."""
+        return call_special(self, method, value, [name], "__getattr__")
 
     def missing(self, reader, value, name) -> Any:
-        """There is no such attribute: native code words the error."""
+        """CPython's algorithm finds no such attribute: native code words the error, or finds it in its own way."""
         return reader(value, name)
 
     def converted(self, function, kind, name, result, *more) -> Any:
@@ -104,6 +104,8 @@ class ProtocolHost(Host):
         return function(made(), *more)
 
     def native_binary(self, symbol, a, b) -> Any:
+        if symbol == "+=" and type(a) is list and in_python(self.lookup(type(b), "__iter__")):
+            b = self.steps(b)
         return ARITHMETIC[symbol](a, b)
 
     def native_compare(self, symbol, a, b) -> Any:
@@ -115,6 +117,10 @@ class ProtocolHost(Host):
     def native_text(self, function, value, *spec) -> Any:
         """str, repr or format."""
         return function(value, *spec)
+
+    def asks_in_python(self, hook, value) -> bool:
+        """Whether `__instancecheck__` or `__subclasscheck__` of a metaclass is to be interpreted."""
+        return in_python(hook)
 
     native_index = staticmethod(operator.index)
     native_getitem = staticmethod(operator.getitem)

@@ -83,7 +83,7 @@ def _asks(host, name, natively, value, cls):
     if isinstance(cls, tuple):
         return any(_asks(host, name, natively, value, c) for c in cls)
     hook = host.lookup(type(cls), name)
-    if not in_python(hook):
+    if not host.asks_in_python(hook, value):
         return natively(value, cls)
     return host.truth(call_special(host, hook, cls, [value], name))
 
