@@ -221,8 +221,11 @@ def _read(c: Capture) -> Captured:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
                 before = _modes()
-                with recording(c.recorder), RecordingMode(c):
-                    result = _run(c)
+                try:
+                    with recording(c.recorder), RecordingMode(c):
+                        result = _run(c)
+                finally:
+                    c.restore_context()
                 if _modes() != before:
                     raise CaptureError(
                         "the program leaves another grad mode, default dtype, default device or autocast state behind",

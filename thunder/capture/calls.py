@@ -433,10 +433,23 @@ def _reduced(c, f, args, kwargs):
 
 
 def _context_variable(c, f, args):
-    if f.__name__ != "get":
-        c.sharp("a context variable is set while the program is captured and not again")
+    """get, set and reset: what the program sets is set while it is captured only, and at its end by the epilogue."""
+    variable, first = f.__self__, c.context_tokens.get(f.__self__)
+    if f.__name__ == "set":
+        token = f(*args)
+        c.context_tokens.setdefault(variable, token)
+        c.keep[id(token)] = token
+        return token
+    if f.__name__ == "reset":
+        if id(args[0]) not in c.keep:
+            c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
+        f(*args)
+        if args[0] is first:
+            del c.context_tokens[variable]
+        return None
+    if first is not None:
         return f(*args)
-    source = c.const(f.__self__).child("call", ("get", *args))
+    source = c.const(variable).child("call", ("get", *args))
     try:
         value = f(*args)
     except LookupError:
@@ -653,7 +666,11 @@ def pairs(c, a) -> list:
 def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
         return _construct(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
-    a = args[0]
+    return type_of(c, args[0])
+
+
+def type_of(c, a) -> type:
+    """The class that user code believes a value has."""
     if type(a) is TensorProxy:
         return kind_of(c, a)
     return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, SymbolicSize: torch.Size}.get(type(a), type(a))

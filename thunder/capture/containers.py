@@ -16,6 +16,7 @@ import torch
 from thunder.capture import calls, opaque_values
 from thunder.capture.native import CONTAINERS, container_base
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
+from thunder.interpreter.attributes import type_attribute
 
 __all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "written_attributes", "changed"]
 
@@ -244,7 +245,11 @@ def attribute_dict(c, o, value: dict, source):
     """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute."""
     c.guard(source.attr("__dict__"), "keys", tuple(value))
     names = [*value, *(n for i, n in c.overlay if i == id(o) and n not in value)]
-    copy = {k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k], source.attr(k)) for k in names}
+    entries = source.attr("__dict__")  # where a class's descriptor hides the attribute
+    hidden = {k for k in value if hasattr(type(type_attribute(type(o), k)), "__set__")}
+    copy = {
+        k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k], entries.item(k) if k in hidden else source.attr(k)) for k in names
+    }  # fmt: skip
     copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
     c.attribute_dicts[id(copy)] = (copy, o, dict(copy))
     return copy

@@ -8,6 +8,7 @@ somebody looks. Operations on proxies are recorded; writes to outside objects be
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
 import functools
 import linecache
@@ -124,6 +125,7 @@ class Capture(ProtocolHost):
         self.sharp_edges: list[str] = []
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
         self.class_dicts: dict[type, Any] = {}
+        self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}  # variables that the program has set -> what its first `set` gave
         self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked
         self.stand_ins: dict[int, tuple] = {}  # ids that the program was told -> (source, what came in through it)
         self.passing: set[int] = set()  # ids of objects that the program holds weakly only
@@ -537,7 +539,7 @@ class Capture(ProtocolHost):
 
     binary, unary, compare = operators.binary, operators.unary, operators.compare
     native_binary, native_unary, native_compare = operators.native_binary, operators.native_unary, operators.native_compare
-    native_index, converted = operators.native_index, operators.converted
+    native_index, converted, type_name = operators.native_index, operators.converted, operators.type_name
     getitem, native_getitem, native_setitem, native_delitem = operators.getitem, containers.getitem, containers.setitem, operators.native_delitem
     native_contains, native_iter, native_next, native_len = containers.contains, containers.iterate, operators.native_next, operators.native_len
     truth, native_truth, unpack = operators.truth, operators.native_truth, operators.unpack
@@ -589,6 +591,15 @@ class Capture(ProtocolHost):
 
     def call_native(self, f, args, kwargs):
         return calls.call_native(self, f, args, kwargs)
+
+    def restore_context(self) -> None:
+        """Context variables that the program leaves set are as they were: the epilogue sets them."""
+        for variable, token in self.context_tokens.items():
+            self.keep[id(variable)] = variable
+            self.overlay[id(variable), None] = variable.get()
+            self.effects[id(variable), None] = ("context", variable, None)
+            variable.reset(token)
+        self.context_tokens = {}
 
     # ------------------------------------------------------------------------------------------------ trouble
 

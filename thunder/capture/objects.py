@@ -312,7 +312,9 @@ def own_store(c, o, n, v) -> None:
     if c.replaced and isinstance(o, torch.nn.Module) and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced:
         c.refuse(f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own", "leave this buffer to the module")
     c.overlay[id(o), n] = v
-    c.effects[id(o), n] = ("attr", o, n)
+    found = type_attribute(type(o), n)
+    hidden = hasattr(type(found), "__set__") and type(found) not in (types.MemberDescriptorType, types.GetSetDescriptorType)
+    c.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
     c.written.add(c.sources[id(o)].attr(n))
 
 
@@ -336,6 +338,8 @@ def own_delete(c, o, n) -> None:
     if id(o) not in c.sources:
         native_method(type(o), "__delattr__")(o, n)
         return
+    if not isinstance(o, type) and own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
+        raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
     c.load_attr(o, n)
     c.overlay[id(o), n] = DELETED
     if hasattr(o, n):

@@ -100,6 +100,10 @@ def native_index(c, value):
     return value if isinstance(value, NumberProxy) and value.python_type is int else operator.index(value)
 
 
+def type_name(c, value) -> str:
+    return calls.type_of(c, value).__name__
+
+
 def converted(c, function, kind, name, result, *more):
     """Numbers that stay symbolic are numbers."""
     if isinstance(result, NumberProxy) and function is not bool:

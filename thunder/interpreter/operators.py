@@ -62,7 +62,7 @@ def by_methods(host, name, a, b, shown, natively):
         result = method(x, y) if method is _no_multiple else call_special(host, method, x, [y], called)
         if result is not NotImplemented:
             return result
-    raise TypeError(f"unsupported operand type(s) for {shown}: '{kind_a.__name__}' and '{kind_b.__name__}'")
+    raise TypeError(f"unsupported operand type(s) for {shown}: '{host.type_name(a)}' and '{host.type_name(b)}'")
 
 
 def _no_multiple(sequence, factor):
@@ -91,7 +91,7 @@ def compare(host, symbol, a, b):
             return result
     if symbol in ("==", "!="):
         return host.same(a, b) is (symbol == "==")
-    raise TypeError(f"{symbol!r} not supported between instances of '{kind_a.__name__}' and '{kind_b.__name__}'")
+    raise TypeError(f"{symbol!r} not supported between instances of '{host.type_name(a)}' and '{host.type_name(b)}'")
 
 
 def _compares_in_python(host, kind, name):

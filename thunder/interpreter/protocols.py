@@ -98,6 +98,10 @@ class ProtocolHost(Host):
         """CPython's algorithm finds no such attribute: native code words the error, or finds it in its own way."""
         return reader(value, name)
 
+    def type_name(self, value) -> str:
+        """What an error calls the class of a value."""
+        return type(value).__name__
+
     def converted(self, function, kind, name, result, *more) -> Any:
         """What a builtin makes of the result of a method of `kind`: native code checks it, of an object that gives it."""
         made = type(kind.__name__, (), {name: lambda *_: result})
