@@ -30,6 +30,7 @@ test-all: test test-versions
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check thunder tests benchmarks examples
 	$(VENV)/bin/lint-imports
+	$(RUN) tests/private_names.py
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 
 # the interpreter's corpus, without torch, under every Python that is found

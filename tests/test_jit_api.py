@@ -951,3 +951,43 @@ def test_garbage_is_not_looked_for_while_compiling():
         assert not gc.isenabled(), "as the user left it"
     finally:
         gc.enable()
+
+
+# ------------------------------------------------------------------------------------------------ calls that fail
+
+
+class Log(list):
+    def note(self, x):
+        self.append(tuple(x.shape))
+
+
+def test_a_program_that_raises_has_its_effects_once():
+    seen = Log()
+
+    def f(x):
+        seen.note(x)
+        raise ValueError("mine")
+
+    compiled = thunder.jit(f)
+    for times in (1, 2):
+        with pytest.raises(ValueError, match="^mine$") as raised:
+            compiled(torch.ones(2))
+        assert seen == [(2,)] * times and raised.value.__context__ is None
+    with pytest.raises(CaptureError, match="ValueError: mine"):
+        thunder.verify(compiled, torch.ones(2))
+    assert len(seen) == 2, "nothing runs where a program is only asked for"
+
+
+def test_where_thunder_fails_the_original_runs_once_and_its_result_counts(monkeypatch):
+    seen = Log()
+
+    def f(x):
+        seen.note(x)
+        return x + 1
+
+    monkeypatch.setattr("thunder.capture.EpilogueWriter", None)
+    compiled = thunder.jit(f)
+    with pytest.warns(UserWarning, match="thunder fails on it.*TypeError(.|\n)*The original function ran"):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2)), "it warns once"
+    assert seen == [(2,), (2,)]

@@ -1,6 +1,9 @@
 """cache="symbolic values": numbers and tensor sizes that stay symbolic. Each program is compared with itself in eager, call by call."""
 
+import fractions
+import itertools
 import math
+import operator
 import types
 import warnings
 
@@ -269,3 +272,67 @@ def test_floats_have_remainders(cache):
         space.n = n
         for got, want in zip(compiled(torch.ones(2), n), program(torch.ones(2), n), strict=True):
             assert torch.equal(got, want)
+
+
+# ------------------------------------------------------------------------------------------------ Python's data model
+
+OPERATORS = "+ - * / // % ** & | ^ << >> == != < <= > >=".split()
+OTHERS = ["2", "3", "-2", "0", "True", "2.5", "-0.5", "2j", "'ab'", "[1]", "(1,)", "Fraction(1, 3)", "n"]
+UNARY = ["-{}", "+{}", "~{}", "not {}", "[{}]", "({},)", "f'{{{}}}'", "f'{{{}:>8}}'", "{} and 5", "{} or 5", "7 if {} else 8"]
+FUNCTIONS = (
+    "abs bin chr complex divmod float format hash hex int isinstance len list max min next oct ord pow range "
+    "repr round set sorted str sum tuple type"
+).split()
+KEEPS = ("operator.itemgetter", "operator.attrgetter", "operator.methodcaller", "math.ldexp")  # native code, given a proxy
+CALLS = ["{f}({n})", "{f}({n}, 2)", "{f}(2, {n})", "{f}({n}, {n})", "{f}([{n}])", "{f}({n}, 3, 5)", "{f}({n}, int)"]
+
+
+def expressions(kind):
+    """Source of expressions of n: operators both ways round, built-in functions, those of `math` and `operator`, methods and attributes."""
+    for symbol, other in itertools.product(OPERATORS, OTHERS):
+        yield f"n {symbol} {other}"
+        yield f"{other} {symbol} n"
+    for form in UNARY:
+        yield form.format("n")
+    modules = [f"math.{f}" for f in dir(math)] + [f"operator.{f}" for f in dir(operator)]
+    for f in (*FUNCTIONS, *(f for f in modules if "._" not in f and f not in KEEPS and callable(eval(f)))):
+        for call in CALLS:
+            yield call.format(f=f, n="n")
+    for name in dir(kind):
+        if name not in ("__class__", "__doc__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__", "__sizeof__"):
+            value = getattr(kind(3), name)
+            yield from (f"n.{name}()", f"n.{name}(2)", f"n.{name}(2.5)") if callable(value) else (f"n.{name}",)
+
+
+def outcome(f, *args):
+    try:
+        return f(*args)
+    except Exception as error:  # noqa: BLE001 - the two are compared
+        return type(error)
+
+
+def described(value):
+    return type(value), repr(value)
+
+
+@pytest.mark.parametrize("kind, values", [(int, (4, 3, 0, 1, -3, 7)), (float, (4.0, 2.5, 0.0, -1.5, 1e6))])
+@pytest.mark.parametrize("part", range(6))
+@pytest.mark.filterwarnings("ignore:.*was compiled:thunder.errors.RecompileWarning")
+def test_numbers_are_pythons(kind, values, part):
+    wrong = []
+    for source in list(expressions(kind))[part::6]:
+        f = eval(f"lambda x, n: (x, {source})", {"math": math, "operator": operator, "Fraction": fractions.Fraction})
+        compiled = thunder.jit(f, cache="symbolic values")
+        for n in values:
+            theirs, ours = outcome(f, 1.0, n), outcome(compiled, 1.0, n)
+            if described(theirs) != described(ours):
+                wrong.append((source, n, theirs, ours))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_operators_of_ints_stay_symbolic():
+    def program(x, n):
+        quotient, rest = divmod(n * 3, 4)
+        return x + (n | 8), n & 6, 5 ^ n, n << 2, 1 << n, n >> 1, ~n, round(n), quotient, rest, 2**n
+
+    assert compilations(program, [(torch.ones(2), n) for n in (4, 3, 9, 12)]) == 1

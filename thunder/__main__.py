@@ -8,6 +8,7 @@ import torch
 
 import thunder
 import thunder.compiled
+from thunder.compat.names import NEWEST, OLDEST, missing
 
 
 def main() -> None:
@@ -17,6 +18,10 @@ def main() -> None:
     for executor in thunder.get_all_executors():
         kind = "always" if executor in thunder.get_always_executors() else "default" if executor in thunder.get_default_executors() else "on request"
         print(f"executor {executor.name} {executor.version or ''} ({kind})")
+    lacks = missing()
+    print(f"private names of PyTorch: {len(lacks) or 'none'} missing (tried on PyTorch {OLDEST} to {NEWEST})")
+    for row in lacks:
+        print(f"  {row.path}, for {row.needed_for}: {row.lost}")
 
 
 main()

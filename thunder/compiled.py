@@ -15,13 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
 from thunder.core.symbol import OpTags, current_recorder
+from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace
 from thunder.core.utils import without_collection
 from thunder.distributed.agreement import check_agreement
@@ -60,8 +62,21 @@ from thunder.pipeline import (
 from thunder.transforms.base import asked, check_transforms, with_executors_of
 from thunder.transforms.check_results import check_results
 from thunder.transforms.memory_budget import roots
+from thunder.transforms.partition import views_of_outputs
 
 __all__ = ["jit", "add_transform", "Compiled", "CacheEntry", "CompileStats"]
+
+
+class ProgramFails(CaptureError):
+    """A program raised while it was captured: it does so itself, or thunder has failed, which only running it can tell.
+
+    Nothing has run. theirs: the user's own code raised it, for example a backward that is captured with its forward.
+    """
+
+    def __init__(self, failure: Exception):
+        location, self.theirs = user_line(failure)
+        reason = f"thunder fails on it, or it raises: {type(failure).__name__}: {failure}"
+        super().__init__(reason, location=location, remedy="please report this with the program, if it runs by itself")
 
 
 class CacheEntry:
@@ -140,7 +155,7 @@ class Compiled:
         return f"<thunder.jit of {getattr(self.fn, '__qualname__', type(self.fn).__name__)}>"
 
     def __call__(self, *args, **kwargs):
-        if compat.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return self.fn(*args, **kwargs)
         stats = self.stats
         stats.calls += 1
@@ -205,7 +220,16 @@ class Compiled:
         stats.times["lookup"] = (start, clock())
         stats.cache_misses += 1
         stats.last_compile_reasons = reasons or self._first_reason(modes)
-        entry = self._compile(modes, args, kwargs)
+        entry, complaint = None, ""
+        try:
+            entry = self._compile(modes, args, kwargs)
+        except ProgramFails as error:
+            complaint = "" if error.theirs else str(error)
+        if entry is None:  # no effect has taken place yet: it fails with its own effects, words and traceback, if it does
+            result = self.fn(*args, **kwargs)
+            if complaint:
+                self._warn_once(f"{complaint}\nThe original function ran.")
+            return result
         if self.options.cache is not CACHE_OPTIONS.NO_CACHING:
             self._remember(modes, entry)
         start = clock()
@@ -245,7 +269,7 @@ class Compiled:
         changing = self._changing()
         numbers = any(changing.values())
         try:
-            return self._compile_with(changing, modes, args, kwargs, last=not numbers)
+            return self._compile_with(changing, modes, args, kwargs)
         except Exception:  # noqa: BLE001 - without the symbolic numbers it succeeds, or raises for what it is
             if not numbers:
                 raise
@@ -259,12 +283,12 @@ class Compiled:
                 found.setdefault(path, set()).add(value)
         return found | {path: None for entry in self.stats.interpreter_cache for path in entry.captured.effects}
 
-    def _compile_with(self, changing: dict, modes: tuple, args: tuple, kwargs: dict, last: bool = True) -> CacheEntry:
+    def _compile_with(self, changing: dict, modes: tuple, args: tuple, kwargs: dict) -> CacheEntry:
         stats, clock, options = self.stats, time.perf_counter_ns, self.options
         start = clock()
         if options.debug.show_interpreter_progress:
             print(f"Begin interpretation of {self!r}", file=sys.stderr)
-        captured = self._capture(args, kwargs, changing, last)
+        captured = self._capture(args, kwargs, changing)
         if options.debug.show_interpreter_progress:
             print(f"Finished interpretation: {captured.instructions} instructions in {captured.frames.total()} frames", file=sys.stderr)
         stats.times["construction"] = (start, clock())
@@ -299,27 +323,18 @@ class Compiled:
         for name in options.compile_options.keys() - options.used_compile_options.keys():
             if meant := difflib.get_close_matches(name, (*jit.__kwdefaults__, *options.used_compile_options), 1, 0.8):
                 warn_user(f"thunder.jit was given {name}=, which nothing asks for: did you mean {meant[0]}=?", UserWarning)
+        captured.settle(self.options, self.module())
         return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
 
-    def _capture(self, args: tuple, kwargs: dict, changing: dict, last: bool) -> Captured:
-        """A program that fails while it is captured, the `last` time, has had no effects yet: it is run as it is, and fails with its own effects, words and traceback."""
+    def _capture(self, args: tuple, kwargs: dict, changing: dict) -> Captured:
         try:
             return capture(self.fn, args, kwargs, self.options, changing, self.overrides)
         except (ThunderError, SharpEdgeWarning):
             raise
-        except Exception as error:  # noqa: BLE001 - raised below, if the program itself does not
-            if not last:
-                raise
-            failure = error
-        if isinstance(failure, FailsWithParts):
-            raise failure.__cause__  # type: ignore[misc]
-        self.fn(*args, **kwargs)
-        location, theirs = user_line(failure)
-        if theirs:  # the user's own code raised it: a backward of theirs, read while the forward is captured
-            raise failure
-        raise CaptureError(
-            f"thunder fails on it ({type(failure).__name__}: {failure}), while the program itself runs", location=location, remedy="please report this with the program"
-        ) from failure
+        except FailsWithParts as failure:
+            raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
+        except Exception as failure:
+            raise ProgramFails(failure) from failure
 
     def _program(self, captured: Captured, trace: Trace) -> Callable:
         if self.options.debug.check_traces:
@@ -415,17 +430,25 @@ def _connect(computation: Trace, options: JitOptions, modes: tuple, program: Cal
         return _in_modes(program(lower(gradients, options, options.executors)[-1]), modes), needed
 
     run = connected(
-        _with_own_results(without_grad(_in_modes(program(forward[-1]), modes)), computation, cut.outputs), apart(program(backward[-1])), _result_of(computation, cut.outputs),
-        [o.requires_grad for o in cut.outputs],
+        _with_own_results(
+            without_grad(_in_modes(program(forward[-1]), modes)), computation, cut.outputs, views_of_outputs(forward[-1])
+        ),
+        apart(program(backward[-1])), _result_of(computation, cut.outputs), [o.requires_grad for o in cut.outputs],
         make_without=lambda missing: apart(program(lower_backward_without(cut, missing, options, options.executors)[-1])),
         make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
-        make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options), dense=read_by_products(cut, options.executors),
+        make_again=again, inputs=inputs_behind(cut, computation.args), random=random_devices(computation, options),
+        dense=read_by_products(cut, options.executors),
+        decisions=next((a.decisions for a in computation.args if isinstance(a, NumberProxy)), Decisions()),
+        names=[a.name for a in computation.args if not isinstance(a, TensorProxy)],
     )  # fmt: skip
     return forward, backward, run
 
 
-def _with_own_results(forward: Callable, computation: Trace, outputs: list) -> Callable:
-    """`forward`, whose results are no views where they share memory with no argument and no other result: PyTorch refuses writes to views that an autograd function returns."""
+def _with_own_results(forward: Callable, computation: Trace, outputs: list, shown_by_saved: Sequence[int]) -> Callable:
+    """`forward`, whose results are no views where they share memory with no argument and no other result: PyTorch refuses writes to views that an autograd function returns.
+
+    shown_by_saved: places of saved tensors that may be views of results. Such a view holds the result, that its node, and this what was saved: they would never be freed.
+    """
     lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
     producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
     written = computation.tables.get("written", {})  # in memory that was there
@@ -438,18 +461,25 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list) -> C
         return o is not root or "elementwise" not in producer[o].info or o.name in written
 
     places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
-    if not places:
+    if not places and not shown_by_saved:
         return forward
 
     def run(*inputs):
-        results, saved = forward(*inputs)
-        results = list(results)
-        for i in places:
-            if results[i]._is_view():
-                results[i] = results[i].detach()
-        return tuple(results), saved
+        results, (saved, others) = forward(*inputs)
+        return _without_bases(results, places), (_without_bases(saved, shown_by_saved), others)
 
     return run
+
+
+def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The same memory, by tensors that are no views in these places."""
+    if not places:
+        return tensors
+    found = list(tensors)
+    for i in places:
+        if found[i]._is_view():
+            found[i] = found[i].detach()
+    return tuple(found)
 
 
 def _result_of(computation: Trace, outputs: list) -> Callable:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.check import check
-from thunder.core.proxies import CollectionProxy, TensorProxy, like
+from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
@@ -22,6 +22,7 @@ from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
+from thunder.transforms.backward_inside import backwards_inside, recompute_inside
 from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
@@ -58,7 +59,25 @@ def asked_for(program: Trace, options: JitOptions) -> JitOptions:
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _lowered(_before_derivatives(acquired, options, executors), acquired, options, executors)
+    traces = _before_derivatives(acquired, options, executors)
+    if not backwards_inside(traces[-1].bound_symbols):
+        return _lowered(traces, acquired, options, executors)
+    recomputed = functools.partial(_recomputed, options=options, executors=executors)
+    inside = ("Recompute in Backward", lambda trace: recompute_inside(trace, recomputed))
+    return _lowered(traces, acquired, options, executors, [inside])
+
+
+def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> frozenset:
+    """The values that a backward computes again, for the memory budget and under ZeRO-3."""
+    fusers = [e for e in executors if isinstance(e, FusionExecutor)]
+    budget = _memory_budget(options)
+    chosen = plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
+    return chosen.union(gathered_again(joint)) if "communicates" in joint.tables else chosen
+
+
+def _memory_budget(options: JitOptions) -> float:
+    said = "the share of the bytes saved for the backward that may be saved, the rest is computed again"
+    return options.get("memory_budget", said, 1.0)
 
 
 def _lowered(traces: list[Trace], program: Trace, options: JitOptions, executors: Sequence, first: Sequence[tuple] = ()) -> list[Trace]:
@@ -122,7 +141,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
 
     def differentiated(trace: Trace) -> Trace:
         joint = joint_trace(exact_derivatives(trace) if options.numerics is NUMERICS_OPTIONS.EAGER else trace, executors)
-        budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
+        budget = _memory_budget(options)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
 
@@ -137,8 +156,10 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
 
+    place = len(traces)  # of the trace that the derivative makes
     forward = _lowered(traces, acquired, options, executors, [("Grad transform pass", differentiated)])
     saved = as_saved_by(forward[-1], cut[0])
+    saved.backward = saved.backward.replace(provenance=forward[place].provenance)
     return forward, _lowered([saved.backward], saved.backward, options, executors), saved
 
 
@@ -210,7 +231,8 @@ class InputsBehind(NamedTuple):
 def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
     """The arguments that saved values were computed from, and all that are no tensors."""
     collections = [o.collection for o in cut.saved_others if isinstance(o, CollectionProxy)]
-    needed = {*cut.saved_tensors, *cut.saved_others, *itertools.chain(*collections)}
+    others = [o for o in cut.saved_others if isinstance(o, Proxy)]
+    needed = {*cut.saved_tensors, *others, *itertools.chain(*collections)}
     for line in reversed(cut.forward.bound_symbols):
         if not needed.isdisjoint(line.outputs) or not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)):
             needed.update(line.inputs)

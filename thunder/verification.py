@@ -126,7 +126,10 @@ def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
     for step in range(steps):
         with _numbers_kept():
             entry, inputs = compiled.entry_for(args, kwargs)
-            _Step(step, entry, compiled.options, found).run(inputs)
+            arguments = zip(entry.captured.computation.args, inputs, strict=True)
+            values = {a.name: x for a, x in arguments if isinstance(a, NumberProxy)}
+            with entry.captured.decisions.anew(values):
+                _Step(step, entry, compiled.options, found).run(inputs)
         if step + 1 < steps:
             compiled(*args, **kwargs)
     return Report(tuple(found))

@@ -13,20 +13,22 @@ from typing import Any
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture.calls import RecordingMode
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library.functional import Transformed
+from thunder.capture.numbers import held_numbers
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
-from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
+from thunder.capture.tensors import write_back
+from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
 from thunder.distributed.synchronize import synchronize_parameters
 from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
-from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log
+from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log, release
 from thunder.ops.collectives import wait
 from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
@@ -41,23 +43,37 @@ class Captured:
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
-        self.parameters = c.parameters
+        self.parameters, self.decisions, self._capture = c.parameters, c.decisions, c
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
-        c.write_back()
+        write_back(c)
         epilogue = EpilogueWriter(c)
         trace, self.epilogue_fn, output = epilogue.write(result)
         c.engine.close()
         self.epilogue_traces = [trace] if trace is not None else []
-        self.held_numbers = c.held_numbers()
+        self.held_numbers = held_numbers(c)
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
+        c.ask_at_the_end()
+        self._write_prologue(c)
+        self.guard_count = len(c.observed) + len(c.shapes)
+
+    def _write_prologue(self, c: Capture) -> None:
         writer = PrologueWriter(c)
         unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
-        self.prologue_traces = [prologue]
-        self._weak = writer.weak
-        self.guard_count = len(c.guards) + sum(len(n) for _, _, n in c.namespaces.values()) + len(c.tensor_guards)
+        self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.decisions.relations)
+
+    def settle(self, options: JitOptions, model) -> None:
+        """Ends the decisions by symbolic numbers. The prologue is written again where lowering has added to them."""
+        c, self._capture = self._capture, None
+        if c is not None and len(c.decisions.relations) > self._checked:
+            self._write_prologue(c)
+            traces = self.prologue_traces, self.computation_traces[:1], self.epilogue_traces[:1]
+            transform_traces(options.transforms, *traces, options.executors, model)
+            if len(self.prologue_traces) > 1:
+                self.prologue_fn = self.prologue_traces[-1].python_callable()
+        self.decisions.close()
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
@@ -95,7 +111,7 @@ class Captured:
 
     @property
     def output_requires_grad(self) -> bool:
-        arguments = set(self.computation.args)
+        arguments = {a for a in self.computation.args if isinstance(a, Proxy)}
         return any(type(p) is TensorProxy and p.requires_grad and p not in arguments for p in self.computation.output_proxies)
 
     def transform(self, options: JitOptions, overrides: tuple[dict, ...], model) -> None:
@@ -199,15 +215,25 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
     Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is, or as the cause of
     FailsWithParts.
     """
-    c = Capture(fn, args, kwargs, options, changing or {}, overrides)
-    try:
-        return _read(c)
-    except CaptureError:
-        if not c.asked_whether_compiling:
-            raise
-    c = Capture(fn, args, kwargs, options, changing or {}, overrides)
-    c.compiling = True
-    return _read(c)
+    for compiling in (False, True):
+        c = Capture(fn, args, kwargs, options, changing or {}, overrides)
+        c.compiling = compiling
+        try:
+            return _read(c)
+        except BaseException as error:
+            release(error)
+            if compiling or not isinstance(error, CaptureError) or not c.asked_whether_compiling:
+                raise
+        finally:
+            _close(c)
+    raise AssertionError("the second capture returns or raises")
+
+
+def _close(c: Capture) -> None:
+    """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector runs."""
+    kept = {name: getattr(c, name) for name in ("relations", "sizes")}  # the numbers of a trace ask for them
+    vars(c).clear()
+    vars(c).update(kept)
 
 
 def _read(c: Capture) -> Captured:
@@ -232,7 +258,7 @@ def _read(c: Capture) -> Captured:
                         location=c.user_location(),
                         remedy="use the context managers (with torch.no_grad(): ...)",
                     )
-            with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
+            with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
@@ -252,6 +278,8 @@ def _run(c: Capture):
     """Calls the program in the interpreter, with proxies in the place of tensors."""
     fn, own = c.fn, []
     root = Source(None, "root", "fn", "model" if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", "fn"))
+    arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
+    c.values |= {root: c.fn, arguments: c.args, keywords: c.kwargs}
     if type(fn) is types.MethodType:
         root.label = "self"
         fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
@@ -259,7 +287,6 @@ def _run(c: Capture):
         c.sources[id(fn)], c.keep[id(fn)] = root, fn
     elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
         c.read(fn, root)
-    arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
     args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.args)]
     kwargs = {k: c.read(v, keywords.item(k)) for k, v in c.kwargs.items()}
     return c.interpret(fn, [*own, *args], kwargs)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections.abc
+import collections
 import contextvars
-import copy
 import functools
 import inspect
 import operator
@@ -17,9 +16,13 @@ import numpy
 import torch
 import torch.utils.checkpoint
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture import containers, objects, opaque_values
-from thunder.capture.library import autograd_function, backward, torch_func
+from thunder.capture.ask import FILLED, KEYS, PRESENT
+from thunder.capture.expose import as_text, expose
+from thunder.capture.identities import id_of, told_apart
+from thunder.capture.items import VIEWS
+from thunder.capture.library import autograd_function, backward, leaves, torch_func
 from thunder.capture.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -29,13 +32,15 @@ from thunder.capture.native import (
     impure,
     native_module,
 )  # fmt: skip
+from thunder.capture.sources import MISSING
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, concrete, converted, extreme, map_structure
+from thunder.compat.names import AROUND_DYNAMO, ASSOCIATIVE_SCAN, FUNCTORCH
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, concrete, converted, extreme, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
-from thunder.interpreter import NULL, Host, attributes, construction
+from thunder.interpreter import Host, attributes, construction
 from thunder.interpreter.attributes import type_attribute
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.protocols import PROTOCOL_CALLS
@@ -46,8 +51,8 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = [
-    "call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "NOT_OPERATIONS", "sharp_edge", "text_of",
-    "materialize", "RecordingMode",
+    "call", "call_native", "record", "operation", "tensor_attribute", "NOT_OPERATIONS", "sharp_edge",
+    "text_of", "lifted", "all_lifted", "RecordingMode", "ADVANCED", "size", "kind_of", "type_of", "formatted_text",
 ]  # fmt: skip
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
@@ -84,23 +89,12 @@ class TensorMethod:
 _CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
 
 
-class SymbolicSize(tuple):
-    """`x.shape` with entries that stay symbolic."""
-
-    def numel(self):
-        return functools.reduce(operator.mul, self, 1)
-
-    def __getitem__(self, index):
-        found = super().__getitem__(index)
-        return SymbolicSize(found) if isinstance(index, slice) else found
-
-
 def _shape(p: TensorProxy):
     return size(p.shape)
 
 
-def size(numbers) -> torch.Size | SymbolicSize:
-    return (SymbolicSize if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
+def size(numbers) -> torch.Size | Size:
+    return (Size if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
 
 
 _STATED = {
@@ -118,7 +112,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return backward.read_gradient(c, p)
     real, source = c.real.get(p, (None, None))
     if real is not None:
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
             if n in ("is_leaf", "grad_fn"):
@@ -132,7 +126,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return TensorMethod(p, n)
     if attribute is None:
         if real is not None:
-            c.guard(source.attr(n), "noattr", None)
+            c.ask(source.find(n), PRESENT)
         raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
     c.synchronize()
     value = getattr(p, n)
@@ -148,7 +142,7 @@ def kind_of(c, p: TensorProxy) -> type:
 def _call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
-        return opaque_values.method(c, p, n, materialized(c, args), materialized(c, kwargs))
+        return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
     if n == "size":
@@ -156,22 +150,22 @@ def _call_method(c, method, args, kwargs):
         dim = args[0] if args else kwargs.get("dim")
         return shape if dim is None else shape[dim]
     function = METHODS.get(n)
-    if function is None or c.has_opaque_values:
+    if function is None or c.has_opaque_values or "requires_grad" in kwargs:
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
-    return function(materialize(c, p), *materialized(c, args), **materialized(c, kwargs))
+    return function(lifted(c, p), *all_lifted(c, args), **all_lifted(c, kwargs))
 
 
-def materialized(c, values, *, typed: bool = False):
+def all_lifted(c, values, *, typed: bool = False):
     """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
     if t is dict:
-        return {k: materialize(c, v, typed=typed) for k, v in values.items()}
-    return [materialize(c, v, typed=typed) for v in values]
+        return {k: lifted(c, v, typed=typed) for k, v in values.items()}
+    return [lifted(c, v, typed=typed) for v in values]
 
 
-def materialize(c, v, *, typed: bool = False):
+def lifted(c, v, *, typed: bool = False):
     t = type(v)
     if t is TensorProxy and c.recorder.memory is not None and c.recorder.memory.formed:
         return c.recorder.latest(v)  # in the shape that it has now
@@ -180,7 +174,7 @@ def materialize(c, v, *, typed: bool = False):
     if isinstance(v, torch.Tensor) or t is Condition:
         return c.lift(v)
     if t in CONTAINERS or t is tuple or t is slice:
-        containers.escape(c, v)
+        expose(c, v)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
         c.refuse("a torch.Generator made inside the program is used: every call would go on where the last one stopped", "make it outside and pass it in")
@@ -204,7 +198,7 @@ _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the
 def operation(c, name: str, operands):
     """A special method of a tensor, by its name."""
     c.synchronize()
-    return METHODS.call(name, *materialized(c, operands))
+    return METHODS.call(name, *all_lifted(c, operands))
 
 
 def record(c, function, args, kwargs):
@@ -214,8 +208,10 @@ def record(c, function, args, kwargs):
     if function in LAYOUT_QUESTIONS:
         return answer(c, function, args, kwargs)
     c.synchronize()
+    if kwargs.get("requires_grad") is True and function is not torch.Tensor.requires_grad_:
+        return leaves.leaf(c, record(c, function, args, {k: v for k, v in kwargs.items() if k != "requires_grad"}))
     typed = function in _OF_DATA
-    args, kwargs = materialized(c, args, typed=typed), materialized(c, kwargs, typed=typed)
+    args, kwargs = all_lifted(c, args, typed=typed), all_lifted(c, kwargs, typed=typed)
     if opaque_values.involved(c, (args, kwargs)):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
@@ -229,7 +225,7 @@ def record(c, function, args, kwargs):
 def _named(names: str) -> set:
     found = set()
     for n in names.split():
-        f = getattr(torch._C, n, None) or getattr(torch, n, None)
+        f = getattr(compat.C, n, None) or getattr(torch, n, None)
         if f is not None:
             found.add(f)
     return found
@@ -274,8 +270,8 @@ def call(c, f, args, kwargs):
 
 def _call_object(c, f, t: type, args, kwargs):
     """A call of an object that is neither a function nor a class."""
-    if hasattr(t, "_lc_cd"):
-        return _call_compiled(c, f, args, kwargs)
+    if hasattr(t, "_lc_cd") and not isinstance(f, torch.nn.Module):  # its original becomes part of this program
+        return call(c, _original(c, f), args, kwargs)
     if lookup(f) is not None:
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
@@ -297,16 +293,7 @@ def _call_cached(c, f, args, kwargs):
         value = call_native(c, asked, [], {})
     finally:
         c.in_cached_call -= 1
-    return c.read(value, c.const(asked, getattr(f, "__name__", "")).child("call", ("__call__",)))
-
-
-def _call_compiled(c, f, args, kwargs):
-    """A compiled function or module: its original becomes part of this program."""
-    if isinstance(f, torch.nn.Module):
-        if any(f.__dict__[n] for n in HOOKS):  # hooks of the wrapper's own
-            return _module_call(c, None, [f, *args], kwargs)
-        _watch_hooks(c, f)
-    return call(c, _original(c, f), args, kwargs)
+    return c.read(value, c.const(asked, getattr(f, "__name__", "")).call("__call__"))
 
 
 def _original(c, f):
@@ -322,14 +309,14 @@ def _call_partial(c, f, args, kwargs):
     function, given, keywords = f.func, f.args, f.keywords
     if source is not None:
         function, given = c.read(function, source.attr("func")), [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
-        c.guard(source.attr("keywords"), "keys", tuple(keywords))
+        c.ask(source.attr("keywords"), KEYS)
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
     return call(c, function, [*given, *args], {**keywords, **kwargs})
 
 
 def _call_reference(c, f, args, kwargs):
     """A weak reference: what it refers to now is looked up again at each call."""
-    return c.read(f(), (c.sources.get(id(f)) or c.const(f)).child("call", ("__call__",)))
+    return c.reach((c.sources.get(id(f)) or c.const(f)).call("__call__"))
 
 
 def _call_operator(c, f, args, kwargs):
@@ -353,7 +340,7 @@ def _replacement(c, f):
 
 def _call_symbol(c, symbol, args, kwargs):
     c.synchronize()
-    return symbol(*materialized(c, args), **materialized(c, kwargs))
+    return symbol(*all_lifted(c, args), **all_lifted(c, kwargs))
 
 
 def _call_scripted(c, f, args, kwargs):
@@ -366,7 +353,7 @@ def _call_scripted(c, f, args, kwargs):
 
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol}
 _BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
-_BY_TYPE |= dict.fromkeys(compat.SCRIPTED, _call_scripted)
+_BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
 _BY_TYPE |= torch_func.KINDS
 
 
@@ -376,20 +363,17 @@ def _call_function(c, f, args, kwargs):
     if inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
-    if native_module(module) and id(f) not in c.fresh and not module.startswith("torch._functorch"):
+    if native_module(module) and id(f) not in c.fresh and not module.startswith(FUNCTORCH):
         named = _BY_NAME.get((module, f.__name__))
         if named is not None:
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
-        if module in ("torch._compile", "torch._dynamo.eval_frame") and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone, once it is imported or was used
+        if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone, once it is imported or was used
             return call(c, f.__wrapped__, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)
-
-
-VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}  # of mappings written in Python
 
 
 def _reaches(c, args, kwargs) -> bool:
@@ -402,11 +386,16 @@ def _reaches(c, args, kwargs) -> bool:
             return True
         if t is types.FunctionType and not native_module(a.__globals__.get("__name__")):
             return True
-        if t is functools.partial and _reaches(c, (a.func, *a.args), a.keywords) or not native_module(t.__module__) and type_attribute(t, "__call__") is not NULL:
+        if t is functools.partial and _reaches(c, (a.func, *a.args), a.keywords) or _is_users(t):
             return True
-        if t is tuple and a and _reaches(c, a, {}):
+        if isinstance(a, tuple) and a and _reaches(c, a, {}):
             return True
     return False
+
+
+def _is_users(t: type) -> bool:
+    """Whether objects of a class are the program's own: Python code that they are given is interpreted, which sees what it looks at."""
+    return not native_module(t.__module__) and not issubclass(t, type)
 
 
 def _is_torch(f) -> bool:
@@ -416,19 +405,22 @@ def _is_torch(f) -> bool:
     return module.split(".")[0] == "torch"
 
 
+def _class_method(cls: type, name: str):
+    """The descriptor of a class method in C: the methods that it gives are made anew at each access."""
+    return next((vars(base)[name] for base in cls.__mro__ if type(vars(base).get(name)) is types.ClassMethodDescriptorType), None)
+
+
 def _reduced(c, f, args, kwargs):
     """What copy makes a copy of: the attributes of an outside object as the program sees them."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
-    c.touch(o)
+    c.materialize(o)
     if id(o) not in c.sources or isinstance(o, torch.nn.Module) or c.slot(type(o), "__getstate__") or c.slot(type(o), "__reduce__"):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
     state, own = found[2] if len(found) > 2 else None, dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None
     if type(state) is tuple:
         state = own, {n: c.load_attr(o, n) for n in state[1]}
-    for x in (own or {}).values():
-        containers.escape(c, x)
-        leak(c, x)
+    expose(c, own)
     return *found[:2], own if state is None or type(state) is dict else state, *found[3:]
 
 
@@ -449,13 +441,8 @@ def _context_variable(c, f, args):
         return None
     if first is not None:
         return f(*args)
-    source = c.const(variable).child("call", ("get", *args))
-    try:
-        value = f(*args)
-    except LookupError:
-        c.guards.setdefault((source, "empty", None), None)
-        raise
-    return c.read(value, source)
+    found = c.reach(c.const(variable).call("get", *args))
+    return f(*args) if found is MISSING else found
 
 
 def _note_factory(c, f, operands) -> None:
@@ -470,18 +457,20 @@ def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
+    if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
+        return handler(c, f, [s, *args], kwargs)
     if type(s) is contextvars.ContextVar:
         return _context_variable(c, f, args)
-    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         _note_text(c, (*args, *kwargs.values()))
-        args, kwargs = [spoken(c, a) for a in args], {k: spoken(c, v) for k, v in kwargs.items()}
+        args, kwargs = [as_text(c, a) for a in args], {k: as_text(c, v) for k, v in kwargs.items()}
     if type(s) is torch.Generator:
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     _note_factory(c, f, (s, *args))
     if type(s) is TensorProxy:
-        return f(*materialized(c, args), **materialized(c, kwargs))
+        return f(*all_lifted(c, args), **all_lifted(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
@@ -489,9 +478,9 @@ def _call_builtin(c, f, args, kwargs):
         if isinstance(s, dict) and n == "__getitem__":
             return containers.dict_item(c, s, *args)
         if n not in ("append", "extend") and not (isinstance(s, dict) and n == "__setitem__"):
-            containers.observe(c, s)
+            containers.materialize(c, s)
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
-        containers.observe(c, args[0])
+        containers.materialize(c, args[0])
     if _is_iterating(f):
         some = 2 if f is functools.reduce else 0 if f in (min, max) and len(args) > 1 else 1 if f in (sum, sorted, min, max) else len(args)  # are iterables
         args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a for i, a in enumerate(args)]
@@ -501,7 +490,7 @@ def _call_builtin(c, f, args, kwargs):
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
     result = call_native(c, f, args, kwargs)
     if c.attribute_dicts:
-        containers.written_attributes(c, s)
+        containers.write_attributes(c, s)
     return result
 
 
@@ -517,7 +506,7 @@ def _iterable(c, a):
         return c.steps(a)
     if id(a) in c.outside_iterators or type(a) is set:
         return c.iterate(a)
-    return c.touch(a)
+    return c.materialize(a)
 
 
 _CALLED_BACK = (types.FunctionType, types.MethodType, TensorMethod, functools._lru_cache_wrapper)
@@ -534,99 +523,89 @@ def _callable_for_native(c, f):
 
 def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
-        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
+        c.sharp(ADVANCED)
     why = impure(f)
     if why is not None:
         c.sharp(why)
-    if c.lazy:
-        for a in (*args, *kwargs.values()):
-            containers.escape(c, a)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
-    _shown_to_native(c, f, args, kwargs)
+    _expose_to(c, f, args, kwargs)
+    if _asks_for_types(f):
+        args, kwargs = [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args], {k: concrete(a) for k, a in kwargs.items()}
     if not _is_torch(f):
         return Host.call_native(c, f, args, kwargs)
     c.synchronize()
+    if type(f) in IDENTITY_CALLS:  # which takes numbers only
+        args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
-        c.questions[f, None] = result
+        c.setting(c.const(f).call("__call__"), result)
     return result
+
+
+ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
 
 
 def _called_back(c, a):
     return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
 
 
-def _shown_to_native(c, f, args, kwargs) -> None:
-    """What native code may look at is guarded: the attributes of outside objects, and what containers compare."""
-    s, values = getattr(f, "__self__", None), (*args, *kwargs.values())
-    if _looks_inside(f):
-        for a in (s, *values):
-            if id(a) in c.sources:
-                leak(c, a)
-    if type(s) in CONTAINERS or type(s) is tuple:
-        if f.__name__ not in ("append", "extend", "insert"):
-            leak_inside(c, (s, *args))
-            for a in args:
-                containers.told_apart(c, a, s)
-    elif type(f) is not type or f not in _KEEPING:
-        for a in values:
-            leak_inside(c, a)
+def _expose_to(c, f, args, kwargs) -> None:
+    """What native code may look at is asked before it runs."""
+    s, given = getattr(f, "__self__", None), (*args, *kwargs.values())
+    if s is None and args and isinstance(getattr(f, "__objclass__", None), type) and issubclass(f.__objclass__, (tuple, *containers.MUTABLE)):
+        s, *given = given  # dict.__setitem__(d, k, v)
+    if isinstance(s, (tuple, *containers.MUTABLE)):
+        for a in given:
+            c.materialize(a)
+            told_apart(c, a, s)
+        if f.__name__ not in _STORING:
+            expose(c, s, *given)
+    elif _looks_inside(f):
+        expose(c, s, *given, concretely=_asks_for_types(f))
+    else:
+        for a in given:
+            c.materialize(a)
+            if f in _COMPARING:
+                expose(c, a)
+
+
+def _asks_for_types(f) -> bool:
+    """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own methods."""
+    module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
+    return (module or "builtins").split(".")[0] not in _NUMERIC
+
+
+_NUMERIC = {"builtins", "operator", "_operator", "math", "itertools", "functools", "_functools", "torch", "numpy", "thunder", "collections", "_collections"}
+_STORING = {
+    "append", "extend", "insert", "appendleft", "extendleft", "pop", "popleft", "popitem", "get", "keys", "values", "items", "clear", "copy", "reverse", "update", "setdefault",
+    "__setitem__", "__getitem__", "__delitem__", "__init__", "__iter__", "__len__", "__ior__", "__or__", "move_to_end", "fromkeys", "rotate",
+}  # fmt: skip
+_COMPARING = (set, frozenset, dict, repr, hash)
 
 
 def _is_question(f) -> bool:
     """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
     asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
-    return asks and getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES
+    return asks and getattr(f, "__self__", None) in (None, compat.C) and f not in _OF_MODES
 
 
 _ANSWERS = (bool, int, float, str)
-_KEEPING = (list, tuple, enumerate, zip, map, filter, reversed)  # make containers or iterators, and compare nothing
 _OF_MODES = (torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.cuda.is_current_stream_capturing)  # looked at for every call, or a device's
-_COMPARED = ("__eq__", "__lt__", "__gt__", "__format__", "__hash__", "__index__", "__repr__", "__str__")
 
 
-def leak_inside(c, value, depth: int = 2) -> None:
-    """A container goes to native code, which may compare or print what is in it: objects whose classes say how are guarded."""
-    kind = type(value)
-    if kind in (list, tuple, dict, set, frozenset):
-        if depth and len(value) < 200:
-            for x in (*value, *value.values()) if kind is dict else value:
-                leak_inside(c, x, depth - 1)
-    elif depth < 2 and id(value) in c.sources:
-        methods = (getattr(kind, n, None) for n in _COMPARED)
-        if any(type(m) is types.FunctionType and not native_module(m.__globals__.get("__name__")) for m in methods):
-            leak(c, value)
+_MADE_EMPTY = {object, list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque}  # by `__new__`
 
 
 def _looks_inside(f) -> bool:
-    if type(getattr(f, "__self__", None)) in CONTAINERS:
+    if f.__class__ is type and issubclass(f, BaseException) or getattr(f, "__name__", "") == "__new__" and f.__self__ in _MADE_EMPTY:
         return False
     try:
         return f not in HARMLESS
     except TypeError:
         return True
-
-
-def leak(c, o, depth: int = 2) -> None:
-    """An outside object goes to native code that may look inside: all of its attributes are guarded, two levels deep."""
-    source = c.sources.get(id(o))
-    if source is None or isinstance(o, (torch.nn.Module, type, types.FunctionType)) or type(o) in CONTAINERS or ("leak", id(o)) in c.seen_names:
-        return
-    if any(i == id(o) for i, _ in c.overlay):
-        c.refuse(f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does not read", "use what it needs of the object")
-    c.seen_names.add(("leak", id(o)))
-    d = getattr(o, "__dict__", None)
-    if not isinstance(d, dict):
-        return
-    c.guard(source.attr("__dict__"), "keys", tuple(d))
-    for n, x in list(d.items()):
-        child = concrete(c.read(x, source.attr(n)))
-        if depth and id(child) in c.sources:
-            containers.escape(c, child)
-            leak(c, child, depth - 1)
 
 
 def _construct(c, cls, args, kwargs):
@@ -636,8 +615,8 @@ def _construct(c, cls, args, kwargs):
         args = [_callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
         return call_native(c, cls, args, kwargs)
     if cls is dict or cls is collections.OrderedDict:
-        return call_native(c, cls, [c.touch(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
-    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, SymbolicSize)):
+        return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
+    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):
         return c.call(torch.empty, args, {"device": "cpu"})
     if cls is torch.Size and args:
         return size(tuple(c.iterate(args[0])))
@@ -673,7 +652,7 @@ def type_of(c, a) -> type:
     """The class that user code believes a value has."""
     if type(a) is TensorProxy:
         return kind_of(c, a)
-    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, SymbolicSize: torch.Size}.get(type(a), type(a))
+    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
 
 
 def _number(c, f, args, kwargs):
@@ -693,16 +672,15 @@ def _module_call(c, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
-    M = torch.nn.modules.module
     has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
-    has_global = M._global_forward_hooks or M._global_forward_pre_hooks or M._global_backward_hooks or M._global_backward_pre_hooks
+    has_global = compat.global_forward_hooks or compat.global_forward_pre_hooks or compat.global_backward_hooks or compat.global_backward_pre_hooks
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
     if has_hooks or has_global:
-        if d["_backward_hooks"] or d["_backward_pre_hooks"] or M._global_backward_hooks or M._global_backward_pre_hooks:
+        if d["_backward_hooks"] or d["_backward_pre_hooks"] or compat.global_backward_hooks or compat.global_backward_pre_hooks:
             c.refuse("a module with full backward hooks is called", "remove the hooks, or register hooks on the compiled module's outputs")
         _guard_hooks(c, m)
-        return c.enter(torch.nn.Module._call_impl, args, kwargs)
+        return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
     return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
 
@@ -711,11 +689,12 @@ def _watch_hooks(c, m) -> None:
     """The hook dicts of a module without hooks are checked to stay empty."""
     if id(m) not in c.sources or id(m) in c.seen_hooks:
         return
-    M = torch.nn.modules.module
+    found = [m.__dict__[n] for n in HOOKS]
     if not c.seen_hooks:
-        c.hook_dicts += [M._global_forward_hooks, M._global_forward_pre_hooks, M._global_backward_hooks, M._global_backward_pre_hooks]
+        found += [compat.global_forward_hooks, compat.global_forward_pre_hooks, compat.global_backward_hooks, compat.global_backward_pre_hooks]
     c.seen_hooks.add(id(m))
-    c.hook_dicts += [m.__dict__[n] for n in HOOKS]
+    for hooks in found:
+        c.ask(c.const(hooks, "hooks"), FILLED)
 
 
 def _guard_hooks(c, m) -> None:
@@ -724,7 +703,7 @@ def _guard_hooks(c, m) -> None:
     if source is None:
         return
     for n in HOOKS:
-        c.touch(c.load_attr(m, n))
+        c.materialize(c.load_attr(m, n))
 
 
 def _checkpoint(c, f, args, kwargs):
@@ -756,23 +735,23 @@ def _associative_scan(c, f, args, kwargs):
     """torch's associative_scan by its definition: y[0] = x[0], y[i] = combine(y[i - 1], x[i])."""
     names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
     given = dict(zip(names, args)) | kwargs
-    leaves, spec = torch.utils._pytree.tree_flatten(given["xs"])
+    leaves, spec = compat.tree_flatten(given["xs"])
     dim, reverse = given["dim"], given.get("reverse", False)
     slices = list(zip(*(record(c, torch.unbind, [x, dim], {}) for x in leaves)))
     slices = slices[::-1] if reverse else slices
     out = [slices[0]]
     for x in slices[1:]:
-        previous = torch.utils._pytree.tree_unflatten(list(out[-1]), spec)
-        combined = c.call(given["combine_fn"], [previous, torch.utils._pytree.tree_unflatten(list(x), spec)], {})
-        out.append(tuple(torch.utils._pytree.tree_leaves(combined)))
+        previous = compat.tree_unflatten(list(out[-1]), spec)
+        combined = c.call(given["combine_fn"], [previous, compat.tree_unflatten(list(x), spec)], {})
+        out.append(tuple(compat.tree_leaves(combined)))
     out = out[::-1] if reverse else out
     stacked = [record(c, torch.stack, [list(column), dim], {}) for column in zip(*out)]
-    return torch.utils._pytree.tree_unflatten(stacked, spec)
+    return compat.tree_unflatten(stacked, spec)
 
 
 # handlers of functions whose modules are imported only by programs that use them
 _BY_NAME = {
-    ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
+    (ASSOCIATIVE_SCAN, "associative_scan"): _associative_scan,
     **torch_func.BY_NAME,
 }
 
@@ -805,38 +784,6 @@ def _symbolic(c, f, args, kwargs):
     return converted(found, float) if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args) else found
 
 
-class Id(int):
-    """What id() says of an object from outside."""
-
-
-def _id(c, f, args, kwargs):
-    """What came from outside has an id of its own, until that meets ids from outside (`real_id`)."""
-    (o,) = args
-    seen = c.lazy.get(id(o)) or c.pristine.get(id(o))
-    real, source = c.real.get(o, (None, None)) if type(o) is TensorProxy else (seen[0] if seen else o, c.sources.get(id(o)))
-    if source is None:
-        return id(o)
-    for k, (known, other) in c.stand_ins.items():
-        if other is real and known is not source:
-            c.guard(source, "same", known, known)
-            return k
-    k = Id(id(o))
-    c.stand_ins[k] = source, real
-    return k
-
-
-def real_id(c, k):
-    """A number that meets ids from outside: the id of what came from outside holds as long as that is the same."""
-    if type(k) is not Id:
-        return k
-    source, real = c.stand_ins[k]
-    if type(real).__weakrefoffset__:
-        c.passing.add(id(real))
-    if source.step != "const":
-        c.guard(source, "is", real)
-    return id(real)
-
-
 def _callable(c, f, args, kwargs):
     return False if type(args[0]) is TensorProxy else callable(args[0])
 
@@ -847,7 +794,7 @@ def _check_is_size(c, f, args, kwargs):
     if not (isinstance(n, NumberProxy) and n.unbacked):
         return c.enter(f, args, kwargs)
     for condition in (n >= 0, True if most is None else n <= most):
-        _checks(c, torch._check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
+        _checks(c, compat.check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
 
 
 def _checks(c, f, args, kwargs):
@@ -875,21 +822,9 @@ def text_of(c, p: TensorProxy) -> str:
 
 def formatted_text(c, text: str, values):
     """`text % values`."""
-    leak_inside(c, (values,))
-    values = spoken(c, values)
+    values = as_text(c, values)
     _note_text(c, values if type(values) is tuple else (values,))
     return text % values
-
-
-def spoken(c, value):
-    """What goes into a string: numbers that stay symbolic are there as what they are."""
-    containers.escape(c, value)
-    if type(value) in CONTAINERS and isinstance(value, (dict, collections.deque)):
-        value = copy.copy(value)
-        for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
-            value[k] = spoken(c, x)
-        return value
-    return map_structure(concrete, value) if type(value) in (list, tuple) else concrete(value)
 
 
 def _print(c, f, args, kwargs):
@@ -898,6 +833,7 @@ def _print(c, f, args, kwargs):
 
 
 HANDLERS: dict[int, object] = {}
+_APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C
 
 
 def _install() -> None:
@@ -905,9 +841,9 @@ def _install() -> None:
     HANDLERS.update(PROTOCOL_CALLS)
     M = torch.nn.Module
     table = {
-        type: _type, callable: _callable, id: _id, print: _print, int: _number, float: _number,
+        type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
-        M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,
+        M.__call__: _module_call,
         M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
         M.__setattr__: _module_setattr,
         object.__reduce_ex__: _reduced,
@@ -915,26 +851,27 @@ def _install() -> None:
         torch.compile: _torch_compile,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
-        torch.autograd.Function.apply.__func__: autograd_function.apply,
+        getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
-        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
+        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
         torch.Tensor.backward: backward.call_backward,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k), torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
-        torch._C._group_tensors_by_device_and_dtype: backward.group_by_device_and_dtype,
-        torch.autograd._make_grads: backward.make_gradients,
-        torch.autograd.graph._engine_run_backward: backward.run_engine,
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
-        torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
+        min: _extreme, max: _extreme,
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__exit__: _constant(None),
         **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
         **dict.fromkeys(CONSTRUCTORS, record),
-        torch._C._log_api_usage_once: _constant(None),
+        **compat.existing({
+            "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None), "log_api_usage_once": _constant(None),
+            "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients, "run_engine": backward.run_engine,
+            "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
+        }),
         **torch_func.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})

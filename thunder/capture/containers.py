@@ -1,34 +1,64 @@
 """Containers from outside: read through snapshots, whose children have sources, and whose changes are effects.
 
-A snapshot is an empty container of the same type that stands for the original; `observe` fills it and guards its length or keys. A dict of which
-only single keys are read is guarded by those keys only.
+A snapshot is an empty container of the same type that stands for the original; `materialize` fills it and asks for the length or the keys.
+A list or dict of which only single items are read is asked for those only. One that is long and holds nothing but data is asked for its
+content at once.
 """
 
 from __future__ import annotations
 
 import collections
 import operator
-import weakref
+from typing import Any
 
-import numpy
 import torch
 
-from thunder.capture import calls, opaque_values
+from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, TYPE, is_data
+from thunder.capture.identities import real_id, told_apart
 from thunder.capture.native import CONTAINERS, container_base
-from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
+from thunder.capture.sources import MISSING, Source
+from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import type_attribute
 
-__all__ = ["snapshot", "observe", "getitem", "setitem", "contains", "iterate", "dict_item", "escape", "attribute_dict", "written_attributes", "changed"]
+__all__ = [
+    "MUTABLE", "LARGE", "Look", "snapshot", "materialize", "length", "list_item", "dict_item", "has_key", "made_by_factory", "entry",
+    "attribute_dict", "write_attributes", "changes", "is_changed",
+]  # fmt: skip
+
+MUTABLE = (list, dict, set, collections.deque)
+LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its content
 
 
-def snapshot(c, value, source):
-    """The stand-in for a container that came in through a source."""
+class Look:
+    """What the program has seen of a container from outside.
+
+    items: what was read at single keys or indices, while nobody looked at the whole. was: what was read of the whole, once somebody did.
+    """
+
+    __slots__ = ("original", "source", "items", "was")
+
+    def __init__(self, original, source: Source):
+        self.original, self.source = original, source
+        self.items: dict[Any, Any] = {}
+        self.was: Any = None
+
+
+def snapshot(c, value, source: Source):
+    """The snapshot of a container that came in through a source."""
     s = c.snapshots.get(id(value))
     if s is not None:
         known = c.sources[id(s)]
         if known is not source:
-            c.guard(source, "same", known, known)
+            c.ask(source, SAME, known)
         return s
+    s = _empty(c, value, source)
+    c.ask(source, TYPE)
+    if isinstance(value, collections.deque):
+        c.reach(source.attr("maxlen"))
+    return s
+
+
+def _empty(c, value, source: Source):
     t = type(value)
     s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
     if isinstance(value, collections.defaultdict):
@@ -40,70 +70,144 @@ def snapshot(c, value, source):
     c.snapshots[id(value)] = s
     c.keep[id(value)], c.keep[id(s)] = value, s
     c.sources[id(s)] = source
-    c.lazy[id(s)] = (value, source)
-    c.guard(source, "type", t)
-    if isinstance(value, collections.deque):
-        c.read(value.maxlen, source.attr("maxlen"))
+    c.lazy[id(s)] = Look(value, source)
     return s
 
 
-def observe(c, s) -> None:
+def materialize(c, s) -> None:
     """Somebody looks at all of a snapshot."""
-    value, source = c.lazy.pop(id(s))
-    if isinstance(value, dict):
-        base = container_base(type(value))
+    look = c.lazy.pop(id(s))
+    c.filled[id(s)] = look
+    value, source = look.original, look.source
+    base = container_base(type(value))
+    if base in (list, dict) and type(value) is base and len(value) > LARGE and _is_settled(c, look) and is_data(value) and _is_tree(value):
+        c.ask(source, CONTENT)
+        c.data.add(id(s))
+        _fill(c, s, look, base, [_data(c, x, source.item(k)) for k, x in _pairs(value)])
+    elif base is set:
+        c.ask(source, ELEMENTS)
+        found = c.elements(value)
+        look.was = set(found)
+        set.update(s, found)
+    elif issubclass(base, dict):
         if any(isinstance(k, torch.Tensor) for k in base.keys(value)):
             c.refuse("a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors")
+        c.ask(source, KEYS)
+        c.elements(base.keys(value))
+        read = look.items
+        _fill(c, s, look, base, [read[k] if k in read else c.read(x, source.item(k)) for k, x in base.items(value)])
+    else:
+        n = c.ask(source, LENGTH)
+        read = {(k if k >= 0 else k + n): x for k, x in look.items.items()}
+        _fill(c, s, look, base, [read[i] if i in read else c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))])
+
+
+def _fill(c, s, look: Look, base: type, children: list) -> None:
+    """Puts what was read into a snapshot, before what the program has added."""
+    if issubclass(base, dict):
         added = dict(base.items(s))
         base.clear(s)
-        c.guard(source, "keys", tuple(base.keys(value)))
-        c.elements(base.keys(value))
-        before = c.read_items.get(id(s), {})
-        for k, x in base.items(value):
-            base.__setitem__(s, k, before[k] if k in before else c.read(x, source.item(k)))
-        c.pristine[id(s)] = (value, source, dict(base.items(s)))
-        for k, x in added.items():
+        look.was = dict(zip(base.keys(look.original), children, strict=True))
+        for k, x in (*look.was.items(), *added.items()):
             base.__setitem__(s, k, x)
-    elif isinstance(value, set):
-        c.guard(source, "set", tuple(set.__iter__(value)))
-        elements = c.elements(value)
-        c.pristine[id(s)] = (value, source, set(elements))
-        set.update(s, elements)
     else:
-        base = container_base(type(value))
-        c.guard(source, "len", base.__len__(value))
-        children = [c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))]
-        c.pristine[id(s)] = (value, source, children)
         added = list(base.__iter__(s))
         base.clear(s)
+        look.was = children
         base.extend(s, children + added)
 
 
+def _pairs(value):
+    return value.items() if isinstance(value, dict) else enumerate(value)
+
+
+def _is_settled(c, look: Look) -> bool:
+    """Whether no item was read by itself, and no number in it is to stay symbolic."""
+    path = look.source.describe(c.parameters) if c.changing else ""
+    return not look.items and not c.symbolic and not any(p.startswith(path) for p in c.changing)
+
+
+def _is_tree(value) -> bool:
+    """Whether no list or dict stands in two places of a value."""
+    seen, pending = set(), [value]
+    while pending:
+        value = pending.pop()
+        if type(value) in (list, dict):
+            if id(value) in seen:
+                return False
+            seen.add(id(value))
+        pending += [x for x in (value.values() if type(value) is dict else value) if type(x) in (list, tuple, dict)]
+    return True
+
+
+def _data(c, value, source: Source):
+    """A part of what was asked for its content: a snapshot that is filled already."""
+    if type(value) is tuple:
+        inside = [_data(c, x, source.item(i)) for i, x in enumerate(value)] if any(type(x) in (list, tuple, dict) for x in value) else value
+        return value if all(a is b for a, b in zip(inside, value, strict=True)) else tuple(inside)
+    if type(value) not in (list, dict):
+        return value
+    s = c.snapshots.get(id(value))
+    if s is None:
+        s = _empty(c, value, source)
+        look = c.filled[id(s)] = c.lazy.pop(id(s))
+        c.data.add(id(s))
+        _fill(c, s, look, type(value), [_data(c, x, source.item(k)) for k, x in _pairs(value)])
+    elif id(s) in c.lazy:
+        materialize(c, s)
+    return s
+
+
+# ---------------------------------------------------------------- single items
+
+
+def length(c, s) -> int:
+    """The length of a list that nobody has looked at as a whole; the snapshot holds what the program has added."""
+    return c.ask(c.lazy[id(s)].source, LENGTH) + len(s)
+
+
+def list_item(c, s, k: int):
+    """One item of a list that nobody has looked at as a whole."""
+    look = c.lazy[id(s)]
+    if k not in look.items:
+        found = c.reach(look.source.item(k))
+        if found is MISSING:
+            raise IndexError("list index out of range")
+        look.items[k] = found
+    return look.items[k]
+
+
 def dict_item(c, s, k, *default):
-    """One key of a dict that nobody has read as a whole: that key is guarded, no other."""
+    """One key of a dict that nobody has read as a whole: that key is asked, no other."""
     if dict.__contains__(s, k):
         return dict.__getitem__(s, k)
-    k = calls.real_id(c, k)
-    value, source = c.lazy[id(s)]
-    outside, item = entry(c, source, k)
-    if dict.__contains__(value, outside):
-        c.dict_items.add(item)
-        child = c.read(dict.__getitem__(value, outside), item)
-        c.read_items.setdefault(id(s), {})[k] = child
+    k = real_id(c, k)
+    look = c.lazy[id(s)]
+    outside, item = entry(c, look.source, k)
+    if dict.__contains__(look.original, outside):
+        child = c.read(dict.__getitem__(look.original, outside), item)
+        look.items[k] = child
         container_base(type(s)).__setitem__(s, k, child)
         return child
-    c.guard(item, "absent", None)
+    c.ask(item, PRESENT)
     if default:
         return default[0]
-    if type(value) is collections.defaultdict:
-        return _made(c, s, k)
-    if hasattr(type(value), "__missing__"):
-        observe(c, s)
+    if type(look.original) is collections.defaultdict:
+        return made_by_factory(c, s, k)
+    if hasattr(type(look.original), "__missing__"):
+        materialize(c, s)
         return s[k]
     raise KeyError(k)
 
 
-def _made(c, s, k):
+def has_key(c, s, k) -> bool:
+    """`k in s`, of a dict that nobody has read as a whole."""
+    if k in s:
+        return True
+    return c.ask(entry(c, c.lazy[id(s)].source, k)[1], PRESENT)
+
+
+def made_by_factory(c, s, k):
     """What a defaultdict puts under a key that it does not have."""
     factory = c.load_attr(s, "default_factory")
     if factory is None:
@@ -112,10 +216,10 @@ def _made(c, s, k):
     return made
 
 
-def entry(c, source, k) -> tuple:
-    """(key in the outside dict, source of what stands there) for a key of its snapshot, where the proxy of a tensor from outside stands for that tensor."""
+def entry(c, source: Source, k) -> tuple:
+    """(key in the outside dict, source of what stands there) for a key of its snapshot: the proxy of a tensor from outside stands for it."""
     if type(k) is not TensorProxy:
-        k = calls.real_id(c, k)
+        k = real_id(c, k)
         told_apart(c, k, ())
         known = c.sources.get(id(k))
         return k, source.item(k) if known is None or known.step == "const" or type(k) is torch.Generator else source.child("keyed", known)
@@ -125,125 +229,12 @@ def entry(c, source, k) -> tuple:
     return real, source.child("keyed", found)
 
 
-def told_apart(c, value, others) -> None:
-    """A hash table or a list compares a value with others: what came from outside stays another object than they are."""
-    if isinstance(value, weakref.ref):
-        found = value()
-        if id(found) in c.sources:
-            c.passing.add(id(found))
-            c.guard(c.sources[id(found)], "is", found)
-    if id(value) in c.sources:
-        for x in others:
-            if x is not value:
-                c.same(value, x)
-    elif type(value) is calls.Id:
-        for x in others:
-            if type(x) is calls.Id and x != value:
-                c.guard(c.stand_ins[value][0], "isnot", c.stand_ins[x][0], c.stand_ins[x][0])
-
-
-def escape(c, value, depth: int = 3):
-    """The value goes to native code: whatever that could read in it is read now."""
-    if not c.lazy:
-        return value
-    if id(value) in c.lazy:
-        observe(c, value)
-    t = type(value)
-    if depth and t in (list, tuple, dict, slice) and (t is slice or len(value) < 200):
-        for x in value.values() if t is dict else (value.start, value.stop, value.step) if t is slice else value:
-            escape(c, x, depth - 1)
-    return value
-
-
-def _hashable(k) -> bool:
-    try:
-        hash(k)
-    except TypeError:
-        return False
-    return True
-
-
-def getitem(c, o, k):
-    t = type(o)
-    if c.lazy and id(o) in c.lazy:
-        if isinstance(o, dict) and _hashable(k):
-            return dict_item(c, o, k)
-        observe(c, o)
-    if t is collections.defaultdict and k not in o:
-        return _made(c, o, k)
-    if t is TensorProxy:
-        return c.operation("__getitem__", o, _key(c, k))
-    if t is AnyProxy:
-        return opaque_values.apply(c, operator.getitem, (o, k), {})
-    calls.leak_inside(c, (k,))
-    if isinstance(o, dict):
-        told_apart(c, k, o)
-        if type(k) is calls.Id and k not in o:
-            k = calls.real_id(c, k)
-    return o[k]
-
-
-def _key(c, k):
-    """An index of a tensor, with tensors in the place of NumPy's arrays."""
-    if type(k) is numpy.ndarray or type(k) is tuple:
-        return map_structure(lambda x: c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else x, k)
-    return k
-
-
-def not_an_array(c, o) -> None:
-    if id(o) in c.arrays:
-        c.refuse("a numpy array from outside is written to", "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array")
-
-
-def setitem(c, o, k, v) -> None:
-    if type(o) is TensorProxy:
-        c.operation("__setitem__", o, _key(c, k), v)
-        return
-    not_an_array(c, o)
-    if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
-        observe(c, o)
-    if isinstance(o, dict) and id(o) not in c.lazy:
-        c.hashed((k,), o)
-    o[k] = v
-    written_attributes(c, o)
-
-
-def contains(c, o, v) -> bool:
-    if c.lazy and id(o) in c.lazy:
-        if isinstance(o, dict) and _hashable(v):
-            if v in o:
-                return True
-            original, source = c.lazy[id(o)]
-            outside, item = entry(c, source, v)
-            c.guard(item, "present" if outside in original else "absent", None)
-            return outside in original
-        observe(c, o)
-    if isinstance(o, (list, tuple)):
-        escape(c, o)
-        escape(c, v)
-    calls.leak_inside(c, (o, v))
-    if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
-        told_apart(c, v, o)
-        if type(v) is calls.Id and v not in o and any(type(x) is int for x in o):
-            v = calls.real_id(c, v)
-    return v in o
-
-
-def iterate(c, o):
-    c.touch(o)
-    if id(o) in c.outside_iterators:
-        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
-    t = type(o)
-    if t is TensorProxy:
-        return iter(o)
-    if t is set and id(o) in c.pristine and o == c.pristine[id(o)][2]:
-        return iter(c.elements(c.pristine[id(o)][0]))  # a copy may have another order
-    return iter(o)
+# ---------------------------------------------------------------- what the program changed
 
 
 def attribute_dict(c, o, value: dict, source):
     """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute."""
-    c.guard(source.attr("__dict__"), "keys", tuple(value))
+    c.ask(source.attr("__dict__"), KEYS)
     names = [*value, *(n for i, n in c.overlay if i == id(o) and n not in value)]
     entries = source.attr("__dict__")  # where a class's descriptor hides the attribute
     hidden = {k for k in value if hasattr(type(type_attribute(type(o), k)), "__set__")}
@@ -255,7 +246,7 @@ def attribute_dict(c, o, value: dict, source):
     return copy
 
 
-def written_attributes(c, d) -> None:
+def write_attributes(c, d) -> None:
     """What the program did to `o.__dict__` it did to o."""
     known = c.attribute_dicts.get(id(d))
     if known is None:
@@ -270,33 +261,42 @@ def written_attributes(c, d) -> None:
             c.own_store(o, k, v)
 
 
-def changed(c) -> list[tuple]:
+def changes(c) -> list[tuple]:
     """What the program did to outside containers: (kind, original, source, key, value)."""
     found: list[tuple] = []
-    for sid, (original, source) in c.lazy.items():  # only written to, or single keys read
-        s = c.keep[sid]
-        mine = c.read_items.get(sid, {})
-        if isinstance(s, dict):
-            found += [("item", original, source, k, v) for k, v in container_base(type(s)).items(s) if k not in mine or mine[k] is not v]
-            found += [("delitem", original, source, k, None) for k in mine if k not in s]
-        elif s:
-            found.append(("extend", original, source, None, list(s)))
-    for sid, (original, source, was) in c.pristine.items():
-        s = c.keep[sid]
-        if isinstance(s, dict):
-            found += _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
-        elif isinstance(s, set):
-            if s != was:
-                found.append(("set", original, source, None, set(s)))
-        elif len(s) != len(was) or any(a is not b for a, b in zip(s, was, strict=True)):
-            grown = len(s) > len(was) and all(a is b for a, b in zip(s, was, strict=False))
-            found.append(("extend", original, source, None, list(s)[len(was) :]) if grown else ("replace", original, source, None, list(s)))
+    for sid, look in (*c.lazy.items(), *c.filled.items()):
+        found += _changes(c.keep[sid], look)
     for kind, original, source, k, _ in found:
         if kind == "item":
             c.written.add(entry(c, source, k)[1])
         elif kind == "replace":
             c.written.update(source.item(i) for i in range(len(original)))
     return found
+
+
+def is_changed(c, s) -> bool:
+    """Whether a value is a snapshot that the program has changed."""
+    look = c.lazy.get(id(s)) or c.filled.get(id(s))
+    return look is not None and bool(_changes(s, look))
+
+
+def _changes(s, look: Look) -> list[tuple]:
+    """(kind, original, source, key, value) of each change of one snapshot."""
+    original, source, was = look.original, look.source, look.was
+    if isinstance(s, dict) and was is None:  # only written to, or single keys read
+        now, mine = container_base(type(s)).items(s), look.items
+        found = [("item", original, source, k, v) for k, v in now if k not in mine or mine[k] is not v]
+        return found + [("delitem", original, source, k, None) for k in mine if k not in s]
+    if isinstance(s, dict):
+        return _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
+    if isinstance(s, set):
+        return [("set", original, source, None, set(s))] if was is not None and s != was else []
+    if was is None:
+        return [("extend", original, source, None, list(s))] if s else []
+    if len(s) == len(was) and all(map(operator.is_, s, was)):
+        return []
+    grown = len(s) > len(was) and all(a is b for a, b in zip(s, was, strict=False))
+    return [("extend", original, source, None, list(s)[len(was) :]) if grown else ("replace", original, source, None, list(s))]
 
 
 def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:

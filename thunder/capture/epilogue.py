@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from thunder.capture import containers
-from thunder.capture.calls import Id, SymbolicSize
+from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, container_base
 from thunder.capture.prologue import check_symbol, written
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 
@@ -125,7 +125,7 @@ class EpilogueWriter:
     def _about_outside(self, value, t: type) -> str | None:
         """What is made of an outside object: its id, a method of it, a weak reference."""
         if t is Id:
-            return f"{self.pin(id)}({self.path(self.c.stand_ins[value][0])})"
+            return f"{self.pin(id)}({self.path(self.c.ids[value][0])})"
         if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
             return f"{self.build(value.__self__)}.{value.__name__}"
         if isinstance(value, weakref.ref) and id(value()) in self.c.sources:
@@ -164,7 +164,7 @@ class EpilogueWriter:
 
     def _tuple(self, value: tuple, t: type) -> str:
         inside = [self.build(x) for x in value]
-        if t is SymbolicSize:
+        if t is Size:
             t = torch.Size
         if hasattr(value, "_make"):
             return self._variable(value, f"{self.pin(t)}({', '.join(inside)})")
@@ -242,7 +242,7 @@ class EpilogueWriter:
         writes = []
         for key, (kind, o, n) in list(c.effects.items()):
             writes.append(self._write(kind, o, n, c.overlay[key]))
-        for kind, original, source, k, v in containers.changed(c):
+        for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
         self.lines += [w for w in writes if w]
 
@@ -289,7 +289,7 @@ class EpilogueWriter:
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
         """(trace, function, what the computation returns). No trace and no function where the computation's value is the result."""
         c = self.c
-        if not c.effects and not containers.changed(c) and not c.engine.freed and is_plain(c, result, set()):
+        if not c.effects and not containers.changes(c) and not c.engine.freed and is_plain(c, result, set()):
             return None, None, _latest(c, result)
         expression = self.build(result)
         self.effects()

@@ -20,8 +20,10 @@ import numpy
 import torch
 import torch.utils.checkpoint
 
+from thunder.compat.names import READ_MODULES
+
 __all__ = [
-    "PRIMITIVE", "IDENTITY", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
+    "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
     "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base", "impure", "ENUM",
 ]  # fmt: skip
 
@@ -31,7 +33,7 @@ PRIMITIVE = {
     type(NotImplemented),
 }  # fmt: skip
 # values that are what they are by identity
-IDENTITY = {
+IDENTICAL = {
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.GenericAlias, types.UnionType, functools._lru_cache_wrapper, object, torch.Generator,
 }  # fmt: skip
@@ -58,9 +60,9 @@ _NATIVE = {
     "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile", "pickle", "_weakrefset",
 }  # fmt: skip
 _INTERPRETED = (
-    "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils._contextlib", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
+    "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
     "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random", "torch.signal", "torch.optim",
-    "torch.nn.utils.clip_grad", "torch.utils._foreach_utils", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler",
+    "torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler", *READ_MODULES,
 )  # fmt: skip
 
 
@@ -85,6 +87,13 @@ HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed, repr, types.MethodType, functools.partial,
     object.__new__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
+
+
+def is_iterator(value) -> bool:
+    """Whether a value of a library's type is used up by reading it."""
+    return hasattr(type(value), "__next__")
+
+
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
 DICT_VIEWS = {type({}.keys()), type({}.values()), type({}.items())}
 _IMPURE = {"random", "time", "secrets", "uuid"}

@@ -11,9 +11,10 @@ import types
 
 import torch
 
-from thunder.capture import calls, containers, opaque_values
+from thunder.capture import containers, opaque_values
+from thunder.capture.ask import IDENTITY, PRESENT, TYPE
 from thunder.capture.library import backward
-from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTITY, PRIMITIVE, native_module, tracked_anyway
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
 from thunder.interpreter import NULL, attributes
@@ -32,7 +33,7 @@ DELETED = _Deleted()
 _UNKNOWN = object()
 # What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
 _SHOWN_BY_CLASSES = {
-    types.FunctionType, property, staticmethod, classmethod, functools.cached_property, types.WrapperDescriptorType, types.MethodDescriptorType, type,
+    types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType, types.MethodDescriptorType, type,
     types.MemberDescriptorType, types.GetSetDescriptorType, types.BuiltinFunctionType, types.ClassMethodDescriptorType,
 }  # fmt: skip
 
@@ -79,16 +80,15 @@ def of_library(kind: type) -> bool:
 
 
 def _depend(c, kind, name, after, found, owner, passed) -> None:
-    """What a user's class says: descriptors, functions and classes stay the same objects, other values of one type."""
+    """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where they are used."""
     if not _is_fixed(found):
         _absent(c, passed, name)
-        c.guard(c.const(owner).attr(name), "type", type(found))
         return
     if not of_library(type(found)) and not isinstance(found, type) and id(found) not in c.sources:
-        c.known(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
+        c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
     if not _by_class(c, kind, name, after, found):
         _absent(c, passed, name)
-        c.namespace(_space(c, owner), f"{owner.__qualname__}.", name, found)
+        c.ask(_entry(c, owner, name), IDENTITY)
 
 
 def _depend_on_absence(c, kind, name, after, found, passed) -> None:
@@ -97,46 +97,41 @@ def _depend_on_absence(c, kind, name, after, found, passed) -> None:
 
 
 def _by_class(c, kind, name, after, found) -> bool:
-    """One check of the class for all of its bases, where the class gives the same object whenever it is asked."""
-    meta, made = type(kind), type(found)
-    if after is not None or id(kind) in c.fresh or not of_library(meta) or made not in _SHOWN_BY_CLASSES:
+    """One question to the class for all of its bases, where the class gives the same object whenever it is asked."""
+    made = type(found)
+    if after is not None or id(kind) in c.fresh or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
         return False
-    shown = type.__getattribute__(kind, name)
-    function = getattr(found, "__func__", None) if made in (staticmethod, classmethod) else found
-    if type(shown) is types.MethodType and shown.__func__ is function:
-        c.namespace(kind, f"{kind.__qualname__}.", f"{name}.__func__", function)
-    elif shown is function:
-        c.namespace(kind, f"{kind.__qualname__}.", name, function)
-    else:
+    if type.__getattribute__(kind, name) is not (found.__func__ if made is staticmethod else found):
         return False
+    c.ask(c.const(kind, kind.__qualname__).attr(name), IDENTITY)
     return True
 
 
 def _absent(c, classes, name) -> None:
     for base in classes:
-        c.guards.setdefault((c.const(base), "nodict", None), {})[name] = None
+        c.ask(_entry(c, base, name), PRESENT)
+
+
+def _entry(c, owner: type, name: str) -> Source:
+    return c.const(owner, owner.__qualname__).attr("__dict__").item(name)
 
 
 def _is_fixed(found) -> bool:
     """Whether something on a class is compared by identity: what binds, and what is no value."""
     t = type(found)
-    return hasattr(t, "__get__") or t in IDENTITY or isinstance(found, (type, types.ModuleType, ENUM))
-
-
-def _space(c, owner: type):
-    """The dict of a class: the same proxy of it each time."""
-    space = c.class_dicts.get(owner)
-    if space is None:
-        space = c.class_dicts[owner] = owner.__dict__
-    return space
+    return found is None or hasattr(t, "__get__") or t in IDENTICAL or isinstance(found, (type, types.ModuleType, ENUM))
 
 
 def class_value(c, kind, name, found):
     """A class attribute that is no descriptor: read like anything from outside."""
-    owner = next((base for base in kind.__mro__ if base.__dict__.get(name, NULL) is found), None)
+    owner = _owner(kind, name, found)
     if owner is None or id(owner) in c.fresh or of_library(owner) or _is_fixed(found):
         return found
-    return c.read(found, c.const(owner).attr(name))
+    return c.read(found, _entry(c, owner, name))
+
+
+def _owner(kind: type, name: str, found) -> type | None:
+    return next((base for base in kind.__mro__ if base.__dict__.get(name, NULL) is found), None)
 
 
 # ---------------------------------------------------------------- objects
@@ -167,10 +162,13 @@ def own(c, o, name):
     source = origin(c, o)
     if source is None:
         return found
+    said = lookup(c, t, name)
     if found is not NULL:
+        if said is not NULL and not _is_fixed(said) and (owner := _owner(t, name, said)) is not None and id(owner) not in c.fresh:
+            c.ask(_entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
         return c.read(found, source.attr(name))
-    if not isinstance(o, torch.nn.Module) or lookup(c, t, name) is not NULL:
-        c.guards.setdefault((source, "nodict", None), {})[name] = None
+    if not isinstance(o, torch.nn.Module) or said is not NULL:
+        c.ask(source.attr("__dict__").item(name), PRESENT)
     return NULL
 
 
@@ -186,7 +184,7 @@ def native_get(c, get, found, o, kind, name):
     try:
         value = get(found, o, kind)
     except AttributeError:  # an empty slot
-        c.guard(source.attr(name), "noattr", None)
+        c.ask(source.find(name), PRESENT)
         raise
     return containers.attribute_dict(c, o, value, source) if name == "__dict__" else c.read(value, source.attr(name))
 
@@ -201,7 +199,7 @@ def missing(c, reader, o, name):
         found = reader(o, name)
     except AttributeError:
         if not type(o).__dictoffset__ and not isinstance(o, type):
-            c.guard(source.attr(name), "noattr", None)
+            c.ask(source.find(name), PRESENT)
         raise
     return c.read(found, source.attr(name))
 
@@ -217,7 +215,7 @@ def fallback(c, method, o, name):
 def load_attr(c, o, n):
     t = type(o)
     if t is TensorProxy:
-        return calls.tensor_attribute(c, o, n)
+        return c.tensor_attribute(o, n)
     if t is AnyProxy:
         return opaque_values.attribute(c, o, n)
     if isinstance(o, types.ModuleType):
@@ -227,7 +225,7 @@ def load_attr(c, o, n):
         return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
     if isinstance(o, NumberProxy):
         if n in ("real", "imag"):
-            return o if n == "real" else 0
+            return o if n == "real" else o.python_type()
         return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
     return getattr(o, n) if t is Condition else attributes.load_attr(c, o, n)
 
@@ -251,7 +249,7 @@ def _overlaid(c, o, n):
 def asked(c, o, n: str, value) -> None:
     """An attribute of a library's object that a setting answers: `torch.backends.cudnn.deterministic`."""
     if type(value) in (bool, int, float, str) and (type(o).__module__ or "").startswith("torch."):
-        c.questions[o, n] = value
+        c.setting(c.const(o).attr(n), value)
 
 
 def of_torch_module(c, m, n: str):
@@ -265,7 +263,9 @@ def of_torch_module(c, m, n: str):
         if d is not None and n in d and (written is None or id(written) in c.lazy):
             return d[n] if source is None else c.read(d[n], source.attr(where).item(n))
     if source is not None:
-        c.guard(source.attr(n), "nomember", None)
+        for where in ("_parameters", "_buffers", "_modules"):
+            c.ask(source.attr(where).item(n), PRESENT)
+        c.ask(source.attr("__dict__").item(n), PRESENT)
     raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
 
 
@@ -308,7 +308,7 @@ def own_store(c, o, n, v) -> None:
     if type_attribute(type(o), "__dict__") is NULL and type_attribute(type(o), n) is NULL:
         object.__setattr__(o, n, v)  # raises
     if id(o) not in c.sources:
-        c.known(o, c.const(o))
+        c.know(o, c.const(o))
     if c.replaced and isinstance(o, torch.nn.Module) and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced:
         c.refuse(f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own", "leave this buffer to the module")
     c.overlay[id(o), n] = v
@@ -354,13 +354,14 @@ def own_delete(c, o, n) -> None:
 def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
     """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
     t = type(value)
-    if t in IDENTITY or isinstance(value, (type, types.ModuleType)):
+    if t in IDENTICAL or isinstance(value, (type, types.ModuleType)):
         if (id(space), n) not in c.seen_names:
             c.seen_names.add((id(space), n))
             if n in space:
-                c.namespace(space, label, n, value)
+                source = c.const(space, label).item(n)
+                c.ask(source, IDENTITY)
                 if t is torch.Generator:
-                    c.sources.setdefault(id(value), c.const(space, "global").item(n))
+                    c.sources.setdefault(id(value), source)
         return value
     if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
         return value
@@ -373,9 +374,9 @@ def load_global(c, f, n):
     if written is not _UNKNOWN and written is not DELETED:
         return written
     if n in space and written is _UNKNOWN:
-        return namespace_value(c, space, "global ", n, space[n])
+        return namespace_value(c, space, "global", n, space[n])
     if not native_module(space.get("__name__")) and written is _UNKNOWN:
-        c.builtins.setdefault(id(space), (space, {}))[1][n] = None
+        c.ask(c.const(space, "global").item(n), PRESENT)
     return c.load_builtin(space, n)
 
 

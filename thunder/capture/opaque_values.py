@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
+from thunder.capture.ask import KIND, SAME
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy
 from thunder.ops import opaque
-from thunder.ops.opaque_values import from_unusual, holds_unusual, metadata
+from thunder.ops.opaque_values import from_unusual, holds_unusual
 
 __all__ = ["read", "attribute", "method", "apply", "involved", "note", "OPERATORS", "SIGNS"]
 
@@ -45,9 +46,9 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
         proxy = AnyProxy(c.recorder.context.names.claim(source.name(c.parameters)), value)
         found = c.opaque_inputs[id(value)] = (proxy, source)
         c.has_opaque_values = True
-        c.guard(source, "metadata", metadata(value))
+        c.ask(source, KIND)
     elif found[1] is not source:
-        c.guard(source, "same", found[1])
+        c.ask(source, SAME, found[1])
     return found[0]
 
 

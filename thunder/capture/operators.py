@@ -13,11 +13,13 @@ import types
 import numpy
 import torch
 
-from thunder.capture import calls, containers, opaque_values
+from thunder.capture import calls, containers, items, opaque_values
+from thunder.capture.expose import as_text, expose
+from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
-from thunder.capture.native import CONTAINERS, native_module
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
 from thunder.capture.objects import PROXIES
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
 from thunder.errors import CaptureError
 from thunder.interpreter import ProtocolHost, operators, sequences
 from thunder.interpreter.attributes import in_python
@@ -32,10 +34,10 @@ __all__: list[str] = []
 
 def binary(c, symbol, a, b):
     if not (symbol == "+=" and type(a) is list):  # which appends, and looks at nothing
-        c.touch(a)
-    c.touch(b)
+        c.materialize(a)
+    c.materialize(b)
     if symbol.endswith("="):
-        containers.not_an_array(c, a)
+        items.refuse_array(c, a)
     return operators.binary(c, symbol, a, b)
 
 
@@ -44,22 +46,22 @@ def native_binary(c, symbol, a, b):
     if ta is str and symbol == "%":
         return calls.formatted_text(c, a, b)
     if ta is AnyProxy or tb is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], calls.materialized(c, (a, b)), {})
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], calls.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
         return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
-    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, calls.SymbolicSize}:
+    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
         return calls.size((*a, *b))
     return ProtocolHost.native_binary(c, symbol, a, b)
 
 
 def _operand(c, v):
     """What is beside a tensor, where PyTorch takes a bool of numpy's for a float."""
-    return float(v) if isinstance(v, numpy.bool_) else calls.materialize(c, v)
+    return float(v) if isinstance(v, numpy.bool_) else calls.lifted(c, v)
 
 
 def unary(c, symbol, a):
-    c.touch(a)
+    c.materialize(a)
     return operators.unary(c, symbol, a)
 
 
@@ -72,27 +74,27 @@ def native_unary(c, symbol, a):
 
 
 def compare(c, symbol, a, b):
-    if type(a) is calls.Id and type(b) is calls.Id:
-        containers.told_apart(c, a, (b,))
-    elif c.stand_ins:
-        a, b = calls.real_id(c, a), calls.real_id(c, b)
+    if type(a) is Id and type(b) is Id:
+        told_apart(c, a, (b,))
+    elif c.ids:
+        a, b = real_id(c, a), real_id(c, b)
     for x in (a, b):
-        containers.escape(c, x)
-        calls.leak_inside(c, x)
+        if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
+            expose(c, x)
     return operators.compare(c, symbol, a, b)
 
 
 def native_compare(c, symbol, a, b):
     if type(a) is AnyProxy or type(b) is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], calls.materialized(c, (a, b)), {})
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], calls.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         c.synchronize()
         return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
     if symbol in ("==", "!=") and operators.by_identity(c, a, b):
         return c.same(a, b) is (symbol == "==")
     for x in (a, b):
-        if native_module(type(x).__module__):
-            calls.leak(c, x)
+        if type(x) not in PRIMITIVE and native_module(type(x).__module__):
+            expose(c, x)
     return COMPARISONS[symbol](a, b)
 
 
@@ -119,24 +121,26 @@ def getitem(c, o, k):
     if t is TensorProxy or t in CONTAINERS and t is not list:
         return containers.getitem(c, o, k)
     if c.lazy and id(o) in c.lazy and in_python(c.lookup(t, "__missing__")):
-        c.touch(o)
+        c.materialize(o)
     return sequences.getitem(c, o, k)
 
 
 def native_delitem(c, o, k):
-    c.touch(o)
+    c.materialize(o)
     del o[k]
-    containers.written_attributes(c, o)
+    containers.write_attributes(c, o)
 
 
 def native_next(c, iterator):
     if id(iterator) in c.outside_iterators:
-        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
+        c.sharp(calls.ADVANCED)
     return builtins.next(iterator)
 
 
 def native_len(c, o):
-    c.touch(o)
+    if c.lazy and id(o) in c.lazy and isinstance(o, list) and not o:
+        return containers.length(c, o)
+    c.materialize(o)
     if type(o) is TensorProxy:
         shape = c.recorder.latest(o).shape
         return shape[0] if shape else len(o)
@@ -144,7 +148,7 @@ def native_len(c, o):
 
 
 def truth(c, o):
-    c.touch(o)
+    c.materialize(o)
     return sequences.truth(c, o)
 
 
@@ -169,7 +173,7 @@ def unpack(c, value, before, after=None):
 def native_text(c, function, value, *spec):
     if type(value) is TensorProxy:
         return calls.text_of(c, value)
-    return calls.call_native(c, function, [calls.spoken(c, value), *spec], {})
+    return calls.call_native(c, function, [as_text(c, value), *spec], {})
 
 
 def native_isinstance(c, o, cls):
@@ -179,7 +183,7 @@ def native_isinstance(c, o, cls):
         return issubclass(o.python_type, cls)
     if type(o) is Condition:
         return issubclass(bool, cls)
-    return type(o) is calls.SymbolicSize and cls is torch.Size or isinstance(o, cls)
+    return type(o) is Size and cls is torch.Size or isinstance(o, cls)
 
 
 def asks_in_python(c, hook, value) -> bool:

@@ -2,16 +2,66 @@
 
 from __future__ import annotations
 
-__all__ = ["Source"]
+from typing import Any
+
+__all__ = ["MISSING", "Source", "called", "cell", "find", "item"]
 
 _PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
+
+
+class _Missing:
+    """What is read where nothing is."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Any = _Missing()
+
+
+def find(owner, name: str):
+    """An attribute without the class's `__getattribute__` and `__getattr__`: an object's own, or one of its class."""
+    if isinstance(owner, type):
+        return getattr(owner, name, MISSING)
+    own = getattr(owner, "__dict__", ())
+    if name in own:
+        return own[name]
+    return MISSING if getattr(type(owner), name, MISSING) is MISSING else getattr(owner, name, MISSING)
+
+
+def item(container, key):
+    """What a builtin container, or one of a subclass of it, holds under a key."""
+    if isinstance(container, dict):
+        return dict.get(container, key, MISSING)  # `dict.__getitem__` would call a `__missing__`
+    base = next((b for b in (list, tuple) if isinstance(container, b)), None)
+    try:
+        return container[key] if base is None else base.__getitem__(container, key)
+    except (KeyError, IndexError):
+        return MISSING
+
+
+def called(owner, how: tuple):
+    """What a method of an object that stands for changing state (a context variable, a weak reference) says now."""
+    name, *args = how
+    try:
+        return getattr(owner, name)(*args)
+    except LookupError:
+        return MISSING
+
+
+def cell(function, index: int):
+    try:
+        return function.__closure__[index].cell_contents
+    except ValueError:
+        return MISSING
 
 
 class Source:
     """A path: a base, and one step from it. Interned through `children`, so that two equal paths are one object.
 
-    step is "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr", "item", "keyed" (an item whose key is the tensor at
-    another source), or "cell" (key: index in the closure).
+    step: "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr" (an attribute), "find" (an attribute that
+    no code of the user's answers), "item", "keyed" (an item whose key is the tensor at another source), "cell" (key: index in the closure),
+    "call" (key: a method's name and arguments), or "size" (key: a dimension of a tensor).
     label: how a root or constant is called when a person reads about it.
     """
 
@@ -20,6 +70,16 @@ class Source:
     def __init__(self, base: Source | None, step: str, key, label: str = ""):
         self.base, self.step, self.key, self.label = base, step, key, label
         self._children: dict = {}
+
+    def fetch(self, base, values: dict[Source, Any]):
+        """What stands here, below the object `base`; `values` says what stands at other sources. MISSING where nothing does."""
+        if self.step == "attr":
+            return getattr(base, self.key, MISSING)
+        if self.step == "size":
+            return base.shape[self.key]
+        if self.step == "keyed":
+            return item(base, values[self.key])
+        return {"item": item, "find": find, "cell": cell, "call": called}[self.step](base, self.key)
 
     def child(self, step: str, key, label: str = "") -> Source:
         found = self._children.get((step, type(key), key))
@@ -32,6 +92,12 @@ class Source:
 
     def item(self, key) -> Source:
         return self.child("item", key)
+
+    def find(self, name: str) -> Source:
+        return self.child("find", name)
+
+    def call(self, name: str, *args) -> Source:
+        return self.child("call", (name, *args))
 
     @property
     def root(self) -> Source:
@@ -61,8 +127,10 @@ class Source:
             if s.key in _PRIVATE_STEPS and s.step == "attr":
                 continue
             previous = steps[i - 1].key if i else None
-            if s.step == "attr" or (s.step == "item" and previous in _PRIVATE_STEPS):
+            if s.step in ("attr", "find") or (s.step == "item" and previous in _PRIVATE_STEPS):
                 text = f"{text}.{s.key}" if text else str(s.key)
+            elif s.step == "item" and text.endswith("."):  # a name in a module
+                text += s.key
             elif s.step == "item" and text == "global":
                 text = f"global {s.key}"
             elif s.step == "call":

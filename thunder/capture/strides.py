@@ -8,8 +8,9 @@ the program.
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from thunder import compat
+from thunder.capture.ask import VALUE
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol
@@ -37,7 +38,7 @@ def answer(c, function, args, kwargs):
         if function is torch.Tensor.is_set_to:
             return _same_view(c, value, args[1])
         value = layout(c, value, function is torch.Tensor.storage_offset, function in _OF_BITS)
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         return function(value, *args[1:], **kwargs)
 
 
@@ -49,9 +50,9 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
     if base not in c.real:
         return function is torch.Tensor.is_pinned and any(base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols)
     real, source = c.real[base]
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         found = function(real)
-    c.guard(source, function.__name__, found)
+    c.ask(source.call(function.__name__), VALUE)
     return found
 
 
@@ -60,8 +61,7 @@ def _address(c, value: TensorProxy) -> int:
     if value not in c.real or value in c.placements:
         c.refuse(".data_ptr() asks for the address of what the program computes, which is known only when it runs", "ask for an input's, or outside of the compiled function")
     real, source = c.real[value]
-    c.guard(source, "data_ptr", real.data_ptr())
-    return real.data_ptr()
+    return c.ask(source.call("data_ptr"), VALUE)
 
 
 def _same_view(c, a: TensorProxy, b) -> bool:
@@ -77,13 +77,13 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
     """
     memory = c.recorder.memory
     wanted = memory.holder(wanted)
-    c.fake_mode = c.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
+    c.fake_mode = c.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
     views = [wanted]
     while views[-1] in memory.view_of:
         views.append(memory.view_of[views[-1]][1])
     base = views.pop()
     value = memory.formed.get(base, base)
-    with torch._C.DisableTorchFunction(), c.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with compat.DisableTorchFunction(), c.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         for line in _slice(c, value, c.layouts):
             if isinstance(line, BoundSymbol):
                 run_line(line, c.layouts)
@@ -101,12 +101,8 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     if proxy in c.placements and (c.placements[proxy].shards or c.placements[proxy].slice) is not None:  # gathered anew by each call
         c.layouts[proxy] = torch.empty(tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=to_torch_device(proxy.device))
         return
-    c.guard(source, "stride", tuple(real.stride()))
-    if with_offset:
-        c.guard(source, "offset", real.storage_offset())
-    if with_bits:
-        c.guard(source, "is_conj", real.is_conj())
-        c.guard(source, "is_neg", real.is_neg())
+    for name in ("stride", *(("storage_offset",) if with_offset else ()), *(("is_conj", "is_neg") if with_bits else ())):
+        c.ask(source.call(name), VALUE)
     if proxy not in c.layouts:
         fake = c.fake_mode.from_tensor(real)
         c.layouts[proxy] = fake if c.options.device is None else fake.to(to_torch_device(proxy.device))

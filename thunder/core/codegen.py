@@ -14,7 +14,7 @@ from typing import Any
 
 from thunder.core.devices import Device
 from thunder.core.dtypes import dtype
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, type_string
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, has_numbers, proxies_in, type_string
 
 __all__ = ["Printer", "Text", "compile_source", "function_source", "line_owners"]
 
@@ -28,6 +28,8 @@ IMPORTS = {
     "devices": "import thunder.core.devices as devices",
     "math": "import math",
 }
+
+LONGEST = 256  # a longer list has a name in the text, which is not read for a thousand numbers
 
 OBJECT_NAMES: dict[type, Callable[[Any], str]] = {}  # how objects of a type are called in traces, where that says more than the type's name
 
@@ -71,6 +73,8 @@ class Printer:
             return repr(x)
         if t is float or t is complex:
             return _number(x)
+        if t is list and len(x) > LONGEST and {*map(type, x)} <= {int, float, bool, complex, str}:
+            return self.object(x)
         if t is tuple or t is list or t.__name__ == "Size":
             inside = ", ".join([self.value(e, prims) for e in x])
             return f"[{inside}]" if t is list else f"({inside},)" if len(x) == 1 else f"({inside})"
@@ -88,6 +92,9 @@ class Printer:
             return "..."
         if t.__module__ == "torch" and t.__name__ in ("dtype", "device"):
             return str(x) if t.__name__ == "dtype" else f'torch.device("{x}")'
+        if isinstance(x, (tuple, list, dict)) and (has_numbers(x) or proxies_in(x, [])):
+            plain = dict(x) if isinstance(x, dict) else tuple(x) if isinstance(x, tuple) else list(x)
+            return f"{self.object(t)}{'._make' * hasattr(x, '_make')}({self.value(plain, prims)})"
         return self.object(x)
 
     def _in_module(self, module: str, name: str) -> str:

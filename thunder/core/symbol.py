@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in, settled
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError, MissingImplementationError
 
@@ -74,14 +74,28 @@ class Names:
 class Context:
     """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of lines; never mutated.
 
-    checkpoint: the activation checkpoints that the line stands in, the outermost first.
+    checkpoint: the activation checkpoints that the line stands in, the outermost first. backward: which of the backwards
+    inside of the program it belongs to, counted from 1; 0: none.
     """
 
-    __slots__ = ("names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "_afterwards")
+    __slots__ = (
+        "names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward", "_afterwards",
+    )  # fmt: skip
 
-    def __init__(self, names: Names, *, grad_enabled: bool = True, autocast=None, default_dtype=None, default_device=None, checkpoint: tuple = ()):
+    def __init__(
+        self,
+        names: Names,
+        *,
+        grad_enabled: bool = True,
+        autocast=None,
+        default_dtype=None,
+        default_device=None,
+        checkpoint: tuple = (),
+        backward: int = 0,
+    ):
         self.names, self.grad_enabled, self.autocast = names, grad_enabled, autocast
         self.default_dtype, self.default_device, self.checkpoint = default_dtype, default_device, checkpoint
+        self.backward = backward
         self._afterwards: Context | None = None
 
     @property
@@ -94,7 +108,8 @@ class Context:
         return self._afterwards
 
     def replace(self, **changes) -> Context:
-        fields = {k: getattr(self, k) for k in ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint")} | changes
+        kept = ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward")
+        fields = {k: getattr(self, k) for k in kept} | changes
         return Context(changes.get("names", self.names), **{k: v for k, v in fields.items() if k != "names"})
 
 
@@ -234,6 +249,9 @@ class Symbol:
 
             return typed_by_examples(self, recorder, args, kwargs, error)
         except Exception as error:
+            given = map_structure(settled, args), map_structure(settled, kwargs)
+            if given[0] is not args or given[1] is not kwargs:  # rules that cannot take a symbolic number take its value
+                return self(*given[0], **given[1])
             if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
                 raise
             raise better from None
@@ -406,10 +424,10 @@ class BoundSymbol:
         return tuple(lines)
 
     def replace(self, **changes) -> BoundSymbol:
-        """A copy with some of sym, args, kwargs, output, subsymbols changed. `from_bsym` is the same."""
+        """A copy with some of sym, args, kwargs, output, subsymbols, context changed. `from_bsym` is the same."""
         new = BoundSymbol(
             changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs), changes.get("output", self.output),
-            context=self.context, location=self.location,
+            context=changes.get("context", self.context), location=self.location,
         )  # fmt: skip
         if "subsymbols" in changes:
             new._subsymbols = tuple(changes["subsymbols"])

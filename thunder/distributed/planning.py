@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from thunder import compat
 from thunder.capture import Captured, FailsWithParts, capture
 from thunder.compiled import jit_with
 from thunder.core.devices import Device
@@ -224,7 +225,7 @@ class _Held:
     def __init__(self, module: torch.nn.Module, args: tuple, kwargs: dict, state: Callable[[torch.Tensor], int]):
         parameters = list(module.parameters())
         trained = [p for p in parameters if p.requires_grad]
-        given = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        given = [t for t in compat.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self.parameters = sum(p.nbytes for p in parameters)
         self.trained = sum(p.nbytes for p in trained)
         self.optimizer = sum(map(state, trained))

@@ -181,13 +181,13 @@ class Host:
     same = staticmethod(operator.is_)
     pattern_type = staticmethod(type)
 
-    def touch(self, value):
+    def materialize(self, value):
         """The value is about to be read as a whole; returns it."""
         return value
 
     def mapping(self, value):
         """`**value`, `{**value}`: the value, or a dict of what is in it."""
-        return self.touch(value)
+        return self.materialize(value)
 
     def steps(self, value):
         """`iterate`, for native code."""

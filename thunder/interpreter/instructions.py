@@ -532,7 +532,7 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     if keywords is NULL:
         keywords = {}
     else:
-        host.touch(keywords)
+        host.materialize(keywords)
         if not hasattr(keywords, "keys"):
             kind = type(keywords).__name__
             raise TypeError(f"{function_text(function)} argument after ** must be a mapping, not {kind}")

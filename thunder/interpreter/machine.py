@@ -9,7 +9,7 @@ import types
 
 from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
 from thunder.interpreter.recursion import run_deeper
-from thunder.interpreter.tracebacks import clean, entry
+from thunder.interpreter.tracebacks import clean, entry, release
 
 
 class Frame:
@@ -84,29 +84,35 @@ class Frame:
 
     def catch(self, error):
         """Note the exception's traceback and context; the index of the handler, or the exception goes on."""
-        host = self.host
-        if isinstance(error, host.uncatchable):
-            raise error
-        traceback = clean(error.__traceback__)
+        try:
+            if isinstance(error, self.host.uncatchable):
+                raise error
+            self.note(error)
+            handler = self.record.handlers[self.ip]
+            if handler is None:
+                if self.record.kind:  # 3.11 leaves this to the generator object; later versions have an instruction for it
+                    error = stop_iteration_error(self.record.kind, error)
+                raise error
+            release(error)
+            target, depth, keeps_instruction = handler
+            stack = self.stack
+            del stack[depth:]
+            if keeps_instruction:
+                stack.append(self.ip)
+            stack.append(error)
+            return target
+        finally:
+            del error  # its traceback leads to this frame: they would hold each other
+
+    def note(self, error):
+        """Give an exception the traceback and the context that the interpreted frame's would have."""
         if self.reraising:
             self.reraising = False
-        else:
-            traceback = entry(self, traceback)
-            if host.exc is not None and error.__context__ is None:
-                set_context(error, host.exc)
-        error.__traceback__ = traceback
-        handler = self.record.handlers[self.ip]
-        if handler is None:
-            if self.record.kind:  # 3.11 leaves this to the generator object; later versions have an instruction for it
-                error = stop_iteration_error(self.record.kind, error)
-            raise error
-        target, depth, keeps_instruction = handler
-        stack = self.stack
-        del stack[depth:]
-        if keeps_instruction:
-            stack.append(self.ip)
-        stack.append(error)
-        return target
+            error.__traceback__ = clean(error.__traceback__)
+            return
+        error.__traceback__ = entry(self, clean(error.__traceback__))
+        if self.host.exc is not None and error.__context__ is None:
+            set_context(error, self.host.exc)
 
     def throw(self, error):
         """Raise at the yield where the frame is suspended; an inner iterator of `yield from` or `await` comes first."""
@@ -135,13 +141,18 @@ def drive(frame):
     """An interpreted generator is a real generator: native code may iterate it, and each step comes back here."""
     sent = thrown = None
     while True:
-        value = frame.run(sent, thrown)
+        try:
+            value = frame.run(sent, thrown)
+        finally:
+            sent = thrown = None  # the traceback leads to this frame: they would hold each other
         if not frame.suspended:
             return value
         sent = thrown = None
         try:
             sent = yield value
         except BaseException as error:  # noqa: BLE001 - it is raised in the interpreted frame
+            if not hasattr(frame.host, "stack_of_frames"):
+                return None  # the host has been emptied
             thrown = error
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import torch
 
+from thunder import compat
 from thunder.core.dtypes import complex_of, int32, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
-from thunder.ops.backward import aten, kernel, sum_to
+from thunder.ops.backward import kernel, sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
@@ -332,7 +333,7 @@ def _svd_parts(a, full: bool) -> tuple:
 
 
 def _run_svd(a, driver):
-    return aten._linalg_svd.default(a, False, True, driver=driver)
+    return compat.kernel("_linalg_svd")(a, False, True, driver=driver)
 
 
 # what PyTorch runs for singular values that are differentiated

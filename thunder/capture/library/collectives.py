@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from thunder.capture.ask import IDENTITY
+from thunder.compat.names import FUNCTIONAL_COLLECTIVES
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
@@ -151,7 +153,7 @@ def handlers() -> dict[Callable, Callable]:
     if not dist.is_available() or not dist.is_initialized():
         return {}
     found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)}
-    for module, table in (("torch.distributed._functional_collectives", _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
+    for module, table in ((FUNCTIONAL_COLLECTIVES, _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
         if module in sys.modules:
             found |= {getattr(sys.modules[module], n): _returning(f) for n, f in table.items() if hasattr(sys.modules[module], n)}
     return found
@@ -159,14 +161,14 @@ def handlers() -> dict[Callable, Callable]:
 
 def _values(c, value):
     """An argument as the operations take it; a process group of the user's is guarded by identity."""
-    from thunder.capture.calls import materialize
+    from thunder.capture.calls import lifted
 
     def guarded(x):
         if isinstance(x, dist.ProcessGroup | dist.device_mesh.DeviceMesh) and id(x) in c.sources:
-            c.guard(c.sources[id(x)], "is", x)
+            c.ask(c.sources[id(x)], IDENTITY)
         return x
 
-    return map_structure(guarded, materialize(c, value))
+    return map_structure(guarded, lifted(c, value))
 
 
 def _bound(c, function: Callable, args, kwargs) -> dict:

@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 
+from thunder.capture.ask import IDENTITY
 from thunder.core.proxies import NumberProxy, TensorProxy, map_structure
 from thunder.ops.mutating import call_mutating
 
@@ -38,7 +39,7 @@ def _launch(c, f, args, kwargs):
         c.refuse("a Triton kernel is warmed up inside the program", "warm it up outside")
     source = c.sources.get(id(kernel))
     if source is not None:
-        c.guard(source, "is", kernel)
+        c.ask(source, IDENTITY)
     function, layers = _unwrapped(kernel)
     args, kwargs = _plain(c, list(args)), _plain(c, kwargs)
     given = _bound(function, args, kwargs)
@@ -63,9 +64,9 @@ def _unwrapped(kernel) -> tuple[Callable, list]:
 
 def _plain(c, value):
     """Arguments as a kernel takes them: containers read, numbers that are symbolic fixed."""
-    from thunder.capture.calls import materialize
+    from thunder.capture.calls import lifted
 
-    return map_structure(lambda x: x.concrete() if isinstance(x, NumberProxy) else x, materialize(c, value))
+    return map_structure(lambda x: x.concrete() if isinstance(x, NumberProxy) else x, lifted(c, value))
 
 
 def _bound(function: Callable, args: list, kwargs: dict) -> dict:
