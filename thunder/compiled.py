@@ -303,6 +303,7 @@ class Compiled:
             raise
         finally:
             stats.times["prologue"] = (start, clock())
+            captured.close()
 
     def _lower(self, captured: Captured, modes: tuple) -> CacheEntry:
         captured.transform(self.options, self.overrides, self.module())

@@ -66,14 +66,17 @@ class Captured:
 
     def settle(self, options: JitOptions, model) -> None:
         """Ends the decisions by symbolic numbers. The prologue is written again where lowering has added to them."""
-        c, self._capture = self._capture, None
-        if c is not None and len(c.decisions.relations) > self._checked:
-            self._write_prologue(c)
+        if len(self.decisions.relations) > self._checked:
+            self._write_prologue(self._capture)
             traces = self.prologue_traces, self.computation_traces[:1], self.epilogue_traces[:1]
             transform_traces(options.transforms, *traces, options.executors, model)
             if len(self.prologue_traces) > 1:
                 self.prologue_fn = self.prologue_traces[-1].python_callable()
         self.decisions.close()
+
+    def close(self) -> None:
+        """Lets go of the call that was captured; what is left is the program."""
+        _close(self._capture)
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
@@ -222,18 +225,16 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
             return _read(c)
         except BaseException as error:
             release(error)
-            if compiling or not isinstance(error, CaptureError) or not c.asked_whether_compiling:
-                raise
-        finally:
+            again = not compiling and isinstance(error, CaptureError) and c.asked_whether_compiling
             _close(c)
+            if not again:
+                raise
     raise AssertionError("the second capture returns or raises")
 
 
 def _close(c: Capture) -> None:
     """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector runs."""
-    kept = {name: getattr(c, name) for name in ("relations", "sizes")}  # the numbers of a trace ask for them
     vars(c).clear()
-    vars(c).update(kept)
 
 
 def _read(c: Capture) -> Captured:

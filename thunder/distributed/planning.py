@@ -216,6 +216,7 @@ def _captured(compiled, args: tuple, kwargs: dict, options: JitOptions) -> tuple
     except FailsWithParts as failure:
         raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
     captured.transform(options, overrides, compiled)
+    captured.close()
     return captured, asked_for(captured.computation, options)
 
 
