@@ -119,7 +119,7 @@ def converted(c, function, kind, name, result, *more):
 def getitem(c, o, k):
     t = type(o)
     if t is TensorProxy or t in CONTAINERS and t is not list:
-        return containers.getitem(c, o, k)
+        return items.getitem(c, o, k)
     if c.lazy and id(o) in c.lazy and in_python(c.lookup(t, "__missing__")):
         c.materialize(o)
     return sequences.getitem(c, o, k)
