@@ -281,9 +281,6 @@ class Capture(ProtocolHost):
     truth, native_truth, unpack = operators.truth, operators.native_truth, operators.unpack
     native_text, native_isinstance, asks_in_python = operators.native_text, operators.native_isinstance, operators.asks_in_python
 
-    def touch(self, value):
-        return self.materialize(value)
-
     def hashed(self, keys, others=()):
         if self.sources:
             for i, k in enumerate(keys):

@@ -51,7 +51,7 @@ class ProtocolHost(Host):
 
     def mapping(self, value):
         if isinstance(value, dict) or self.lookup(type(value), "keys") is NULL:
-            return self.touch(value)
+            return self.materialize(value)
         return {key: self.getitem(value, key) for key in self.steps(self.call(self.load_attr(value, "keys"), [], {}))}
 
     # ---------------------------------------------------------------- what objects hold
