@@ -264,8 +264,11 @@ def _read(c: Capture) -> Captured:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
                 before, device = compat.settings(), compat.default_device()
-                with recording(c.recorder), RecordingMode(c):
-                    result = _run(c)
+                try:
+                    with recording(c.recorder), RecordingMode(c):
+                        result = _run(c)
+                finally:
+                    c.restore_context()
                 if compat.default_device() != device:
                     raise CaptureError(
                         "the program leaves another default device behind", location=c.user_location(),

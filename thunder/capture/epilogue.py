@@ -252,6 +252,10 @@ class EpilogueWriter:
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
             return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
+        if kind == "entry":
+            return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
+        if kind == "context":
+            return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "grad":
             return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
         if kind == "delattr":

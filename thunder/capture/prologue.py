@@ -26,6 +26,7 @@ from thunder.capture.sources import MISSING, Source, called, cell, find, item
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
+from thunder.interpreter.attributes import type_attribute
 
 __all__ = ["PrologueWriter", "check_symbol", "written"]
 
@@ -269,7 +270,7 @@ class PrologueWriter:
         owner = self.capture.values.get(source.base)
         if isinstance(owner, type) or source.key not in getattr(owner, "__dict__", ()):
             return False
-        return self.capture.resolve(type(owner), source.key)[0] not in ("data", "property")
+        return not hasattr(type(type_attribute(type(owner), source.key)), "__set__")
 
     # ---------------------------------------------------------------- the whole
 
