@@ -224,11 +224,11 @@ class World:
             f"{made}({self.value(depth - 1)}, {self.leaf()})", f"{made}({self.leaf()})", f"{made}({self.value(depth - 1)})",
             f"{made}({self.value(depth - 1)}, {self.value(depth - 2)})", f"(lambda v=1, w={self.leaf()}: (v, w))",
             f"functools.partial(adds({rng.choice(NUMBERS)}), {rng.choice(NUMBERS)})", f"adds({rng.choice(NUMBERS)})",
-            f"iter([{joined}])", f"numbers({rng.randint(0, 3)})", f"itertools.islice(itertools.count({rng.randint(0, 3)}), 30)", "contextvars.ContextVar('v', default=2)",
+            rng.choice([f"iter([{joined}])", f"numbers({rng.randint(0, 3)})", f"itertools.islice(itertools.count({rng.randint(0, 3)}), 30)", f"enumerate([{joined}])", "random.Random(3)", f"[{joined}]"]), "contextvars.ContextVar('v', default=2)",
             "weakref.ref(C0)", f"weakref.WeakValueDictionary({{'a': {rng.choice(['Net', 'C0'])}}})", made, "Net", "Net()", "nn.Linear(3, 3).requires_grad_(False).apply(lambda m: m.weight.data.fill_(0.5))",
             "nn.Dropout(0.0)", "nn.ParameterList([torch.ones(3)])", "nn.BatchNorm1d(3).eval()", "re.compile('a+')",
-            f"types.ModuleType('m_{rng.randint(0, 9)}')", f"functools.lru_cache(adds({rng.choice(NUMBERS)}))", "dict.fromkeys('ab')", "random.Random(3)",
-            rng.choice([f"{{{pairs}}}.items()", f"{{{pairs}}}.keys()", f"[{joined}]", f"[{joined}]"]), f"enumerate([{joined}])", f"C0({self.leaf()}).m" if "def m(" in self.texts[2] else "[].append",
+            f"types.ModuleType('m_{rng.randint(0, 9)}')", f"functools.lru_cache(adds({rng.choice(NUMBERS)}))", "dict.fromkeys('ab')",
+            rng.choice([f"{{{pairs}}}.items()", f"{{{pairs}}}.keys()", f"[{joined}]", f"[{joined}]"]), f"C0({self.leaf()}).m" if "def m(" in self.texts[2] else "[].append",
         ])  # fmt: skip
 
     # --- live objects
