@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 from thunder.interpreter.host import Host, type_attribute
-from thunder.interpreter.instructions import NULL
+from thunder.interpreter.instructions import NULL, provides
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
 
 FUNCTION = types.FunctionType
@@ -72,7 +72,7 @@ def _attribute(host, value, kind, name):
             result = own[name] = host.call(found.func, [value], {})
             return result
         get = python_method(descriptor, "__get__")
-        if get is not None and (name not in own or hasattr(descriptor, "__set__") or hasattr(descriptor, "__delete__")):
+        if get is not None and (name not in own or provides(descriptor, "__set__") or provides(descriptor, "__delete__")):
             return host.call(get, [found, value, kind], {})
     return reader(value, name) if python_method(kind, "__getattr__") else getattr(value, name)
 
@@ -159,11 +159,11 @@ def binary(host, symbol, a, b):
     if not left_is_python and not right_is_python:
         return ARITHMETIC[symbol](a, b)
     steps = [(left, a, b), (right, b, a)] if kind_a is not kind_b else [(left, a, b)]
-    if kind_a is not kind_b and issubclass(kind_b, kind_a) and right is not type_attribute(kind_a, f"__r{name}__"):
+    if kind_a is not kind_b and kind_a in kind_b.__mro__ and right is not type_attribute(kind_a, f"__r{name}__"):
         steps.reverse()
     elif isinstance(a, SEQUENCES) and not left_is_python and name in ("add", "mul"):
         steps.reverse()
-        if name == "mul" and not hasattr(kind_b, "__index__"):
+        if name == "mul" and not provides(kind_b, "__index__"):
             steps[1] = (_no_multiple, a, b)
     for method, x, y in steps:
         if method is NULL or method is None:
@@ -192,7 +192,7 @@ def compare(host, symbol, a, b):
     if not (_compares_in_python(kind_a, forward) or _compares_in_python(kind_b, reflected)):
         return COMPARISONS[symbol](a, b)
     steps = [(a, forward, b), (b, reflected, a)]
-    if kind_a is not kind_b and issubclass(kind_b, kind_a):
+    if kind_a is not kind_b and kind_a in kind_b.__mro__:
         steps.reverse()
     for x, name, y in steps:
         result = _compare_one(host, x, name, y)
@@ -271,7 +271,7 @@ def iterate(host, value):
     if method is None:
         return iter(value)
     iterator = host.call(method, [value], {})
-    if not hasattr(type(iterator), "__next__"):
+    if not provides(type(iterator), "__next__"):
         raise TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'")
     return iterator
 
@@ -317,7 +317,7 @@ def length(host, function, args, kwargs):
 
 
 def _index(result):
-    if not hasattr(type(result), "__index__"):
+    if not provides(type(result), "__index__"):
         raise TypeError(f"'{type(result).__name__}' object cannot be interpreted as an integer")
     number = int(result)
     if number < 0:

@@ -11,6 +11,7 @@ import builtins
 import dis
 import os
 import sys
+import threading
 import types
 
 _DIRECTORY = os.path.dirname(os.path.abspath(__file__))
@@ -43,9 +44,31 @@ def stub_frame(code, stub, global_names, local_names):
         global_names = {**global_names, "__builtins__": builtins}
     local_names[_GET_FRAME] = sys._getframe
     try:
-        return eval(stub, global_names, local_names), stub
+        return _evaluated(stub, global_names, local_names), stub
     finally:
         del local_names[_GET_FRAME]
+
+
+def _evaluations():
+    """Evaluate stubs. A frame that outlives its call keeps the frames behind it, so that those of the machine, which hold
+    the exception, would make a cycle of it: behind a stub there is this frame only, which holds nothing.
+    """
+    while True:
+        box = yield
+        box[0] = eval(*box[0])
+        del box
+
+
+def _evaluated(*given):
+    if not hasattr(_of_thread, "evaluations"):
+        _of_thread.evaluations = _evaluations()
+        next(_of_thread.evaluations)
+    box: list = [given]
+    _of_thread.evaluations.send(box)
+    return box[0]
+
+
+_of_thread = threading.local()
 
 
 def entry(frame, following):
