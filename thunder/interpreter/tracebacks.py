@@ -11,7 +11,6 @@ import builtins
 import dis
 import os
 import sys
-import threading
 import types
 
 _DIRECTORY = os.path.dirname(os.path.abspath(__file__))
@@ -60,15 +59,18 @@ def _evaluations():
 
 
 def _evaluated(*given):
-    if not hasattr(_of_thread, "evaluations"):
-        _of_thread.evaluations = _evaluations()
-        next(_of_thread.evaluations)
+    try:
+        evaluations = _idle.pop()
+    except IndexError:
+        evaluations = _evaluations()
+        next(evaluations)
     box: list = [given]
-    _of_thread.evaluations.send(box)
+    evaluations.send(box)
+    _idle.append(evaluations)  # not where it has failed; another one is made where a finalizer or a thread comes in between
     return box[0]
 
 
-_of_thread = threading.local()
+_idle: list = []
 
 
 def entry(frame, following):
