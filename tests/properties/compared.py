@@ -48,13 +48,17 @@ class Program:
 
 @dataclasses.dataclass
 class Verdict:
-    """kind: "same", "wrong", "refused" (an error in words), "failed" (thunder's own mistake in words), "warned" (another
-    result, and a warning that says so). needless: whether the call recompiled though nothing it reads had changed."""
+    """What a call gave.
+
+    kind: "same", "wrong", "refused" (an error in words), "failed" (thunder's own mistake in words), "unstable" (CPython
+    differs from itself), "warned" (another result, and a warning that says so). needless: it recompiled though nothing
+    that it reads had changed. checked: it could have, needlessly.
+    """
 
     kind: str
     words: str = ""
     needless: bool = False
-    checked: bool = False  # whether a recompilation would have been needless
+    checked: bool = False
 
 
 class Hang(BaseException):
@@ -127,7 +131,8 @@ class Description:
                 self.add(f"{path}[{name}]", dict.__getitem__(value, k))
             self.add(f"{path}.default_factory", getattr(value, "default_factory", None))
         elif isinstance(value, types.MappingProxyType):
-            self.add(f"{path}.items()", tuple(dict(value).items()))
+            with contextlib.suppress(Exception):  # a proxy of something that is no mapping
+                self.add(f"{path}.items()", tuple(dict(value).items()))
         elif isinstance(value, list | tuple | collections.deque):
             base = next(b for b in (list, tuple, collections.deque) if isinstance(value, b))
             self._items(path, base.__iter__(value))
@@ -135,7 +140,8 @@ class Description:
             base = set if isinstance(value, set) else frozenset
             self.lines.append(f"{path}: {sorted(_ADDRESS.sub('', repr(v)) for v in base.__iter__(value))}")
         elif isinstance(value, collections.abc.KeysView | collections.abc.ValuesView | collections.abc.ItemsView):
-            self._items(path, iter(list(value)))
+            with contextlib.suppress(Exception):  # a view of something that is no mapping
+                self._items(path, iter(list(value)))
         elif isinstance(value, types.FunctionType):
             self.lines.append(f"{path}: {value.__qualname__}")
             self.add(f"{path}.__code__.co_code", value.__code__.co_code)
@@ -305,9 +311,9 @@ def restored(seconds: float = 20.0):
         sys.modules.pop(MODULE, None)
 
 
-def run(program: Program) -> list[Verdict]:
+def run(program: Program, jit: Callable | None = None) -> list[Verdict]:
     """A verdict for each call. A call that is refused is made by CPython instead, and the program goes on."""
-    verdicts = _in_file(program, functools.partial(thunder.jit, numerics="eager"))
+    verdicts = _in_file(program, jit or functools.partial(thunder.jit, numerics="eager"))
     if verdicts[-1].kind == "wrong" and _in_file(program, lambda f: f)[-1].kind == "wrong":
         verdicts[-1] = Verdict("unstable", verdicts[-1].words)  # it differs from run to run by itself
     return verdicts
@@ -348,7 +354,8 @@ def _run(program: Program, filename: str, jit: Callable) -> list[Verdict]:
             return verdicts
         recompiled = _misses(compiled) > misses
         if verdict.kind == "same" and not words[0].startswith("raised"):  # a call that raises leaves no program behind
-            verdict.checked = bool(known) and not before.opaque and (before.lines in known or number - 1 in program.neutral)
+            unread = before.lines in known or number - 1 in program.neutral
+            verdict.checked = bool(known) and not before.opaque and unread
             if verdict.checked and recompiled:
                 verdict.needless = True
                 verdict.words = "; ".join(thunder.last_recompile_reasons(compiled))
@@ -360,7 +367,8 @@ def _misses(compiled: Any) -> int:
     return thunder.cache_misses(compiled) if type(compiled).__module__.startswith("thunder.") else 0
 
 
-def _compare(ours: Side, compiled: Any, words: list[str], before: Description, program: Program, number: int) -> Verdict:
+def _compare(ours: Side, compiled: Any, words: list[str], before: Description, program: Program,
+    number: int) -> Verdict:
     found, error, caught, _ = ours.call(compiled)
     if isinstance(error, ThunderError) and not words[0].startswith(f"raised {type(error).__qualname__}"):
         text = refusal(error)
@@ -391,10 +399,10 @@ def refusal(error: BaseException) -> str:
     return f"{type(error).__name__}: {_NAMES.sub('_', text)[:160]}"
 
 
-def wrong(program: Program, kind: str = "wrong") -> str:
+def wrong(program: Program, kind: str = "wrong", jit: Callable | None = None) -> str:
     """The words of the first call of that kind, or ""."""
     try:
-        verdicts = run(program)
+        verdicts = run(program, jit)
     except Exception:  # noqa: BLE001 - a shrunk program need not run
         return ""
     return next((v.words for v in verdicts if v.kind == kind), "")
@@ -407,7 +415,8 @@ def kind_of(words: str) -> tuple:
     """What a shrunk program has to keep of the words that say how it is wrong."""
     ours, _, theirs = words.partition("   IN EAGER   ")
     effect = "leaves an effect" in ours
-    return effect, *(_RAISED.findall(side)[:1] for side in (ours, theirs)), "same as" in ours, "same as" in theirs, "Proxy" in ours
+    return effect, *(_RAISED.findall(side)[:1] for side in (ours,
+        theirs)), "same as" in ours, "same as" in theirs, "Proxy" in ours
 
 
 def script(program: Program) -> str:
@@ -418,7 +427,8 @@ def script(program: Program) -> str:
     return "\n".join(
         [
             program.source.rstrip(), "", "import sys, thunder",
-            'call = f if "eager" in sys.argv else thunder.jit(f, numerics="eager")', 'KWARGS = globals().get("KWARGS", {})',
+            'call = f if "eager" in sys.argv else thunder.jit(f, numerics="eager")',
+            'KWARGS = globals().get("KWARGS", {})',
             "def show():", "    try: print(call(*ARGS, **KWARGS))",
             "    except Exception as e: print(type(e).__name__, str(e)[:300])", *calls, "",
         ]

@@ -55,7 +55,7 @@ class Counts:
         return (
             f"{title}: {self.programs} programs, {self.mutations} mutations, {sum(self.calls.values())} calls: "
             + ", ".join(f"{k} {n}" for k, n in kinds.items())
-            + f"; needless recompilations {self.needless} of {self.checked} calls with nothing new to read ({share:.1f} %)"
+            + f"; needless recompilations {self.needless} of {self.checked} calls that read nothing new ({share:.1f} %)"
         )
 
 

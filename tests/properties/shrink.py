@@ -134,5 +134,5 @@ def _text(tree: ast.AST) -> str | None:
             warnings.simplefilter("ignore")
             compile(text, "<shrunk>", "exec")
         return text
-    except (SyntaxError, ValueError, AttributeError, TypeError, IndexError, RecursionError):
+    except Exception:  # noqa: BLE001 - a tree that an edit has made nonsense of
         return None
