@@ -115,9 +115,9 @@ def _resolve_bases(host, bases):
 def _most_derived(metaclass, bases):
     for base in bases:
         kind = type(base)
-        if issubclass(metaclass, kind):
+        if kind in metaclass.__mro__:
             continue
-        if not issubclass(kind, metaclass):
+        if metaclass not in kind.__mro__:
             raise TypeError("metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses of all its bases")
         metaclass = kind
     return metaclass

@@ -21,7 +21,7 @@ from thunder.interpreter.control import NULL
 from thunder.interpreter.decode import decode
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.history import FullLog, ShortLog
-from thunder.interpreter.instructions import CONVERSIONS, builtin_namespace, name_not_defined, unpacker
+from thunder.interpreter.instructions import CONVERSIONS, builtin_namespace, name_not_defined, provides, unpacker
 from thunder.interpreter.machine import DRIVERS, Frame, drive_awaitable
 from thunder.interpreter.recursion import FIRST_ROOM, original_limit
 from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
@@ -238,7 +238,7 @@ class Host:
         namespace = f.__globals__
         if name in namespace:
             return namespace[name]
-        if type(namespace) is not dict and hasattr(type(namespace), "__missing__"):
+        if type(namespace) is not dict and provides(type(namespace), "__missing__"):
             try:
                 return namespace[name]
             except KeyError:
