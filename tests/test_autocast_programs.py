@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import thunder
 from tests.capture.agreement import assert_same
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.errors import OptionError
 from thunder.executors.torchex import no_autocast
 

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from thunder.api import jit
+from thunder.compiled import compiled_of
 from thunder.core.dtypes import complex128, dtype, float64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -116,17 +118,17 @@ def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
 
     Raises OptionError for steps below 1; what fn itself raises leaves as it is.
     """
-    from thunder.compiled import Compiled, jit
-
     if type(steps) is not int or steps < 1:
         raise OptionError(f"thunder.verify(steps={steps!r}): valid: a number of calls, at least 1")
-    compiled = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None) or jit(fn)
-    compiled = compiled if isinstance(compiled, Compiled) else compiled._compiled
+    compiled = compiled_of(fn) or compiled_of(jit(fn))
     found: list[Comparison] = []
     for step in range(steps):
         with _numbers_kept():
             entry, inputs = compiled.entry_for(args, kwargs)
-            _Step(step, entry, compiled.options, found).run(inputs)
+            arguments = zip(entry.captured.computation.args, inputs, strict=True)
+            values = {a.name: x for a, x in arguments if isinstance(a, NumberProxy)}
+            with entry.captured.decisions.anew(values):
+                _Step(step, entry, compiled.options, found).run(inputs)
         if step + 1 < steps:
             compiled(*args, **kwargs)
     return Report(tuple(found))

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture.calls import RecordingMode
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library.functional import Transformed
-from thunder.capture.numbers import held_numbers
+from thunder.capture.numbers import held_numbers, read_numbers
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.tensors import write_back
-from thunder.core.proxies import FutureTensorProxy, TensorProxy, map_structure, numbers_in, proxies_in
+from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
 from thunder.core.symbol import recording
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.placement import check_all_placed, placement_of, seen_as
@@ -43,7 +43,7 @@ class Captured:
     def __init__(self, c: Capture, result: Any):
         self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
         self._host = _History(c)
-        self.parameters = c.parameters
+        self.parameters, self.decisions, self._capture = c.parameters, c.decisions, c
         with recording(c.recorder):  # a future that is returned is waited for
             result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
         write_back(c)
@@ -55,12 +55,28 @@ class Captured:
         self.effects = frozenset(source.describe(c.parameters) for source in c.written)
         self._computation(c, output)
         c.ask_at_the_end()
+        self._write_prologue(c)
+        self.guard_count = len(c.observed) + len(c.shapes)
+
+    def _write_prologue(self, c: Capture) -> None:
         writer = PrologueWriter(c)
         unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
         prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
-        self.prologue_traces = [prologue]
-        self._weak = writer.weak
-        self.guard_count = len(c.observed) + len(c.shapes)
+        self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.decisions.relations)
+
+    def settle(self, options: JitOptions, model) -> None:
+        """Ends the decisions by symbolic numbers. The prologue is written again where lowering has added to them."""
+        if len(self.decisions.relations) > self._checked:
+            self._write_prologue(self._capture)
+            traces = self.prologue_traces, self.computation_traces[:1], self.epilogue_traces[:1]
+            transform_traces(options.transforms, *traces, options.executors, model)
+            if len(self.prologue_traces) > 1:
+                self.prologue_fn = self.prologue_traces[-1].python_callable()
+        self.decisions.close()
+
+    def close(self) -> None:
+        """Lets go of the call that was captured; what is left is the program."""
+        _close(self._capture)
 
     def _computation(self, c: Capture, output) -> None:
         lines = c.recorder.bound_symbols
@@ -98,7 +114,7 @@ class Captured:
 
     @property
     def output_requires_grad(self) -> bool:
-        arguments = set(self.computation.args)
+        arguments = {a for a in self.computation.args if isinstance(a, Proxy)}
         return any(type(p) is TensorProxy and p.requires_grad and p not in arguments for p in self.computation.output_proxies)
 
     def transform(self, options: JitOptions, overrides: tuple[dict, ...], model) -> None:
@@ -206,21 +222,35 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
         c = Capture(fn, args, kwargs, options, changing or {}, overrides)
         c.compiling = compiling
         try:
-            return _read(c)
+            return _with_symbolic_counters(c, _read(c))
         except BaseException as error:
             release(error)
-            if compiling or not isinstance(error, CaptureError) or not c.asked_whether_compiling:
-                raise
-        finally:
+            again = not compiling and isinstance(error, CaptureError) and c.asked_whether_compiling
             _close(c)
+            if not again:
+                raise
     raise AssertionError("the second capture returns or raises")
+
+
+def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
+    """The program captured again where it writes to numbers that it was captured for one value of: the next call finds others there."""
+    counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.changing}
+    if not counters or c.sharp_edges:  # what runs while a program is captured runs once
+        return captured
+    second = Capture(c.fn, c.args, c.kwargs, c.options, {**c.changing, **counters}, c.overrides)
+    second.compiling = c.compiling
+    try:
+        found = _read(second)
+    except Exception:  # noqa: BLE001 - with one value it was captured
+        _close(second)
+        return captured
+    captured.close()
+    return found
 
 
 def _close(c: Capture) -> None:
     """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector runs."""
-    kept = {name: getattr(c, name) for name in ("relations", "sizes")}  # the numbers of a trace ask for them
     vars(c).clear()
-    vars(c).update(kept)
 
 
 def _read(c: Capture) -> Captured:
@@ -234,15 +264,18 @@ def _read(c: Capture) -> Captured:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
                 before, device = compat.settings(), compat.default_device()
-                with recording(c.recorder), RecordingMode(c):
-                    result = _run(c)
+                try:
+                    with recording(c.recorder), RecordingMode(c):
+                        result = _run(c)
+                finally:
+                    c.restore_context()
                 if compat.default_device() != device:
                     raise CaptureError(
                         "the program leaves another default device behind", location=c.user_location(),
                         remedy="use the context manager (with torch.device(...): ...)",
                     )  # fmt: skip
                 c.left = compat.changed_settings(before)
-            with torch._C.DisableTorchFunction():  # modes outside see the program's operations only
+            with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
         raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
+from thunder import compat
 from thunder.capture.native import IMMUTABLE, PRIMITIVE, container_base, plain_base
 from thunder.capture.sources import MISSING, Source
 from thunder.ops.opaque_values import metadata
@@ -126,7 +127,7 @@ def kind(value) -> tuple | None:
 
 # ---------------------------------------------------------------- the table
 # Shape, dtype, device and the like of tensors are asked for all tensors in one batch (`Capture.shapes`), and relations between symbolic numbers
-# have rules of their own (`Capture.relations`).
+# have rules of their own (`Capture.decisions`).
 
 IS, EQUAL = "{now} is not {was}", "{now} != {was}"
 _TWO = ("{path} and {k} were one object", "{path} and {k} became one object")
@@ -163,7 +164,7 @@ def ask(c, source: Source, question: Question, operand: Any = None):
         other = value_at(c, operand) if type(operand) is Source else operand
         value = value_at(c, source)
         if isinstance(value, torch.Tensor):
-            with torch._C.DisableTorchFunction():  # the question is no operation of the program
+            with compat.DisableTorchFunction():  # the question is no operation of the program
                 answer = question.ask(value, other)
         else:
             answer = question.ask(value, other)
@@ -178,7 +179,7 @@ def value_at(c, source: Source):
         if source.base is None:
             found = c.constants[source.key]
         else:
-            with torch._C.DisableTorchFunction():
+            with compat.DisableTorchFunction():
                 found = source.fetch(value_at(c, source.base), c.values)
         c.values[source] = found
     return found

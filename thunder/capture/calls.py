@@ -16,11 +16,11 @@ import numpy
 import torch
 import torch.utils.checkpoint
 
-from thunder import _torch_compat as compat
-from thunder.capture import containers, items, opaque_values
+from thunder import compat
+from thunder.capture import containers, objects, opaque_values
 from thunder.capture.ask import FILLED, KEYS, PRESENT
 from thunder.capture.expose import as_text, expose
-from thunder.capture.identities import Id, id_of, real_id, told_apart
+from thunder.capture.identities import id_of, told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.library import autograd_function, backward, leaves, torch_func
 from thunder.capture.native import (
@@ -34,14 +34,16 @@ from thunder.capture.native import (
 )  # fmt: skip
 from thunder.capture.sources import MISSING
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, TensorProxy, concrete, converted, extreme, map_structure
+from thunder.compat.names import AROUND_DYNAMO, ASSOCIATIVE_SCAN, FUNCTORCH
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, concrete, converted, extreme, map_structure, settled
 from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
-from thunder.interpreter import construction
-from thunder.interpreter.host import Host
-from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
+from thunder.interpreter import Host, attributes, construction
+from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.builtin_calls import FRAME_CALLS
+from thunder.interpreter.protocols import PROTOCOL_CALLS
 from thunder.ops import inplace_of, lookup, random
 from thunder.ops.methods import as_number, call_torch
 from thunder.ops.opaque_values import CONSTRUCTORS
@@ -49,8 +51,8 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = [
-    "call", "call_native", "record", "operation", "tensor_attribute", "SymbolicSize", "binary", "unary", "compare",
-    "NOT_OPERATIONS", "sharp_edge", "text_of", "lifted", "RecordingMode",
+    "call", "call_native", "record", "operation", "tensor_attribute", "NOT_OPERATIONS", "sharp_edge",
+    "text_of", "lifted", "all_lifted", "RecordingMode", "ADVANCED", "size", "kind_of", "type_of", "formatted_text",
 ]  # fmt: skip
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
@@ -87,23 +89,12 @@ class TensorMethod:
 _CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
 
 
-class SymbolicSize(tuple):
-    """`x.shape` with entries that stay symbolic."""
-
-    def numel(self):
-        return functools.reduce(operator.mul, self, 1)
-
-    def __getitem__(self, index):
-        found = super().__getitem__(index)
-        return SymbolicSize(found) if isinstance(index, slice) else found
-
-
 def _shape(p: TensorProxy):
     return size(p.shape)
 
 
-def size(numbers) -> torch.Size | SymbolicSize:
-    return (SymbolicSize if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
+def size(numbers) -> torch.Size | Size:
+    return (Size if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
 
 
 _STATED = {
@@ -121,7 +112,7 @@ def tensor_attribute(c, p: TensorProxy, n: str):
         return backward.read_gradient(c, p)
     real, source = c.real.get(p, (None, None))
     if real is not None:
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             if n in real.__dict__:
                 return c.read(real.__dict__[n], source.attr(n))
             if n in ("is_leaf", "grad_fn"):
@@ -151,7 +142,7 @@ def kind_of(c, p: TensorProxy) -> type:
 def _call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
-        return opaque_values.method(c, p, n, _all_lifted(c, args), _all_lifted(c, kwargs))
+        return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
     if n == "size":
@@ -163,10 +154,10 @@ def _call_method(c, method, args, kwargs):
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
-    return function(lifted(c, p), *_all_lifted(c, args), **_all_lifted(c, kwargs))
+    return function(lifted(c, p), *all_lifted(c, args), **all_lifted(c, kwargs))
 
 
-def _all_lifted(c, values, *, typed: bool = False):
+def all_lifted(c, values, *, typed: bool = False):
     """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
     if t is dict:
@@ -207,7 +198,7 @@ _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the
 def operation(c, name: str, operands):
     """A special method of a tensor, by its name."""
     c.synchronize()
-    return METHODS.call(name, *_all_lifted(c, operands))
+    return METHODS.call(name, *all_lifted(c, operands))
 
 
 def record(c, function, args, kwargs):
@@ -220,7 +211,7 @@ def record(c, function, args, kwargs):
     if kwargs.get("requires_grad") is True and function is not torch.Tensor.requires_grad_:
         return leaves.leaf(c, record(c, function, args, {k: v for k, v in kwargs.items() if k != "requires_grad"}))
     typed = function in _OF_DATA
-    args, kwargs = _all_lifted(c, args, typed=typed), _all_lifted(c, kwargs, typed=typed)
+    args, kwargs = all_lifted(c, args, typed=typed), all_lifted(c, kwargs, typed=typed)
     if opaque_values.involved(c, (args, kwargs)):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
@@ -234,7 +225,7 @@ def record(c, function, args, kwargs):
 def _named(names: str) -> set:
     found = set()
     for n in names.split():
-        f = getattr(torch._C, n, None) or getattr(torch, n, None)
+        f = getattr(compat.C, n, None) or getattr(torch, n, None)
         if f is not None:
             found.add(f)
     return found
@@ -246,110 +237,6 @@ NOT_OPERATIONS = _named(
     "is_autocast_enabled get_autocast_dtype is_autocast_cache_enabled get_default_dtype is_grad_enabled _is_torch_function_all_disabled device dtype Generator "
     "get_default_device set_default_dtype promote_types finfo iinfo"
 ) | {torch.Tensor.__repr__, torch.get_default_device}  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------------------- operators
-
-
-def _python_operator(c, names: tuple, a, b):
-    """Binary operators of user classes: the Python-level methods, in CPython's order."""
-    forward, reflected = names
-    ta, tb = type(a), type(b)
-    order = [(a, b, forward), (b, a, reflected)]
-    if tb is not ta and issubclass(tb, ta) and c.slot(tb, reflected) is not None:
-        order.reverse()
-    for x, y, n in order:
-        f = c.slot(type(x), n)
-        if f is not None and (id(x) in c.sources or not native_module(f.__globals__.get("__name__"))):
-            result = c.call(f, [x, y], {})
-            if result is not NotImplemented:
-                return True, result
-    return False, None
-
-
-_DUNDERS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul", "&": "and", "|": "or", "^": "xor", "<<": "lshift",
-    ">>": "rshift",
-}  # fmt: skip
-_COMPARE = {"<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"), ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__")}
-_PLAIN = (
-    int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, NumberProxy, Condition, TensorProxy, AnyProxy,
-    torch.Tensor,
-)  # fmt: skip
-
-
-def binary(c, symbol, a, b):
-    ta, tb = type(a), type(b)
-    if not (symbol == "+=" and ta is list):  # which appends, and looks at nothing
-        c.materialize(a)
-    c.materialize(b)
-    if symbol.endswith("="):
-        items.refuse_array(c, a)
-    if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
-        stem = _DUNDERS[symbol.rstrip("=")]
-        if symbol.endswith("=") and (f := c.slot(ta, f"__i{stem}__")) is not None:
-            result = c.call(f, [a, b], {})
-            if result is not NotImplemented:
-                return result
-        found, result = _python_operator(c, (f"__{stem}__", f"__r{stem}__"), a, b)
-        if found:
-            return result
-    if ta is str and symbol == "%":
-        b = as_text(c, b)
-        _note_text(c, b if tb is tuple else (b,))
-        return a % b
-    if ta is AnyProxy or tb is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _all_lifted(c, (a, b)), {})
-    if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        c.synchronize()
-        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
-    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, SymbolicSize}:
-        return size((*a, *b))
-    return ARITHMETIC[symbol](a, b)
-
-
-def _operand(c, v):
-    """What is beside a tensor, where PyTorch takes a bool of numpy's for a float."""
-    return float(v) if isinstance(v, numpy.bool_) else lifted(c, v)
-
-
-def unary(c, symbol, a):
-    c.materialize(a)
-    f = None if isinstance(a, NumberProxy) else c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
-    if type(a) is TensorProxy:
-        c.synchronize()
-    elif type(a) is AnyProxy:
-        return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
-    elif f is not None and not isinstance(a, NumberProxy):
-        return c.call(f, [a], {})
-    return {"-": operator.neg, "~": operator.invert, "+": operator.pos}[symbol](a)
-
-
-def compare(c, symbol, a, b):
-    if type(a) is Id and type(b) is Id:
-        told_apart(c, a, (b,))
-    elif c.ids:
-        a, b = real_id(c, a), real_id(c, b)
-    for x in (a, b):
-        if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
-            expose(c, x)
-    if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
-        found, result = _python_operator(c, _COMPARE[symbol], a, b)
-        if found:
-            return result
-        for x, n in zip((a, b), _COMPARE[symbol]):  # object's own comparison: it must stay that
-            if not native_module(type(x).__module__):
-                c.class_name(type(x), n, getattr(type(x), n))
-            else:
-                expose(c, x)
-        if id(a) in c.sources and id(b) in c.sources:
-            c.same(a, b)
-    if type(a) is AnyProxy or type(b) is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _all_lifted(c, (a, b)), {})
-    if type(a) is TensorProxy or type(b) is TensorProxy:
-        c.synchronize()
-        return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
-    return COMPARISONS[symbol](a, b)
 
 
 # ---------------------------------------------------------------------------------------------------------------- calls
@@ -369,12 +256,10 @@ def call(c, f, args, kwargs):
         return handler(c, f, args, kwargs)
     if t is types.FunctionType:
         return _call_function(c, f, args, kwargs)
-    if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
-        return {"__setattr__": c.plain_store, "__delattr__": c.plain_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
-    if t is types.MethodWrapperType and f.__name__ == "__get__" and type(f.__self__) is types.FunctionType:
-        return types.MethodType(f.__self__, args[0]) if args[0] is not None else f.__self__
-    if t is types.MethodWrapperType and f.__name__ == "__get__" and type(f.__self__) is property and args[0] is not None and f.__self__.fget is not None:
-        return call(c, f.__self__.fget, args[:1], {})
+    if t is types.MethodWrapperType:  # `super().__setattr__(...)` and the like
+        wrapper = type_attribute(f.__objclass__, f.__name__)
+        if (handler := HANDLERS.get(id(wrapper))) is not None:
+            return handler(c, wrapper, [f.__self__, *args], kwargs)
     if t in IDENTITY_CALLS:
         return (_reduced if f.__name__ == "__reduce_ex__" else _call_builtin)(c, f, args, kwargs)
     special = _BY_TYPE.get(t)
@@ -391,8 +276,6 @@ def _call_object(c, f, t: type, args, kwargs):
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
     if method is not None:
-        if not native_module(t.__module__) or isinstance(f, torch.nn.Module):
-            c.class_name(t, "__call__", method)
         return call(c, method, [f, *args], kwargs)
     if t is functools._lru_cache_wrapper and not native_module(f.__module__):
         return _call_cached(c, f, args, kwargs)
@@ -457,7 +340,7 @@ def _replacement(c, f):
 
 def _call_symbol(c, symbol, args, kwargs):
     c.synchronize()
-    return symbol(*_all_lifted(c, args), **_all_lifted(c, kwargs))
+    return symbol(*all_lifted(c, args), **all_lifted(c, kwargs))
 
 
 def _call_scripted(c, f, args, kwargs):
@@ -470,7 +353,7 @@ def _call_scripted(c, f, args, kwargs):
 
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol}
 _BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
-_BY_TYPE |= dict.fromkeys(compat.SCRIPTED, _call_scripted)
+_BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
 _BY_TYPE |= torch_func.KINDS
 
 
@@ -480,13 +363,13 @@ def _call_function(c, f, args, kwargs):
     if inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
-    if native_module(module) and id(f) not in c.fresh and not module.startswith("torch._functorch"):
+    if native_module(module) and id(f) not in c.fresh and not module.startswith(FUNCTORCH):
         named = _BY_NAME.get((module, f.__name__))
         if named is not None:
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
-        if module in ("torch._compile", "torch._dynamo.eval_frame") and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone, once it is imported or was used
+        if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone, once it is imported or was used
             return call(c, f.__wrapped__, args, kwargs)
         if not _reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)
@@ -505,7 +388,7 @@ def _reaches(c, args, kwargs) -> bool:
             return True
         if t is functools.partial and _reaches(c, (a.func, *a.args), a.keywords) or _is_users(t):
             return True
-        if t is tuple and a and _reaches(c, a, {}):
+        if isinstance(a, tuple) and a and _reaches(c, a, {}):
             return True
     return False
 
@@ -520,6 +403,11 @@ def _is_torch(f) -> bool:
     if module is None:
         module = getattr(getattr(f, "__objclass__", None), "__module__", None) or getattr(type(getattr(f, "__self__", None)), "__module__", "")
     return module.split(".")[0] == "torch"
+
+
+def _class_method(cls: type, name: str):
+    """The descriptor of a class method in C: the methods that it gives are made anew at each access."""
+    return next((vars(base)[name] for base in cls.__mro__ if type(vars(base).get(name)) is types.ClassMethodDescriptorType), None)
 
 
 def _reduced(c, f, args, kwargs):
@@ -537,10 +425,23 @@ def _reduced(c, f, args, kwargs):
 
 
 def _context_variable(c, f, args):
-    if f.__name__ != "get":
-        c.sharp("a context variable is set while the program is captured and not again")
+    """get, set and reset: what the program sets is set while it is captured only, and at its end by the epilogue."""
+    variable, first = f.__self__, c.context_tokens.get(f.__self__)
+    if f.__name__ == "set":
+        token = f(*args)
+        c.context_tokens.setdefault(variable, token)
+        c.keep[id(token)] = token
+        return token
+    if f.__name__ == "reset":
+        if id(args[0]) not in c.keep:
+            c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
+        f(*args)
+        if args[0] is first:
+            del c.context_tokens[variable]
+        return None
+    if first is not None:
         return f(*args)
-    found = c.reach(c.const(f.__self__).call("get", *args))
+    found = c.reach(c.const(variable).call("get", *args))
     return f(*args) if found is MISSING else found
 
 
@@ -556,9 +457,11 @@ def _call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
+    if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
+        return handler(c, f, [s, *args], kwargs)
     if type(s) is contextvars.ContextVar:
         return _context_variable(c, f, args)
-    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is torch._C.TensorBase:  # torch.Tensor.is_contiguous(x)
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:  # torch.Tensor.is_contiguous(x)
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         _note_text(c, (*args, *kwargs.values()))
@@ -567,7 +470,7 @@ def _call_builtin(c, f, args, kwargs):
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     _note_factory(c, f, (s, *args))
     if type(s) is TensorProxy:
-        return f(*_all_lifted(c, args), **_all_lifted(c, kwargs))
+        return f(*all_lifted(c, args), **all_lifted(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
@@ -599,19 +502,13 @@ def _is_iterating(f) -> bool:
 
 
 def _iterable(c, a):
-    if type(a) is not TensorProxy and c.slot(type(a), "__iter__") and not isinstance(a, dict):
-        return advanced(c, c.iterate(a))
+    if type(a) is not TensorProxy and not isinstance(a, dict) and (c.slot(type(a), "__iter__") or c.slot(type(a), "__getitem__")):
+        return c.steps(a)
     if id(a) in c.outside_iterators or type(a) is set:
         return c.iterate(a)
     return c.materialize(a)
 
 
-def advanced(c, iterator):
-    """The iterator for native code: where its steps are written in Python, each comes back to the machine."""
-    return iter(functools.partial(c.call, next, [iterator, _END], {}), _END) if c.slot(type(iterator), "__next__") else iterator
-
-
-_END = object()
 _CALLED_BACK = (types.FunctionType, types.MethodType, TensorMethod, functools._lru_cache_wrapper)
 
 
@@ -626,7 +523,7 @@ def _callable_for_native(c, f):
 
 def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
-        c.sharp(_ADVANCED)
+        c.sharp(ADVANCED)
     why = impure(f)
     if why is not None:
         c.sharp(why)
@@ -638,6 +535,8 @@ def call_native(c, f, args, kwargs):
     if not _is_torch(f):
         return Host.call_native(c, f, args, kwargs)
     c.synchronize()
+    if type(f) in IDENTITY_CALLS:  # which takes numbers only
+        args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)
     result = Host.call_native(c, f, [c.lift(a) if isinstance(a, torch.Tensor) else a for a in args], kwargs)
     if type(result) is torch.Tensor and not result.requires_grad and not any(id(a) in c.arrays for a in args):
         return c.call(torch.clone, [c.lift(result)], {})  # made anew at each call
@@ -646,7 +545,7 @@ def call_native(c, f, args, kwargs):
     return result
 
 
-_ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
+ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
 
 
 def _called_back(c, a):
@@ -690,7 +589,7 @@ _COMPARING = (set, frozenset, dict, repr, hash)
 def _is_question(f) -> bool:
     """Whether a function of PyTorch's without arguments asks for a setting: what it may be asked again at each call."""
     asks = f.__name__.lstrip("_").startswith(("get_", "is_", "are_", "has_")) or f.__name__.endswith("_enabled")
-    return asks and getattr(f, "__self__", None) in (None, torch._C) and f not in _OF_MODES
+    return asks and getattr(f, "__self__", None) in (None, compat.C) and f not in _OF_MODES
 
 
 _ANSWERS = (bool, int, float, str)
@@ -715,24 +614,18 @@ def _construct(c, cls, args, kwargs):
     if cls in ITERATING:
         args = [_callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
         return call_native(c, cls, args, kwargs)
-    if cls in (int, float, bool) and len(args) == 1:
-        if isinstance(args[0], NumberProxy):
-            return bool(args[0]) if cls is bool else converted(args[0], cls)
-        if type(args[0]) is TensorProxy and cls is not bool:
-            c.synchronize()
-            return as_number(args[0], cls)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
-    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, SymbolicSize)):
+    if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):
         return c.call(torch.empty, args, {"device": "cpu"})
     if cls is torch.Size and args:
         return size(tuple(c.iterate(args[0])))
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
         return record(c, cls, args, kwargs) if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter else call_native(c, cls, args, kwargs)
-    new, init = c.resolve(cls, "__new__")[1], c.resolve(cls, "__init__")
+    new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
     new = getattr(new, "__func__", new)
     interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
-    interpreted_init = init[0] == "func" and (not native_module(init[1].__globals__.get("__name__")) or _reaches(c, args, kwargs))
+    interpreted_init = type(init) is types.FunctionType and (not native_module(init.__globals__.get("__name__")) or _reaches(c, args, kwargs))
     custom_meta = c.slot(type(cls), "__call__") is not None and not native_module(type(cls).__module__)
     if not (interpreted_new or interpreted_init or custom_meta):
         return call_native(c, cls, args, kwargs)
@@ -752,61 +645,24 @@ def pairs(c, a) -> list:
 def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
         return _construct(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
-    a = args[0]
+    return type_of(c, args[0])
+
+
+def type_of(c, a) -> type:
+    """The class that user code believes a value has."""
     if type(a) is TensorProxy:
         return kind_of(c, a)
-    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, SymbolicSize: torch.Size}.get(type(a), type(a))
+    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
 
 
-def _isinstance(c, f, args, kwargs):
-    o, cls = args
-    if isinstance(cls, types.UnionType):
-        cls = cls.__args__
-    if isinstance(cls, tuple):
-        return any(_isinstance(c, f, [o, x], {}) for x in cls)
-    if type(o) is TensorProxy:
-        kind = kind_of(c, o)
-        return issubclass(kind, cls) or (o in c.real and isinstance(c.real[o][0], cls))
-    if isinstance(o, NumberProxy):
-        return issubclass(o.python_type, cls)
-    if type(o) is Condition:
-        return issubclass(bool, cls)
-    if type(o) is SymbolicSize and cls is torch.Size:
-        return True
-    check = c.slot(type(cls), "__instancecheck__") if isinstance(cls, type) else None
-    if check is not None and not native_module(check.__globals__.get("__name__")):
-        return bool(c.call(check, [cls, o], {}))
-    return isinstance(o, cls)
-
-
-def _len(c, f, args, kwargs):
-    (o,) = args
-    if c.lazy and id(o) in c.lazy and isinstance(o, list) and not o:
-        return containers.length(c, o)
-    c.materialize(o)
-    if type(o) is TensorProxy:
-        shape = c.recorder.latest(o).shape
-        return shape[0] if shape else len(o)
-    custom = c.slot(type(o), "__len__")
-    return c.call(custom, [o], {}) if custom else len(o)
-
-
-def _next(c, f, args, kwargs):
-    if id(args[0]) in c.outside_iterators:
-        c.sharp(_ADVANCED)
-    custom = c.slot(type(args[0]), "__next__")
-    if custom is None or kwargs:
-        return next(*args, **kwargs)
-    try:
-        return c.call(custom, [args[0]], {})
-    except StopIteration:
-        if len(args) < 2:
-            raise
-        return args[1]
-
-
-def _iter(c, f, args, kwargs):
-    return call_native(c, f, [_callable_for_native(c, args[0]), *args[1:]] if len(args) > 1 else [c.iterate(a) for a in args], kwargs)
+def _number(c, f, args, kwargs):
+    """int and float."""
+    if len(args) == 1 and isinstance(args[0], NumberProxy):
+        return converted(args[0], f)
+    if len(args) == 1 and type(args[0]) is TensorProxy:
+        c.synchronize()
+        return as_number(args[0], f)
+    return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -816,16 +672,15 @@ def _module_call(c, f, args, kwargs):
     """nn.Module.__call__: without hooks it goes straight to forward."""
     m = args[0]
     d = m.__dict__
-    M = torch.nn.modules.module
     has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
-    has_global = M._global_forward_hooks or M._global_forward_pre_hooks or M._global_backward_hooks or M._global_backward_pre_hooks
+    has_global = compat.global_forward_hooks or compat.global_forward_pre_hooks or compat.global_backward_hooks or compat.global_backward_pre_hooks
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
     if has_hooks or has_global:
-        if d["_backward_hooks"] or d["_backward_pre_hooks"] or M._global_backward_hooks or M._global_backward_pre_hooks:
+        if d["_backward_hooks"] or d["_backward_pre_hooks"] or compat.global_backward_hooks or compat.global_backward_pre_hooks:
             c.refuse("a module with full backward hooks is called", "remove the hooks, or register hooks on the compiled module's outputs")
         _guard_hooks(c, m)
-        return c.enter(torch.nn.Module._call_impl, args, kwargs)
+        return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
     return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
 
@@ -834,10 +689,9 @@ def _watch_hooks(c, m) -> None:
     """The hook dicts of a module without hooks are checked to stay empty."""
     if id(m) not in c.sources or id(m) in c.seen_hooks:
         return
-    M = torch.nn.modules.module
     found = [m.__dict__[n] for n in HOOKS]
     if not c.seen_hooks:
-        found += [M._global_forward_hooks, M._global_forward_pre_hooks, M._global_backward_hooks, M._global_backward_pre_hooks]
+        found += [compat.global_forward_hooks, compat.global_forward_pre_hooks, compat.global_backward_hooks, compat.global_backward_pre_hooks]
     c.seen_hooks.add(id(m))
     for hooks in found:
         c.ask(c.const(hooks, "hooks"), FILLED)
@@ -881,23 +735,23 @@ def _associative_scan(c, f, args, kwargs):
     """torch's associative_scan by its definition: y[0] = x[0], y[i] = combine(y[i - 1], x[i])."""
     names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
     given = dict(zip(names, args)) | kwargs
-    leaves, spec = torch.utils._pytree.tree_flatten(given["xs"])
+    leaves, spec = compat.tree_flatten(given["xs"])
     dim, reverse = given["dim"], given.get("reverse", False)
     slices = list(zip(*(record(c, torch.unbind, [x, dim], {}) for x in leaves)))
     slices = slices[::-1] if reverse else slices
     out = [slices[0]]
     for x in slices[1:]:
-        previous = torch.utils._pytree.tree_unflatten(list(out[-1]), spec)
-        combined = c.call(given["combine_fn"], [previous, torch.utils._pytree.tree_unflatten(list(x), spec)], {})
-        out.append(tuple(torch.utils._pytree.tree_leaves(combined)))
+        previous = compat.tree_unflatten(list(out[-1]), spec)
+        combined = c.call(given["combine_fn"], [previous, compat.tree_unflatten(list(x), spec)], {})
+        out.append(tuple(compat.tree_leaves(combined)))
     out = out[::-1] if reverse else out
     stacked = [record(c, torch.stack, [list(column), dim], {}) for column in zip(*out)]
-    return torch.utils._pytree.tree_unflatten(stacked, spec)
+    return compat.tree_unflatten(stacked, spec)
 
 
 # handlers of functions whose modules are imported only by programs that use them
 _BY_NAME = {
-    ("torch._higher_order_ops.associative_scan", "associative_scan"): _associative_scan,
+    (ASSOCIATIVE_SCAN, "associative_scan"): _associative_scan,
     **torch_func.BY_NAME,
 }
 
@@ -940,7 +794,7 @@ def _check_is_size(c, f, args, kwargs):
     if not (isinstance(n, NumberProxy) and n.unbacked):
         return c.enter(f, args, kwargs)
     for condition in (n >= 0, True if most is None else n <= most):
-        _checks(c, torch._check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
+        _checks(c, compat.check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
 
 
 def _checks(c, f, args, kwargs):
@@ -966,12 +820,11 @@ def text_of(c, p: TensorProxy) -> str:
     return repr(p)
 
 
-def _text(c, f, args, kwargs):
-    """str, repr and format."""
-    if args and type(args[0]) is TensorProxy:
-        return text_of(c, args[0])
-    args = [as_text(c, a) for a in args]
-    return _construct(c, f, args, kwargs) if f is str else _call_builtin(c, f, args, kwargs)
+def formatted_text(c, text: str, values):
+    """`text % values`."""
+    values = as_text(c, values)
+    _note_text(c, values if type(values) is tuple else (values,))
+    return text % values
 
 
 def _print(c, f, args, kwargs):
@@ -980,48 +833,45 @@ def _print(c, f, args, kwargs):
 
 
 HANDLERS: dict[int, object] = {}
+_APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C
 
 
 def _install() -> None:
-    frame_calls = Host().frame_calls
-    HANDLERS.update(dict.fromkeys(frame_calls, Host.call))
+    HANDLERS.update(FRAME_CALLS)
+    HANDLERS.update(PROTOCOL_CALLS)
     M = torch.nn.Module
     table = {
-        type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, iter: _iter, id: id_of, print: _print,
-        str: _text, repr: _text, format: _text,
+        type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
-        bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
-        M._wrapped_call_impl: _module_call, M._call_impl: _module_call, M.__call__: _module_call,
-        M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),
+        M.__call__: _module_call,
+        M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
         M.__setattr__: _module_setattr,
-        object.__setattr__: lambda c, f, a, k: c.plain_store(*a),
-        object.__delattr__: lambda c, f, a, k: c.plain_delete(*a),
         object.__reduce_ex__: _reduced,
-        object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
         torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
-        torch.autograd.Function.apply.__func__: autograd_function.apply,
+        getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
         torch.overrides.has_torch_function: _constant(False),
         torch.overrides.has_torch_function_unary: _constant(False),
         torch.overrides.has_torch_function_variadic: _constant(False),
-        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False), torch._C._get_tracing_state: _constant(None),
+        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
         torch.Tensor.backward: backward.call_backward,
         torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k), torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
-        torch._C._group_tensors_by_device_and_dtype: backward.group_by_device_and_dtype,
-        torch.autograd._make_grads: backward.make_gradients,
-        torch.autograd.graph._engine_run_backward: backward.run_engine,
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
-        torch._assert: _checks, torch._check: _checks, torch._check_is_size: _check_is_size, min: _extreme, max: _extreme,
+        min: _extreme, max: _extreme,
         torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
         torch.autograd.profiler.record_function.__exit__: _constant(None),
         **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
         **dict.fromkeys(CONSTRUCTORS, record),
-        torch._C._log_api_usage_once: _constant(None),
+        **compat.existing({
+            "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None), "log_api_usage_once": _constant(None),
+            "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients, "run_engine": backward.run_engine,
+            "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
+        }),
         **torch_func.HANDLERS,
     }  # fmt: skip
     HANDLERS.update({id(f): h for f, h in table.items()})
@@ -1038,7 +888,7 @@ def _module_setattr(c, f, args, kwargs):
         parameters = m.__dict__.get("_parameters", {})
         if n in parameters and v is not None and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter) and not isinstance(v, torch.nn.Parameter):
             raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
-    c.plain_store(m, n, v)
+    attributes.set_attribute(c, m, n, v)
 
 
 def _type_name(v) -> str:
@@ -1051,6 +901,9 @@ _install()
 # ---------------------------------------------------------------------------------------------------------------- sharp edges
 
 
+_WARNED: dict = {}  # once a site
+
+
 def sharp_edge(c, what: str) -> None:
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
@@ -1061,6 +914,6 @@ def sharp_edge(c, what: str) -> None:
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
-            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)))
+            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED)
 
 

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from thunder.capture import containers
-from thunder.capture.calls import SymbolicSize
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
 from thunder.capture.native import CONTAINERS, ENUM, container_base
 from thunder.capture.prologue import check_symbol, written
-from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
 from thunder.core.trace import Trace
 
@@ -165,7 +164,7 @@ class EpilogueWriter:
 
     def _tuple(self, value: tuple, t: type) -> str:
         inside = [self.build(x) for x in value]
-        if t is SymbolicSize:
+        if t is Size:
             t = torch.Size
         if hasattr(value, "_make"):
             return self._variable(value, f"{self.pin(t)}({', '.join(inside)})")
@@ -253,6 +252,10 @@ class EpilogueWriter:
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
             return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
+        if kind == "entry":
+            return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
+        if kind == "context":
+            return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "grad":
             return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
         if kind == "delattr":

@@ -9,7 +9,7 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
-__all__ = ["primitive", "number", "held_numbers"]
+__all__ = ["primitive", "number", "held_numbers", "read_numbers"]
 
 
 def primitive(c, value, t: type, source: Source):
@@ -34,21 +34,27 @@ def held_numbers(c) -> dict[str, int | float]:
     return {s.describe(c.parameters): v for (s, question, _), v in c.observed.items() if question is VALUE and may_change(s, v)}
 
 
+def read_numbers(c) -> set[str]:
+    """The paths of the numbers that the program holds for one value of."""
+    return {s.describe(c.parameters) for (s, question, _), v in c.observed.items() if question is VALUE and type(v) in (int, float)}
+
+
 def number(c, value, source: Source) -> NumberProxy:
     """A number that stays symbolic."""
     found = c.numbers.get(source)
     if found is None:
         t = type(value)
         name = c.recorder.context.names.make("i" if t is int else "f")
-        found = c.numbers[source] = (IntegerProxy if t is int else FloatProxy)(name, value, symbol(name), c.relate)
+        found = c.numbers[source] = (IntegerProxy if t is int else FloatProxy)(name, c.decisions)
+        c.decisions.values[name] = value
         c.number_sources[name] = source
         c.values[source] = value
         if source.step != "size":
             ask(c, source, TYPE)
         if source.step == "size":
-            c.relations[symbol(name), ">", constant(1)] = True
-            c.sizes.add(name)
+            c.decisions.decide(symbol(name), ">", constant(1))
+            c.decisions.sizes.add(name)
         elif t is int and value not in (0, 1) and source.root.key in ("args", "kwargs"):
             for special in (0, 1):
-                c.relate(symbol(name), "!=", constant(special), True)
+                c.decisions.decide(symbol(name), "!=", constant(special))
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture.ask import KIND, SAME
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy

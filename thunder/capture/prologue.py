@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture import ask
 from thunder.capture.ask import FILLED, HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, same_value, say, was_is
 from thunder.capture.native import CONTAINERS, PRIMITIVE
@@ -26,6 +26,7 @@ from thunder.capture.sources import MISSING, Source, called, cell, find, item
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
+from thunder.interpreter.attributes import type_attribute
 
 __all__ = ["PrologueWriter", "check_symbol", "written"]
 
@@ -145,7 +146,7 @@ class PrologueWriter:
     """Turns what a capture asked into the statements of a prologue."""
 
     def __init__(self, capture):
-        self.capture = capture
+        self.capture, self.parameters = capture, capture.parameters
         self.objects: dict[str, Any] = dict(_HELPERS)
         self.variables: dict[Source, str] = {}
         self.lines: list[BoundSymbol] = []
@@ -187,7 +188,7 @@ class PrologueWriter:
         self.emit(f"check_{kind}", f"if {condition}: return {reason}")
 
     def describe(self, source: Source) -> str:
-        return source.describe(self.capture.parameters)
+        return source.describe(self.parameters)
 
     def literal(self, value) -> str:
         return repr(value) if _literal(value) else self.pin(value)
@@ -205,8 +206,9 @@ class PrologueWriter:
         if name is None:
             read = self.read(source)
             name = self.variables[source] = self.names.claim(source.name(self.capture.parameters))
-            described = source.root.key == "fn"
-            self.emit("unpack", f"{name} = {read}", comment=(lambda: [f"# {self.describe(source)}"]) if described else None)
+            parameters = self.capture.parameters  # a printed prologue outlives its capture
+            comment = (lambda: [f"# {source.describe(parameters)}"]) if source.root.key == "fn" else None
+            self.emit("unpack", f"{name} = {read}", comment=comment)
         return name
 
     def read(self, source: Source) -> str:
@@ -268,7 +270,7 @@ class PrologueWriter:
         owner = self.capture.values.get(source.base)
         if isinstance(owner, type) or source.key not in getattr(owner, "__dict__", ()):
             return False
-        return self.capture.resolve(type(owner), source.key)[0] not in ("data", "property")
+        return not hasattr(type(type_attribute(type(owner), source.key)), "__set__")
 
     # ---------------------------------------------------------------- the whole
 
@@ -482,7 +484,7 @@ class PrologueWriter:
 
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
-        for (a, relation, b), outcome in self.capture.relations.items():
+        for (a, relation, b), outcome in self.capture.decisions.relations.items():
             table = {n: self.variable(self.capture.number_sources[n]) for n in sorted(a.symbols() | b.symbols())}
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
@@ -492,7 +494,7 @@ class PrologueWriter:
             self.miss("relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
 
     def _hint(self, name: str):
-        return next(n.value for n in self.capture.numbers.values() if n.name == name)
+        return self.capture.decisions.values[name]
 
     def _distinct(self) -> None:
         """What the program writes to must stay apart from what it reads, and tensors that had one name each must not become one."""

@@ -8,8 +8,8 @@ the program.
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from thunder import compat
 from thunder.capture.ask import VALUE
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import leading_to
@@ -38,7 +38,7 @@ def answer(c, function, args, kwargs):
         if function is torch.Tensor.is_set_to:
             return _same_view(c, value, args[1])
         value = layout(c, value, function is torch.Tensor.storage_offset, function in _OF_BITS)
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         return function(value, *args[1:], **kwargs)
 
 
@@ -50,7 +50,7 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
     if base not in c.real:
         return function is torch.Tensor.is_pinned and any(base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols)
     real, source = c.real[base]
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         found = function(real)
     c.ask(source.call(function.__name__), VALUE)
     return found
@@ -77,13 +77,13 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
     """
     memory = c.recorder.memory
     wanted = memory.holder(wanted)
-    c.fake_mode = c.fake_mode or FakeTensorMode(allow_non_fake_inputs=True)
+    c.fake_mode = c.fake_mode or compat.FakeTensorMode(allow_non_fake_inputs=True)
     views = [wanted]
     while views[-1] in memory.view_of:
         views.append(memory.view_of[views[-1]][1])
     base = views.pop()
     value = memory.formed.get(base, base)
-    with torch._C.DisableTorchFunction(), c.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with compat.DisableTorchFunction(), c.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         for line in _slice(c, value, c.layouts):
             if isinstance(line, BoundSymbol):
                 run_line(line, c.layouts)

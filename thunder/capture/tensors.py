@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder import compat
 from thunder.capture import opaque_values
 from thunder.capture.ask import SAME, SHARED, ask
 from thunder.capture.numbers import number
@@ -28,7 +29,7 @@ def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
         c.replaced_sources[source] = c.replaced[id(value)]
     found = c.tensors.get(key)
     if found is None:
-        with torch._C.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
+        with compat.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
             if is_unusual(value):
                 return opaque_values.read(c, value, source)
             found = c.tensors[key] = _new_proxy(c, value, source, is_argument)
@@ -74,7 +75,7 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
 def is_leaf(c, p: TensorProxy) -> bool:
     """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
     real = c.real.get(p)
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         return real is not None and real[0].is_leaf and not real[0]._is_view()
 
 
@@ -84,7 +85,7 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
         return
     if base in c.placements and not c.placements[base].is_whole:
         c.refuse(f"{base.name} is written to, and the ranks hold a part of it each", "write to it outside of the compiled function: call optimizer.step() there")
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         differentiable, leaf = c.real[base][0].requires_grad and torch.is_grad_enabled(), c.real[base][0].is_leaf
     if differentiable and not detached:
         if leaf:
@@ -101,7 +102,7 @@ def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> No
     """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view of it here. A partial overlap is refused."""
     real, source = c.real[base]
     memory = c.recorder.memory
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
             return
         mine, others = (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
@@ -167,7 +168,7 @@ def write_back(c) -> None:
 
 def lift(c, value):
     """A real tensor that came from nowhere the program can name: pinned."""
-    assert not isinstance(value, torch._subclasses.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
+    assert not isinstance(value, compat.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
     if type(value) is Condition:
         return bool(value)  # an error, where no check of the program decides it
     return read(c, value, c.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value

@@ -14,7 +14,7 @@ from typing import Any
 
 from thunder.core.devices import Device
 from thunder.core.dtypes import dtype
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, type_string
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, has_numbers, proxies_in, type_string
 
 __all__ = ["Printer", "Text", "compile_source", "function_source", "line_owners"]
 
@@ -92,6 +92,9 @@ class Printer:
             return "..."
         if t.__module__ == "torch" and t.__name__ in ("dtype", "device"):
             return str(x) if t.__name__ == "dtype" else f'torch.device("{x}")'
+        if isinstance(x, (tuple, list, dict)) and (has_numbers(x) or proxies_in(x, [])):
+            plain = dict(x) if isinstance(x, dict) else tuple(x) if isinstance(x, tuple) else list(x)
+            return f"{self.object(t)}{'._make' * hasattr(x, '_make')}({self.value(plain, prims)})"
         return self.object(x)
 
     def _in_module(self, module: str, name: str) -> str:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from thunder import compat
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
@@ -217,14 +218,14 @@ class Memory:
                 self.undecided.setdefault(self.base(x), []).append(x)
                 continue
             line, shown = self.view_of[x]
-            with torch._C.DisableTorchFunction():
+            with compat.DisableTorchFunction():
                 copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
             if copied:
                 self.copies.add(x)
                 del self.view_of[x]
                 self.views[shown] = [v for v in self.views[shown] if v is not x]
             elif line.sym.name == "as_strided":  # says places in memory, whatever it was called on
-                with torch._C.DisableTorchFunction():
+                with compat.DisableTorchFunction():
                     part = part_shown(self.layout(x, True), self.layout(base, True))
                 if part is not None:
                     self.views[shown] = [v for v in self.views[shown] if v is not x]
@@ -509,7 +510,7 @@ def _placed(line: BoundSymbol, view, whole, part):
 def _placed_once(size_and_stride: Callable) -> Callable:
     def write(line: BoundSymbol, view, whole, part):
         size, stride = size_and_stride(line, view)
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             offsets = torch.as_strided(torch.arange(1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))), size, stride) if math.prod(size) else torch.arange(0)
             overlaps = offsets.unique().numel() != offsets.numel()
         if overlaps:

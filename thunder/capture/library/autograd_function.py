@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture.library.functional import separate
 from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.pytree import tree_flatten

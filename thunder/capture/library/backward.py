@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from thunder import compat
 from thunder.capture.ask import SAME
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.regions import leading_to
@@ -21,6 +22,7 @@ from thunder.ops import LTORCH
 from thunder.ops.explain import stand_in
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
 from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
+from thunder.transforms.backward_inside import marked
 from thunder.transforms.levels import renamed, typed
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
@@ -55,7 +57,7 @@ def read_gradient(c, p: TensorProxy):
     if p not in c.real:
         return None
     real, source = c.real[p]
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         return c.read(real.grad, source.attr("grad"))
 
 
@@ -66,7 +68,7 @@ def write_gradient(c, p: TensorProxy, value) -> None:
     placement = c.placements.get(p)
     shape, dtype = (tuple(p.shape), p.dtype) if placement is None else (placement.held_shape, from_tensor_dtype(placement.held_dtype))
     if value is not None and (type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape):
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             tensor = stand_in(p)
             tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
     key = _place(c, p)
@@ -107,7 +109,7 @@ def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
     lists, with_indices = args
     if not any(type(x) is TensorProxy for x in lists[0]):
         return f(lists, with_indices)
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         empty = [torch.empty(0, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device)) for x in lists[0]]
         groups = f([empty], True)
     return {key: ([[x[i] for i in places] if x else [] for x in lists], places if with_indices else []) for key, (_, places) in groups.items()}
@@ -124,7 +126,7 @@ _FREED = (
 
 def freed(value: torch.Tensor) -> torch.Tensor:
     """The same value, whose backward raises what PyTorch raises for a graph that is freed."""
-    return torch._C._functions.DelayedError(_FREED.encode(), 1)(value.detach().requires_grad_())
+    return compat.DelayedError(_FREED.encode(), 1)(value.detach().requires_grad_())
 
 
 class Engine:
@@ -139,6 +141,7 @@ class Engine:
         self.known: dict[BoundSymbol, Derivative] = {}
         self.freed: dict[Derivative, None] = {}
         self.used: set[Derivative] = set()
+        self.backwards = 0
         self._gone: set = set()  # what the freed derivatives' lines make
         self._left: dict[TensorProxy, bool] = {}  # what leaves the program -> whether its graph is freed
 
@@ -289,6 +292,8 @@ class _Pulled:
         table: dict = {}
         if self.again:
             lines = renamed(lines, c.recorder.context.names, table)
+        c.engine.backwards += 1
+        lines = marked(lines, c.engine.backwards)
         c.recorder.bound_symbols += lines
         for line in lines:
             if OpTags.VIEW in line.sym.tags:
@@ -311,7 +316,7 @@ class _Pulled:
 
 def _check_leaf(c, p: TensorProxy) -> None:
     real, source = c.real[p]
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         leaf, hooked = real.is_leaf, bool(real._backward_hooks) or bool(getattr(real, "_post_accumulate_grad_hooks", None))
     name = source.describe(c.parameters)
     if not leaf:
@@ -375,7 +380,7 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     found = pulled.write(tensors)
     shown, made, taken = roots(pulled.written), {o for line in pulled.written for o in line.outputs}, set()
     before = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(pulled.create_graph)
+    compat.set_grad_enabled(pulled.create_graph)
     c.synchronize()
     try:
         reduced = [_synchronized(c, pulled, p, g) for p, g in zip(tensors, found, strict=True)]  # before any is read, so that several are communicated together
@@ -395,5 +400,5 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
             else:
                 METHODS.call("__iadd__", known, g)
     finally:
-        torch._C._set_grad_enabled(before)
+        compat.set_grad_enabled(before)
         c.synchronize()

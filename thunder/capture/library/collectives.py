@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from thunder.capture.ask import IDENTITY
+from thunder.compat.names import FUNCTIONAL_COLLECTIVES
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import user_location
 from thunder.errors import CaptureError
@@ -152,7 +153,7 @@ def handlers() -> dict[Callable, Callable]:
     if not dist.is_available() or not dist.is_initialized():
         return {}
     found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)}
-    for module, table in (("torch.distributed._functional_collectives", _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
+    for module, table in ((FUNCTIONAL_COLLECTIVES, _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
         if module in sys.modules:
             found |= {getattr(sys.modules[module], n): _returning(f) for n, f in table.items() if hasattr(sys.modules[module], n)}
     return found

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture.expose import expose
 from thunder.core.proxies import TensorProxy, like, proxies_in
 from thunder.core.symbol import Recorder, current_recorder, recording, user_location
@@ -40,14 +39,14 @@ def separate(c, grad_enabled: bool) -> Iterator[Recorder]:
     inner.memory = outer.memory
     c.recorder = inner
     c.outer_recorders.append(outer)
-    torch._C._set_grad_enabled(grad_enabled)
+    compat.set_grad_enabled(grad_enabled)
     try:
         with recording(inner):
             yield inner
     finally:
         c.recorder = outer
         c.outer_recorders.pop()
-        torch._C._set_grad_enabled(before)
+        compat.set_grad_enabled(before)
 
 
 class _Native:
@@ -80,7 +79,7 @@ def opened(c, value):
 
 def flatten(c, value) -> tuple[list, Any]:
     """(leaves, structure), with the values that tensors have now."""
-    leaves, spec = tree_flatten(opened(c, value))
+    leaves, spec = compat.tree_flatten(opened(c, value))
     return [c.recorder.latest(x) if type(x) is TensorProxy else c.lift(x) if isinstance(x, torch.Tensor) else x for x in leaves], spec
 
 
@@ -198,16 +197,16 @@ class Differentiated:
                     arguments.append(_fresh(c, x, grad=True))
                 inside.append(arguments[-1] if _float(x) else x)
             self.wanted[key] = list(map(_float, leaves))
-            given[key] = tree_unflatten(inside, self.specs[key])
+            given[key] = compat.tree_unflatten(inside, self.specs[key])
         lines, leaves, spec = f.enter(c, [given[i] for i in range(len(args))], {k: given[k] for k in kwargs}, True)
         if keys is None:
             self._read_outside(c, arguments, lines)
         self.aux = None
         if has_aux:
-            result = tree_unflatten(leaves, spec)
+            result = compat.tree_unflatten(leaves, spec)
             if not isinstance(result, tuple) or len(result) != 2:
                 raise RuntimeError("expected the output of f to be a tuple of length 2: (output, aux), because has_aux=True")
-            leaves, spec = tree_flatten(result[0])
+            leaves, spec = compat.tree_flatten(result[0])
             self.aux = result[1]
         self.result, self.spec = leaves, spec
         self.differentiable = [_float(x) and (x.requires_grad or any(x is a for a in arguments)) for x in leaves]
@@ -224,11 +223,11 @@ class Differentiated:
 
     def outside(self, value):
         """A value of the level, or a structure of them, as the program around it knows it."""
-        leaves, spec = tree_flatten(value)
-        return tree_unflatten([self.table.get(x, x) if type(x) is TensorProxy else x for x in leaves], spec)
+        leaves, spec = compat.tree_flatten(value)
+        return compat.tree_unflatten([self.table.get(x, x) if type(x) is TensorProxy else x for x in leaves], spec)
 
     def value(self):
-        return self.outside(tree_unflatten(self.result, self.spec))
+        return self.outside(compat.tree_unflatten(self.result, self.spec))
 
     def gradients(self, c, cotangents: Sequence) -> list:
         """One gradient or None for each tensor."""
@@ -238,7 +237,7 @@ class Differentiated:
         """The gradients in the structures of the arguments, zeros where there is none, None in the places of constants."""
         filled = iter([_zeros(x) if g is None else g for x, g in zip(self.outer, gradients, strict=True)])
         found = {key: [next(filled) if w else None for w in wanted] for key, wanted in self.wanted.items()}
-        return {key: tree_unflatten(found[key], spec) for key, spec in self.specs.items()}
+        return {key: compat.tree_unflatten(found[key], spec) for key, spec in self.specs.items()}
 
 
 def _ones(o: TensorProxy) -> TensorProxy:
@@ -295,17 +294,17 @@ class Grad(Transformed):
         return self.packed(made[0], *(made[1] if self.has_aux else (made[1], None)))
 
     def _eager_flat(self, args, kwargs):
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = compat.tree_flatten((args, kwargs))
         places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
 
         def function(*values):
             now = list(leaves)
             for i, v in zip(places, values, strict=True):
                 now[i] = v
-            args, kwargs = tree_unflatten(now, spec)
+            args, kwargs = compat.tree_unflatten(now, spec)
             result = self.fn(*args, **kwargs)
             result, aux = result if self.has_aux else (result, None)
-            outputs = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
+            outputs = [x for x in compat.tree_flatten(result)[0] if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
             return tuple(outputs), (result, aux)
 
         outputs, pull, (value, aux) = torch.func.vjp(function, *(leaves[i] for i in places), has_aux=True)
@@ -345,7 +344,7 @@ class VJP(Transformed):
 
     def eager(self, primals, cotangents, **kwargs):
         single = not isinstance(primals, (tuple, list))
-        leaves, spec = tree_flatten((primals,) if single else tuple(primals))
+        leaves, spec = compat.tree_flatten((primals,) if single else tuple(primals))
         wanted = [isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) for x in leaves]
         chosen = [x for x, w in zip(leaves, wanted, strict=True) if w]
 
@@ -353,9 +352,9 @@ class VJP(Transformed):
             others = iter(others)
             return [next(others) if w else x for x, w in zip(leaves, wanted, strict=True)]
 
-        result, pull = torch.func.vjp(lambda chosen: self.fn(*tree_unflatten(filled(chosen), spec), **kwargs), chosen)
+        result, pull = torch.func.vjp(lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen)
         leaves = [None] * len(leaves)
-        found = tree_unflatten(filled(*pull(cotangents)), spec)
+        found = compat.tree_unflatten(filled(*pull(cotangents)), spec)
         return result, found[0] if single else found
 
 
@@ -379,22 +378,22 @@ class JVP(Transformed):
             raise RuntimeError("jvp: Expected the primals to be tensors of floating point dtype, at least one")
         check_like(c, "the tangents", given, given_spec, outer, spec, "the primals")
         arguments = [_fresh(c, x, grad=True) for x in outer]
-        lines, leaves, out_spec = self.enter(c, tree_unflatten(arguments, spec), kwargs, True)
+        lines, leaves, out_spec = self.enter(c, compat.tree_unflatten(arguments, spec), kwargs, True)
         aux = None
         if self.has_aux:
-            result, aux = tree_unflatten(leaves, out_spec)
-            leaves, out_spec = tree_flatten(result)
+            result, aux = compat.tree_unflatten(leaves, out_spec)
+            leaves, out_spec = compat.tree_flatten(result)
         if not leaves or not all(type(x) is TensorProxy for x in leaves):
             raise RuntimeError("jvp(f, primals, tangents): Expected f to be a function that has non-empty output, of tensors")
         moved = pushforward(Level(arguments, lines, leaves), outer, given, _executors(c), c.recorder)
         table = dict(zip(arguments, outer, strict=True))
         result = [table.get(x, x) for x in leaves]
         tangent = [_zeros(x) if t is None else t for x, t in zip(result, moved, strict=True)]
-        made = tree_unflatten(result, out_spec), tree_unflatten(tangent, out_spec)
+        made = compat.tree_unflatten(result, out_spec), compat.tree_unflatten(tangent, out_spec)
         if not self.has_aux:
             return made
-        aux_leaves, aux_spec = tree_flatten(aux)
-        return (*made, tree_unflatten([table.get(x, x) if type(x) is TensorProxy else x for x in aux_leaves], aux_spec))
+        aux_leaves, aux_spec = compat.tree_flatten(aux)
+        return (*made, compat.tree_unflatten([table.get(x, x) if type(x) is TensorProxy else x for x in aux_leaves], aux_spec))
 
     def eager(self, primals, tangents, **kwargs):
         return torch.func.jvp(functools.partial(self.fn, **kwargs), primals, tangents, has_aux=self.has_aux)
@@ -432,14 +431,14 @@ class VMap(Transformed):
         dims = _dims_of(self.in_dims, spec, "in_dims")
         size, places = _batch_size(outer, dims)
         arguments = [_fresh(c, x, grad=False, shape=x.shape[:d] + x.shape[d + 1 :]) if d is not None else x for x, d in zip(outer, places, strict=True)]
-        lines, leaves, out_spec = self.enter(c, tree_unflatten(arguments, spec), kwargs, torch.is_grad_enabled())
+        lines, leaves, out_spec = self.enter(c, compat.tree_unflatten(arguments, spec), kwargs, torch.is_grad_enabled())
         if not all(type(x) is TensorProxy for x in leaves):
             raise ValueError("vmap: the function must only return Tensors")
         with recording(c.recorder):
             moved = {a: x if d == 0 else LTORCH["movedim"](x, d, 0) for a, x, d in zip(arguments, outer, places, strict=True) if d is not None}
             table = batched(lines, moved, size, self.randomness, c.recorder)
             results = [_placed(x, table, d, size) for x, d in zip(leaves, _dims_of(self.out_dims, out_spec, "out_dims"), strict=True)]
-        return tree_unflatten(results, out_spec)
+        return compat.tree_unflatten(results, out_spec)
 
     def eager(self, *args, **kwargs):
         return torch.func.vmap(self.fn, self.in_dims, self.out_dims, self.randomness)(*args, **kwargs)

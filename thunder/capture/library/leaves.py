@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from thunder import compat
 from thunder.core.proxies import TensorProxy, number_value
 from thunder.ops.inplace import copy_
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -19,7 +20,7 @@ def leaf(c, values: TensorProxy) -> TensorProxy:
     options = {"dtype": to_torch_dtype(values.dtype), "device": to_torch_device(values.device), "requires_grad": True}
     strides = layout(values).stride() if layout is not None else torch.empty(shape, device="meta").stride()
     make = functools.partial(torch.empty_strided, shape, strides, **options)
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         made = make()
     proxy = c.read(made, c.const(make, "leaf").call("__call__"))
     with torch.no_grad():

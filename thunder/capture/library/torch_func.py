@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.capture.library.functional import JVP, VJP, Differentiated, Grad, VMap, check_like, flatten, made, opened, selected_arguments
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
@@ -171,7 +171,7 @@ HANDLERS |= {
     function: handler
     for name, handler in {
         "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp, "vmap": _torch_vmap, "basis": _basis,
-        "basis in chunks": _basis_in_chunks,
+        "basis_in_chunks": _basis_in_chunks,
     }.items()
     if (function := compat.functorch_implementations().get(name)) is not None
 }  # fmt: skip
