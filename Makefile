@@ -24,6 +24,7 @@ test: lint
 	$(RUN) -m pytest -n 2 tests
 
 test-all: test test-versions
+	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library
 	$(RUN) benchmarks/op_coverage.py --processes 2
 	$(RUN) benchmarks/models.py --systems eager,thunder,thunder_inductor
 

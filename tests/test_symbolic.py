@@ -1,12 +1,16 @@
 """cache="symbolic values": numbers and tensor sizes that stay symbolic. Each program is compared with itself in eager, call by call."""
 
-import fractions
+import collections
+import functools
 import itertools
 import math
 import operator
 import types
 import warnings
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -274,6 +278,36 @@ def test_floats_have_remainders(cache):
             assert torch.equal(got, want)
 
 
+WHAT_PYTHON_DOES_WITH_SIZES = {
+    "formatted": lambda s: (f"{s}", str(s), repr(s[2:]), f"{s[2]:03d}", "%d %s" % (s[2], s)),
+    "as keys": lambda s: ({s: 1}[s], {(4, 5): "a", (6, 7): "b"}.get(tuple(s[2:]), "none"), len({s[2], 6})),
+    "compared": lambda s: (s == torch.Size([1, 2, 4, 5]), s[2:] == (6, 7), 6 in s, s.count(7), s[2] < s[3], 4 <= s[2] < 8),
+    "compared with other numbers": lambda s: (s[2] == 4 + 0j, s[2] == Fraction(6), s[2] < Decimal("6.5"), s[2] == np.int64(9)),
+    "with other numbers": lambda s: (s[2] * 1j, 2j - s[2], s[2] / Fraction(1, 3), Decimal(2) ** s[2], s[2] + np.float64(0.5)),
+    "sequences": lambda s: (s * 2, 2 * s, s + (1,), [0] * s[2], "a" * s[2], sorted(s), list(reversed(s)), list(range(s[2]))),
+    "reduced": lambda s: (max(s), min(s), sum(s), math.prod(s), s.numel(), functools.reduce(operator.mul, s)),
+    "by functions": lambda s: (math.sqrt(s[2]), math.isqrt(s[2]), math.gcd(*s[2:]), hex(s[2]), chr(s[2] + 60), s[2].bit_length()),
+    "by operators": lambda s: (s[2] & 3, s[2] | 8, s[2] ^ 1, s[2] << 2, s[2] >> 1, ~s[2], -s[2], divmod(s[2], 3), pow(s[2], 2, 5)),
+    "powers": lambda s: (2 ** s[2], 2 ** -s[2], s[2] ** -1, (s[2] - 5) ** 0.5, s[2] ** (5 - s[2]), 0.5 ** (s[2] - 6)),
+    "rounded": lambda s: (round(s[2]), round(s[2], -1), round(s[2] / 3), round(s[2] / 3, 1), math.ceil(s[2] / 4), s[2] / 4 // 1),
+    "types": lambda s: (isinstance(s[2], int), type(s[2]) is int, type(s) is torch.Size, isinstance(s, tuple), bool(s[2])),
+    "copied": lambda s: (tuple(s), list(s), torch.Size(list(s[2:])), collections.deque(s, maxlen=2), collections.Counter(s)),
+}
+
+
+@pytest.mark.parametrize("name", WHAT_PYTHON_DOES_WITH_SIZES)
+def test_what_python_does_with_sizes(name):
+    function = WHAT_PYTHON_DOES_WITH_SIZES[name]
+
+    def program(x):
+        return function(x.shape)
+
+    compiled = thunder.jit(program, cache="symbolic values")
+    for n in (4, 6, 9, 6, 4):
+        x = torch.ones(1, 2, n, n + 1)
+        assert_same(compiled(x), program(x))
+
+
 # ------------------------------------------------------------------------------------------------ Python's data model
 
 OPERATORS = "+ - * / // % ** & | ^ << >> == != < <= > >=".split()
@@ -321,7 +355,7 @@ def described(value):
 def test_numbers_are_pythons(kind, values, part):
     wrong = []
     for source in list(expressions(kind))[part::6]:
-        f = eval(f"lambda x, n: (x, {source})", {"math": math, "operator": operator, "Fraction": fractions.Fraction})
+        f = eval(f"lambda x, n: (x, {source})", {"math": math, "operator": operator, "Fraction": Fraction})
         compiled = thunder.jit(f, cache="symbolic values")
         for n in values:
             theirs, ours = outcome(f, 1.0, n), outcome(compiled, 1.0, n)

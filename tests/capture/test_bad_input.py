@@ -563,18 +563,6 @@ def test_wrong_options_name_the_valid_ones(options, valid):
         thunder.jit(may_fail, **options)
 
 
-@pytest.mark.parametrize(("options", "meant"), [({"executor": ["torch"]}, "executors"), ({"memory_bugdet": 0.5}, "memory_budget")])
-def test_options_that_are_nearly_others(options, meant):
-    for _ in range(2):
-        with pytest.warns(UserWarning, match=f"{next(iter(options))}=, which nothing asks for: did you mean {meant}="):
-            thunder.jit(lambda x: x * 2, **options)(X.clone().requires_grad_())
-
-
-def test_other_options_are_for_whoever_asks():
-    with warnings.catch_warnings(action="error"):
-        assert torch.equal(thunder.jit(lambda x: x * 2, something_else=1)(X), X * 2)
-
-
 def test_scripted_functions_are_read_as_python():
     compiled = thunder.jit(lambda x: SCRIPTED(x) if x.ndim == 2 else x)
     with pytest.raises(CaptureError, match="truth of a tensor"):

@@ -1,5 +1,6 @@
 """What the corpus cannot show: counters, hooks, logs, unsupported opcodes, interrupts, limits, memory."""
 
+import contextlib
 import dis
 import functools
 import gc
@@ -475,6 +476,29 @@ def test_arguments_are_not_kept_alive_by_the_host():
     del big
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_an_exception_makes_no_cycle(handled):
+    class Big:
+        pass
+
+    def handles(x, wanted):
+        try:
+            raise ValueError(x is None)
+        except wanted:
+            return None
+
+    big = Big()
+    gone = weakref.ref(big)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            Host().interpret(handles, (big, ValueError if handled else TypeError))
+        del big
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_threads_share_the_recursion_limit():

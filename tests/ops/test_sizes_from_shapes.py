@@ -141,3 +141,24 @@ def test_gradients_that_are_compiled_later_are_those_of_their_sizes(name):
     for n, m in ((2, 4), (3, 4), (3, 7), (2, 5), (3, 4)):
         x, w = torch.rand(m, m if n == m else n, dtype=torch.float64).requires_grad_(), torch.rand(n, dtype=torch.float64).requires_grad_()
         torch.testing.assert_close(gradients(compiled, x, w), gradients(program, x, w))
+
+
+def test_looking_at_a_program_decides_nothing():
+    """Traces are printed with their decompositions, which may be made only then."""
+
+    def program(x, w):
+        y = F.normalize(x, dim=w.shape[0] - 2).expand(w.shape[0], *x.shape) * w[:, None, None]
+        return torch.tensor_split(y, w.shape[0] - 1, 1)[0].cumsum(w.shape[0] - 2)
+
+    compiled = thunder.jit(program, cache="symbolic values")
+    x, w = torch.rand(4, 5, requires_grad=True), torch.rand(3)
+    compiled(x, w).sum().backward()
+    prologue = str(thunder.last_prologue_traces(compiled)[-1])
+    for trace in (*thunder.last_traces(compiled), *thunder.last_backward_traces(compiled)):
+        for line in trace.bound_symbols:
+            pending = [line]
+            while pending:
+                pending += pending.pop().subsymbols
+        assert str(trace)
+    assert str(thunder.last_prologue_traces(compiled)[-1]) == prologue
+    torch.testing.assert_close(compiled(x, w), program(x, w))

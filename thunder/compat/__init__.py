@@ -15,8 +15,9 @@ _home, __dir__ = names_from(
     __name__,
     {
         "thunder.compat.modes": (
-            "modes_key", "describe_modes", "set_data_parallel", "grad_enabled_in", "inference_in", "autocast_in", "without_function_modes", "modes_restored",
-            "default_device", "foreign_tracer",
+            "modes_key", "describe_modes", "set_data_parallel", "grad_enabled_in", "inference_in", "autocast_in", "function_modes_in",
+            "without_function_modes", "modes_restored",
+            "default_device", "foreign_tracer", "settings", "changed_settings",
         ),
         "thunder.compat.autocast": ("autocast_state", "autocast_casts", "autocast_nesting", "autocast_on", "autocast_off", "AUTOCAST_KINDS"),
         "thunder.compat.cuda": ("load_kernel", "kernel_flags", "attention_backends", "attention_among"),

@@ -18,6 +18,7 @@ from typing import Any
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
+from thunder.core.recording import user_location
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import DataDependentError
 
@@ -272,8 +273,6 @@ class UnbackedNumber(Proxy):
 
 
 def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:
-    from thunder.core.symbol import user_location
-
     origins = ", ".join(f"{u.name} is {u.origin}" for u in unbacked)
     return DataDependentError(
         f"{what} is known only when the program runs ({origins})",
@@ -400,7 +399,7 @@ class FloatProxy(NumberProxy):
     python_type = float
 
 
-_NUMBERS = (bool, int, float, NumberProxy)
+_NUMBERS = frozenset((bool, int, float, IntegerProxy, FloatProxy))  # no classes derived from them, which have their own arithmetic
 
 
 def _expression(x) -> symbolic.Expression:
@@ -516,7 +515,7 @@ def _binary_number(name: str, reflected: bool) -> Callable:
     def method(self, other, *modulus):
         if modulus:
             return pow(self.concrete(), concrete(other), concrete(*modulus))
-        if isinstance(other, _NUMBERS):
+        if type(other) in _NUMBERS:
             return calculate(other, self) if reflected else calculate(self, other)
         if isinstance(other, numbers.Number):  # a complex number, a fraction
             function = divmod if name == "divmod" else symbolic.APPLICATIONS[name][0]
@@ -528,7 +527,7 @@ def _binary_number(name: str, reflected: bool) -> Callable:
 
 def _relation(relation: str) -> Callable:
     def method(self, other):
-        if isinstance(other, _NUMBERS):
+        if type(other) in _NUMBERS:
             return _compare(self, other, relation)
         return RELATIONS[relation](self.concrete(), other) if isinstance(other, numbers.Number) else NotImplemented
 
@@ -545,8 +544,6 @@ for _name in "add sub mul truediv floordiv mod divmod pow and or xor lshift rshi
     setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
 for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
     setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
-NumberProxy.__divmod__ = lambda self, other: (self // other, self % other)  # type: ignore[attr-defined]
-NumberProxy.__rdivmod__ = lambda self, other: (other // self, other % self)  # type: ignore[attr-defined]
 NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
 NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
 NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
@@ -623,6 +620,14 @@ class Size(tuple):
         found = super().__getitem__(index)
         return Size(found) if isinstance(index, slice) else found
 
+    def __mul__(self, times):
+        return Size(super().__mul__(times))
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"torch.Size({[*map(concrete, self)]})"
+
 
 def _children(value) -> Iterable | None:
     """The values directly inside a container; None for any other value."""
@@ -698,12 +703,12 @@ def map_structure(function: Callable, value) -> Any:
 
 
 def _rebuilt(value, content):
-    """A container like `value` with other content. `torch.Size`, which takes ints only, becomes a tuple."""
+    """A container like `value` with other content. `torch.Size`, which takes ints only, becomes a `Size`."""
     t = type(value)
     if t is tuple or t is list or t is dict:
         return t(content) if t is tuple else content
     if isinstance(value, tuple):
-        make = tuple if t.__name__ == "Size" else getattr(value, "_make", t)
+        make = Size if t.__name__ == "Size" else getattr(value, "_make", t)
         return make(content)
     made = copy.copy(value)
     if isinstance(made, list):

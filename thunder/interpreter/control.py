@@ -10,7 +10,7 @@ import functools
 import types
 
 from thunder.interpreter.errors import UnsupportedError
-from thunder.interpreter.instructions import NULL, take
+from thunder.interpreter.instructions import NULL, provides, take
 from thunder.interpreter.tables import ITERATOR
 
 RETURN, YIELD = -1, -2
@@ -107,7 +107,7 @@ def SEND(frame, stack, target):
     host, value = frame.host, stack.pop()
     receiver = stack[ITERATOR]
     try:
-        if value is None and hasattr(type(receiver), "__next__"):
+        if value is None and provides(type(receiver), "__next__"):
             stack.append(host.next(receiver))
         else:
             stack.append(host.call(host.load_attr(receiver, "send"), [value], {}))
@@ -127,7 +127,7 @@ def CLEANUP_THROW(frame, stack, _):
 
 def GET_AWAITABLE(frame, stack, where):
     value = stack[-1]
-    if where in (1, 2) and not hasattr(type(value), "__await__") and not _is_awaitable(value):
+    if where in (1, 2) and not provides(type(value), "__await__") and not _is_awaitable(value):
         name = "__aenter__" if where == 1 else "__aexit__"
         kind = type(value).__name__
         raise TypeError(f"'async with' received an object from {name} that does not implement __await__: {kind}")
@@ -153,7 +153,7 @@ def awaitable(host, value, message):
     result = host.call(method, [], {})
     if type(result) is types.CoroutineType:
         raise TypeError("__await__() returned a coroutine")
-    if not hasattr(type(result), "__next__"):
+    if not provides(type(result), "__next__"):
         raise TypeError(f"__await__() returned non-iterator of type '{type(result).__name__}'")
     return result
 
@@ -169,7 +169,7 @@ def GET_AITER(frame, stack, _):
     if method is NULL:
         raise TypeError(f"'async for' requires an object with __aiter__ method, got {kind}")
     stack[-1] = iterator = host.call(method, [], {})
-    if not hasattr(type(iterator), "__anext__"):
+    if not provides(type(iterator), "__anext__"):
         kind = type(iterator).__name__
         raise TypeError(f"'async for' received an object from __aiter__ that does not implement __anext__: {kind}")
 

@@ -548,8 +548,13 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     stack.append(host.call(function, positional, keywords))
 
 
+def provides(kind, name):
+    """Whether a class or a base has a special method. As with CPython's type slots its metaclass has no say."""
+    return any(name in base.__dict__ for base in kind.__mro__)
+
+
 def _is_iterable(value):
-    return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
+    return provides(type(value), "__iter__") or provides(type(value), "__getitem__")
 
 
 def _callee(stack, arguments):

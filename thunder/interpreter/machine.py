@@ -18,7 +18,7 @@ class Frame:
 
     __slots__ = (
         "fn", "record", "program", "host", "locals", "names", "stack", "ip", "exc", "outer_exc", "delegate",
-        "suspended", "reraising", "named_type",
+        "suspended", "reraising", "named_type", "snapshot",
     )  # fmt: skip
 
     def __init__(self, fn, record, variables, host, names=None):
@@ -26,7 +26,7 @@ class Frame:
         self.names = names  # the namespace of a class body or of exec'd code
         self.program = record.program if host.log is None else host.log.program(fn.__code__, record)
         self.stack, self.ip = [], 0
-        self.exc = self.outer_exc = self.delegate = None
+        self.exc = self.outer_exc = self.delegate = self.snapshot = None
         self.suspended = self.reraising = False
         self.named_type = host.named_type
 
