@@ -1,5 +1,6 @@
 """Derivatives where functions have corners: at zeros, ties and infinities they are PyTorch's choice, by rules and by what fused kernels are made of."""
 
+import itertools
 import math
 import sys
 
@@ -66,3 +67,30 @@ def test_corners_are_pytorchs(name, fused):
         found.append((y.detach(), *torch.autograd.grad(y.sum(), x, allow_unused=True, materialize_grads=True)))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+_AT = [0.0, 1.0, 2.0, math.nan]
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_values_at_bounds_get_what_pytorch_gives_them(tensors):
+    """PyTorch 2.15 gives them nothing, or a half beside bounds that are tensors, where 2.13 gave them all."""
+    for low, high in itertools.product([None, *_AT], repeat=2):
+        given = [torch.full((4,), bound, requires_grad=True) for bound in (low, high) if bound is not None and tensors]
+        if low is None and high is None:
+            continue
+
+        def program(x, *bounds, low=low, high=high):
+            bounds = iter(bounds)
+            return torch.clamp(x, next(bounds) if tensors and low is not None else low, next(bounds) if tensors and high is not None else high)
+
+        inputs = [torch.tensor(_AT, requires_grad=True), *given]
+        found, wanted = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (thunder.jit(program), program))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, msg=lambda text, low=low, high=high: f"bounds {low}, {high}: {text}")
+
+
+@pytest.mark.parametrize("extreme", [torch.fmax, torch.fmin, torch.maximum, torch.minimum])
+def test_ties_get_what_pytorch_gives_them(extreme):
+    inputs = [torch.tensor([a for a, _ in itertools.product(_AT, repeat=2)], requires_grad=True), torch.tensor(_AT * 4, requires_grad=True)]
+    found, wanted = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (thunder.jit(extreme), extreme))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
