@@ -24,6 +24,7 @@ test: lint
 	$(RUN) -m pytest -n 2 tests
 
 test-all: test test-versions
+	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library
 	$(RUN) benchmarks/op_coverage.py --processes 2
 	$(RUN) benchmarks/models.py --systems eager,thunder,thunder_inductor
 
@@ -35,7 +36,7 @@ lint: $(VENV)/.installed
 
 # the interpreter's corpus, without torch, under every Python that is found
 test-versions:
-	@for v in 3.11 3.12 3.13; do \
+	@for v in 3.11 3.12 3.13 3.14 3.15; do \
 	  p=$$(command -v python$$v || true); full=$$(pyenv versions --bare 2>/dev/null | grep "^$$v\." | tail -1); \
 	  if [ -n "$$full" ]; then echo "Python $$full"; PYENV_VERSION=$$full PYTHONPATH=. python$$v -m tests.interpreter.corpus_runner || exit 1; \
 	  elif [ -n "$$p" ]; then echo "Python $$v"; PYTHONPATH=. $$p -m tests.interpreter.corpus_runner || exit 1; else echo "Python $$v: not found"; fi; done

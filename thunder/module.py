@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder.compiled import Compiled
 from thunder.distributed.placement import Placement, placement_of, seen_as
 from thunder.transforms.base import asked
 
@@ -21,10 +22,14 @@ _SHARED = (
 )  # fmt: skip
 
 
+_OF_COMPILED = ("programs", "recompilations", "lower")  # unless the wrapped module has its own
+
+
 class ThunderModule(torch.nn.Module):
     """A module whose calls run compiled programs. It shares parameters, buffers and mode with the module it wraps.
 
-    Attributes and methods it does not have itself are the wrapped module's. Made by `thunder.jit`, not by users.
+    Attributes and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
+    `lower` of the compiled function. Made by `thunder.jit`, not by users.
     """
 
     def __init__(self, model: torch.nn.Module, compiled_model_call: Any):
@@ -70,7 +75,12 @@ class ThunderModule(torch.nn.Module):
         return f"ThunderModule(\n  (_model): {inside}\n)"
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_model"], name)
+        try:
+            return getattr(self.__dict__["_model"], name)
+        except AttributeError:
+            if name in _OF_COMPILED:
+                return getattr(self.__dict__["_compiled"], name)
+            raise
 
     def __dir__(self):
         return sorted({*super().__dir__(), *dir(self._model)})
@@ -297,8 +307,6 @@ class ThunderModule(torch.nn.Module):
 
 def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> ThunderModule:
     """A compiled module with the overrides of another: transforms are not asked again for what they gave."""
-    from thunder.compiled import Compiled
-
     compiled = Compiled(model, options)
     for table, given in zip(compiled.overrides, overrides, strict=True):
         table.update(given)

@@ -14,7 +14,7 @@ from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
-from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
+from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
 from thunder.extend import Executor, FusionExecutor, get_always_executors
 from thunder.ops import LTORCH
@@ -31,7 +31,7 @@ from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import plan, roots
+from thunder.transforms.memory_budget import MEMORY_BUDGET, plan, roots
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
@@ -70,14 +70,9 @@ def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Tra
 def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> frozenset:
     """The values that a backward computes again, for the memory budget and under ZeRO-3."""
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-    budget = _memory_budget(options)
+    budget = options.get(MEMORY_BUDGET)
     chosen = plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
     return chosen.union(gathered_again(joint)) if "communicates" in joint.tables else chosen
-
-
-def _memory_budget(options: JitOptions) -> float:
-    said = "the share of the bytes saved for the backward that may be saved, the rest is computed again"
-    return options.get("memory_budget", said, 1.0)
 
 
 def _lowered(traces: list[Trace], program: Trace, options: JitOptions, executors: Sequence, first: Sequence[tuple] = ()) -> list[Trace]:
@@ -110,7 +105,11 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
     return [
         *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
-        *([("Overlap Communication", lambda trace: overlap(trace, _bytes_in_flight(options)))] if communicates else ()),
+        *(
+            [("Overlap Communication", lambda trace: overlap(trace, options.get(COMMUNICATION_BYTES_IN_FLIGHT)))]
+            if communicates
+            else ()
+        ),
         ("Delete Last Used", del_last_used),
         *(
             (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
@@ -120,10 +119,6 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
         *([("Side Stream", side_stream)] if has_side_stream(program) else ()),
         *([("Reuse Memory", reuse_memory)] if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors) else ()),
     ]
-
-
-def _bytes_in_flight(options: JitOptions) -> int:
-    return options.get("communication_bytes_in_flight", "the limit on the bytes of collectives that run at once", BYTES_IN_FLIGHT)
 
 
 def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
@@ -141,7 +136,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
 
     def differentiated(trace: Trace) -> Trace:
         joint = joint_trace(exact_derivatives(trace) if options.numerics is NUMERICS_OPTIONS.EAGER else trace, executors)
-        budget = _memory_budget(options)
+        budget = options.get(MEMORY_BUDGET)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
 

@@ -1,12 +1,14 @@
 """Programs that write to tensors: values, identity and shared memory of results and arguments are eager's."""
 
 import copy
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import thunder
+from thunder.ops import memory
 
 X = torch.arange(16.0).reshape(4, 4)
 PROGRAMS = {}
@@ -465,3 +467,31 @@ def overlaps_that_pytorch_allows(x):
     x[:2].masked_fill_(x[1:3] > 7, 2)
     torch.matmul(x, x.clone(), out=x)
     return x[:2].mul_(x[2:])
+
+
+@pytest.mark.parametrize("write", [lambda y, i: y[i % 8].add_(1.0), lambda y, i: y.add_(1.0), lambda y, i: y.view(-1)[i % 8 :].mul_(2.0)])
+def test_the_work_of_writes_is_linear(write):
+    def program(x, n):
+        y = x * 1
+        for i in range(n):
+            write(y, i)
+        return y
+
+    def calls(n):
+        count, compiled = 0, thunder.jit(program, cache="constant values")
+
+        def counting(frame, event, argument):
+            nonlocal count
+            count += event == "call" and frame.f_code.co_filename == memory.__file__
+
+        before = sys.getprofile()
+        sys.setprofile(counting)
+        try:
+            compiled(torch.ones(8, 4), n)
+        finally:
+            sys.setprofile(before)
+        return count
+
+    calls(10)
+    few, more, most = calls(50), calls(100), calls(200)
+    assert most - more < 2.1 * (more - few)

@@ -1,5 +1,6 @@
 """What the corpus cannot show: counters, hooks, logs, unsupported opcodes, interrupts, limits, memory."""
 
+import contextlib
 import dis
 import functools
 import gc
@@ -477,6 +478,29 @@ def test_arguments_are_not_kept_alive_by_the_host():
     assert gone() is None
 
 
+@pytest.mark.parametrize("handled", [True, False])
+def test_an_exception_makes_no_cycle(handled):
+    class Big:
+        pass
+
+    def handles(x, wanted):
+        try:
+            raise ValueError(x is None)
+        except wanted:
+            return None
+
+    big = Big()
+    gone = weakref.ref(big)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            Host().interpret(handles, (big, ValueError if handled else TypeError))
+        del big
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_threads_share_the_recursion_limit():
     def work(n):
         return 0 if n == 0 else 1 + work(n - 1)
@@ -527,3 +551,9 @@ def test_exceptions_under_a_trace_function():
     program += "def trace(frame, event, arg):\n    frame.f_lineno\n    return trace\nsys.settrace(trace)\nprint(Host().interpret(f, (), {}))\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip().isdigit(), done.stderr
+
+
+def test_a_python_that_is_not_known_is_an_error_in_words(monkeypatch):
+    monkeypatch.setattr(sys.modules["thunder.interpreter.decode"], "VERSION", (3, 99))
+    with pytest.raises(UnsupportedError, match=r"Python 3.99 is not supported: the bytecode of Python 3.11 to 3.15 is known"):
+        Host().interpret(lambda: 1, ())

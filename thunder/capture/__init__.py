@@ -18,7 +18,7 @@ from thunder.capture.calls import RecordingMode
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library.functional import Transformed
-from thunder.capture.numbers import held_numbers
+from thunder.capture.numbers import held_numbers, read_numbers
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.tensors import write_back
@@ -222,7 +222,7 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
         c = Capture(fn, args, kwargs, options, changing or {}, overrides)
         c.compiling = compiling
         try:
-            return _read(c)
+            return _with_symbolic_counters(c, _read(c))
         except BaseException as error:
             release(error)
             again = not compiling and isinstance(error, CaptureError) and c.asked_whether_compiling
@@ -230,6 +230,22 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
             if not again:
                 raise
     raise AssertionError("the second capture returns or raises")
+
+
+def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
+    """The program captured again where it writes to numbers that it was captured for one value of: the next call finds others there."""
+    counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.changing}
+    if not counters or c.sharp_edges:  # what runs while a program is captured runs once
+        return captured
+    second = Capture(c.fn, c.args, c.kwargs, c.options, {**c.changing, **counters}, c.overrides)
+    second.compiling = c.compiling
+    try:
+        found = _read(second)
+    except Exception:  # noqa: BLE001 - with one value it was captured
+        _close(second)
+        return captured
+    captured.close()
+    return found
 
 
 def _close(c: Capture) -> None:
@@ -247,15 +263,18 @@ def _read(c: Capture) -> Captured:
                 for transform in c.options.transforms:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
-                before = _modes()
-                with recording(c.recorder), RecordingMode(c):
-                    result = _run(c)
-                if _modes() != before:
+                before, device = compat.settings(), compat.default_device()
+                try:
+                    with recording(c.recorder), RecordingMode(c):
+                        result = _run(c)
+                finally:
+                    c.restore_context()
+                if compat.default_device() != device:
                     raise CaptureError(
-                        "the program leaves another grad mode, default dtype, default device or autocast state behind",
-                        location=c.user_location(),
-                        remedy="use the context managers (with torch.no_grad(): ...)",
-                    )
+                        "the program leaves another default device behind", location=c.user_location(),
+                        remedy="use the context manager (with torch.device(...): ...)",
+                    )  # fmt: skip
+                c.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
@@ -266,10 +285,6 @@ def _read(c: Capture) -> Captured:
         if any(not placement.is_whole for placement in c.placements.values()):
             raise FailsWithParts from error
         raise
-
-
-def _modes() -> tuple:
-    return torch.is_grad_enabled(), torch.get_default_dtype(), compat.autocast_state(), compat.default_device()
 
 
 def _run(c: Capture):

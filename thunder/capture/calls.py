@@ -17,10 +17,10 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import containers, items, opaque_values
+from thunder.capture import containers, objects, opaque_values
 from thunder.capture.ask import FILLED, KEYS, PRESENT
 from thunder.capture.expose import as_text, expose
-from thunder.capture.identities import Id, id_of, real_id, told_apart
+from thunder.capture.identities import id_of, told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.library import autograd_function, backward, leaves, torch_func
 from thunder.capture.native import (
@@ -40,9 +40,10 @@ from thunder.core.symbol import Symbol
 from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
 from thunder.extend.debugging import breakpoint_line
-from thunder.interpreter import construction
-from thunder.interpreter.host import Host
-from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
+from thunder.interpreter import Host, attributes, construction
+from thunder.interpreter.attributes import type_attribute
+from thunder.interpreter.builtin_calls import FRAME_CALLS
+from thunder.interpreter.protocols import PROTOCOL_CALLS
 from thunder.ops import inplace_of, lookup, random
 from thunder.ops.methods import as_number, call_torch
 from thunder.ops.opaque_values import CONSTRUCTORS
@@ -50,8 +51,8 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
 __all__ = [
-    "call", "call_native", "record", "operation", "tensor_attribute", "binary", "unary", "compare",
-    "NOT_OPERATIONS", "sharp_edge", "text_of", "lifted", "RecordingMode",
+    "call", "call_native", "record", "operation", "tensor_attribute", "NOT_OPERATIONS", "sharp_edge",
+    "text_of", "lifted", "all_lifted", "RecordingMode", "ADVANCED", "size", "kind_of", "type_of", "formatted_text",
 ]  # fmt: skip
 
 OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
@@ -141,7 +142,7 @@ def kind_of(c, p: TensorProxy) -> type:
 def _call_method(c, method, args, kwargs):
     p, n = method.proxy, method.name
     if type(p) is AnyProxy:
-        return opaque_values.method(c, p, n, _all_lifted(c, args), _all_lifted(c, kwargs))
+        return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
     if n == "backward":
         return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
     if n == "size":
@@ -153,10 +154,10 @@ def _call_method(c, method, args, kwargs):
         function = getattr(torch.Tensor, n)
         return record(c, function, [p, *args], kwargs)
     c.synchronize()
-    return function(lifted(c, p), *_all_lifted(c, args), **_all_lifted(c, kwargs))
+    return function(lifted(c, p), *all_lifted(c, args), **all_lifted(c, kwargs))
 
 
-def _all_lifted(c, values, *, typed: bool = False):
+def all_lifted(c, values, *, typed: bool = False):
     """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
     if t is dict:
@@ -197,7 +198,7 @@ _OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the
 def operation(c, name: str, operands):
     """A special method of a tensor, by its name."""
     c.synchronize()
-    return METHODS.call(name, *_all_lifted(c, operands))
+    return METHODS.call(name, *all_lifted(c, operands))
 
 
 def record(c, function, args, kwargs):
@@ -210,7 +211,7 @@ def record(c, function, args, kwargs):
     if kwargs.get("requires_grad") is True and function is not torch.Tensor.requires_grad_:
         return leaves.leaf(c, record(c, function, args, {k: v for k, v in kwargs.items() if k != "requires_grad"}))
     typed = function in _OF_DATA
-    args, kwargs = _all_lifted(c, args, typed=typed), _all_lifted(c, kwargs, typed=typed)
+    args, kwargs = all_lifted(c, args, typed=typed), all_lifted(c, kwargs, typed=typed)
     if opaque_values.involved(c, (args, kwargs)):
         return opaque_values.apply(c, function, args, kwargs)
     if lookup(function) is not None:
@@ -238,110 +239,6 @@ NOT_OPERATIONS = _named(
 ) | {torch.Tensor.__repr__, torch.get_default_device}  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------------- operators
-
-
-def _python_operator(c, names: tuple, a, b):
-    """Binary operators of user classes: the Python-level methods, in CPython's order."""
-    forward, reflected = names
-    ta, tb = type(a), type(b)
-    order = [(a, b, forward), (b, a, reflected)]
-    if tb is not ta and issubclass(tb, ta) and c.slot(tb, reflected) is not None:
-        order.reverse()
-    for x, y, n in order:
-        f = c.slot(type(x), n)
-        if f is not None and (id(x) in c.sources or not native_module(f.__globals__.get("__name__"))):
-            result = c.call(f, [x, y], {})
-            if result is not NotImplemented:
-                return True, result
-    return False, None
-
-
-_DUNDERS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul", "&": "and", "|": "or", "^": "xor", "<<": "lshift",
-    ">>": "rshift",
-}  # fmt: skip
-_COMPARE = {"<": ("__lt__", "__gt__"), "<=": ("__le__", "__ge__"), "==": ("__eq__", "__eq__"), "!=": ("__ne__", "__ne__"), ">": ("__gt__", "__lt__"), ">=": ("__ge__", "__le__")}
-_PLAIN = (
-    int, float, bool, complex, str, bytes, tuple, list, dict, set, frozenset, type(None), torch.dtype, torch.device, torch.Size, NumberProxy, Condition, TensorProxy, AnyProxy,
-    torch.Tensor,
-)  # fmt: skip
-
-
-def binary(c, symbol, a, b):
-    ta, tb = type(a), type(b)
-    if not (symbol == "+=" and ta is list):  # which appends, and looks at nothing
-        c.materialize(a)
-    c.materialize(b)
-    if symbol.endswith("="):
-        items.refuse_array(c, a)
-    if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
-        stem = _DUNDERS[symbol.rstrip("=")]
-        if symbol.endswith("=") and (f := c.slot(ta, f"__i{stem}__")) is not None:
-            result = c.call(f, [a, b], {})
-            if result is not NotImplemented:
-                return result
-        found, result = _python_operator(c, (f"__{stem}__", f"__r{stem}__"), a, b)
-        if found:
-            return result
-    if ta is str and symbol == "%":
-        b = as_text(c, b)
-        _note_text(c, b if tb is tuple else (b,))
-        return a % b
-    if ta is AnyProxy or tb is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _all_lifted(c, (a, b)), {})
-    if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        c.synchronize()
-        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
-    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
-        return size((*a, *b))
-    return ARITHMETIC[symbol](a, b)
-
-
-def _operand(c, v):
-    """What is beside a tensor, where PyTorch takes a bool of numpy's for a float."""
-    return float(v) if isinstance(v, numpy.bool_) else lifted(c, v)
-
-
-def unary(c, symbol, a):
-    c.materialize(a)
-    f = None if isinstance(a, NumberProxy) else c.slot(type(a), {"-": "__neg__", "~": "__invert__", "+": "__pos__"}[symbol])
-    if type(a) is TensorProxy:
-        c.synchronize()
-    elif type(a) is AnyProxy:
-        return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
-    elif f is not None and not isinstance(a, NumberProxy):
-        return c.call(f, [a], {})
-    return {"-": operator.neg, "~": operator.invert, "+": operator.pos}[symbol](a)
-
-
-def compare(c, symbol, a, b):
-    if type(a) is Id and type(b) is Id:
-        told_apart(c, a, (b,))
-    elif c.ids:
-        a, b = real_id(c, a), real_id(c, b)
-    for x in (a, b):
-        if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
-            expose(c, x)
-    if not (isinstance(a, _PLAIN) and isinstance(b, _PLAIN)):
-        found, result = _python_operator(c, _COMPARE[symbol], a, b)
-        if found:
-            return result
-        for x, n in zip((a, b), _COMPARE[symbol]):  # object's own comparison: it must stay that
-            if not native_module(type(x).__module__):
-                c.class_name(type(x), n, getattr(type(x), n))
-            else:
-                expose(c, x)
-        if id(a) in c.sources and id(b) in c.sources:
-            c.same(a, b)
-    if type(a) is AnyProxy or type(b) is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], _all_lifted(c, (a, b)), {})
-    if type(a) is TensorProxy or type(b) is TensorProxy:
-        c.synchronize()
-        return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
-    return COMPARISONS[symbol](a, b)
-
-
 # ---------------------------------------------------------------------------------------------------------------- calls
 
 
@@ -359,12 +256,10 @@ def call(c, f, args, kwargs):
         return handler(c, f, args, kwargs)
     if t is types.FunctionType:
         return _call_function(c, f, args, kwargs)
-    if t is types.MethodWrapperType and f.__name__ in ("__setattr__", "__delattr__", "__getattribute__"):
-        return {"__setattr__": c.plain_store, "__delattr__": c.plain_delete, "__getattribute__": c.plain_attribute}[f.__name__](f.__self__, *args)
-    if t is types.MethodWrapperType and f.__name__ == "__get__" and type(f.__self__) is types.FunctionType:
-        return types.MethodType(f.__self__, args[0]) if args[0] is not None else f.__self__
-    if t is types.MethodWrapperType and f.__name__ == "__get__" and type(f.__self__) is property and args[0] is not None and f.__self__.fget is not None:
-        return call(c, f.__self__.fget, args[:1], {})
+    if t is types.MethodWrapperType:  # `super().__setattr__(...)` and the like
+        wrapper = type_attribute(f.__objclass__, f.__name__)
+        if (handler := HANDLERS.get(id(wrapper))) is not None:
+            return handler(c, wrapper, [f.__self__, *args], kwargs)
     if t in IDENTITY_CALLS:
         return (_reduced if f.__name__ == "__reduce_ex__" else _call_builtin)(c, f, args, kwargs)
     special = _BY_TYPE.get(t)
@@ -381,8 +276,6 @@ def _call_object(c, f, t: type, args, kwargs):
         return record(c, f, args, kwargs)
     method = c.slot(t, "__call__")
     if method is not None:
-        if not native_module(t.__module__) or isinstance(f, torch.nn.Module):
-            c.class_name(t, "__call__", method)
         return call(c, method, [f, *args], kwargs)
     if t is functools._lru_cache_wrapper and not native_module(f.__module__):
         return _call_cached(c, f, args, kwargs)
@@ -447,7 +340,7 @@ def _replacement(c, f):
 
 def _call_symbol(c, symbol, args, kwargs):
     c.synchronize()
-    return symbol(*_all_lifted(c, args), **_all_lifted(c, kwargs))
+    return symbol(*all_lifted(c, args), **all_lifted(c, kwargs))
 
 
 def _call_scripted(c, f, args, kwargs):
@@ -532,10 +425,23 @@ def _reduced(c, f, args, kwargs):
 
 
 def _context_variable(c, f, args):
-    if f.__name__ != "get":
-        c.sharp("a context variable is set while the program is captured and not again")
+    """get, set and reset: what the program sets is set while it is captured only, and at its end by the epilogue."""
+    variable, first = f.__self__, c.context_tokens.get(f.__self__)
+    if f.__name__ == "set":
+        token = f(*args)
+        c.context_tokens.setdefault(variable, token)
+        c.keep[id(token)] = token
+        return token
+    if f.__name__ == "reset":
+        if id(args[0]) not in c.keep:
+            c.refuse("a context variable is reset with a token from outside", "set and reset it on the same side")
+        f(*args)
+        if args[0] is first:
+            del c.context_tokens[variable]
+        return None
+    if first is not None:
         return f(*args)
-    found = c.reach(c.const(f.__self__).call("get", *args))
+    found = c.reach(c.const(variable).call("get", *args))
     return f(*args) if found is MISSING else found
 
 
@@ -564,7 +470,7 @@ def _call_builtin(c, f, args, kwargs):
         return record(c, getattr(torch.Generator, f.__name__), [s, *args], kwargs)
     _note_factory(c, f, (s, *args))
     if type(s) is TensorProxy:
-        return f(*_all_lifted(c, args), **_all_lifted(c, kwargs))
+        return f(*all_lifted(c, args), **all_lifted(c, kwargs))
     if s is not None and c.lazy and id(s) in c.lazy:
         n = f.__name__
         if isinstance(s, dict) and n == "get" and args:
@@ -596,19 +502,13 @@ def _is_iterating(f) -> bool:
 
 
 def _iterable(c, a):
-    if type(a) is not TensorProxy and c.slot(type(a), "__iter__") and not isinstance(a, dict):
-        return advanced(c, c.iterate(a))
+    if type(a) is not TensorProxy and not isinstance(a, dict) and (c.slot(type(a), "__iter__") or c.slot(type(a), "__getitem__")):
+        return c.steps(a)
     if id(a) in c.outside_iterators or type(a) is set:
         return c.iterate(a)
     return c.materialize(a)
 
 
-def advanced(c, iterator):
-    """The iterator for native code: where its steps are written in Python, each comes back to the machine."""
-    return iter(functools.partial(c.call, next, [iterator, _END], {}), _END) if c.slot(type(iterator), "__next__") else iterator
-
-
-_END = object()
 _CALLED_BACK = (types.FunctionType, types.MethodType, TensorMethod, functools._lru_cache_wrapper)
 
 
@@ -623,7 +523,7 @@ def _callable_for_native(c, f):
 
 def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
-        c.sharp(_ADVANCED)
+        c.sharp(ADVANCED)
     why = impure(f)
     if why is not None:
         c.sharp(why)
@@ -645,7 +545,7 @@ def call_native(c, f, args, kwargs):
     return result
 
 
-_ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
+ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
 
 
 def _called_back(c, a):
@@ -714,12 +614,6 @@ def _construct(c, cls, args, kwargs):
     if cls in ITERATING:
         args = [_callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
         return call_native(c, cls, args, kwargs)
-    if cls in (int, float, bool) and len(args) == 1:
-        if isinstance(args[0], NumberProxy):
-            return bool(args[0]) if cls is bool else converted(args[0], cls)
-        if type(args[0]) is TensorProxy and cls is not bool:
-            c.synchronize()
-            return as_number(args[0], cls)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
     if cls is torch.Tensor and len(args) == 1 and isinstance(args[0], (torch.Size, Size)):
@@ -728,10 +622,10 @@ def _construct(c, cls, args, kwargs):
         return size(tuple(c.iterate(args[0])))
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
         return record(c, cls, args, kwargs) if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter else call_native(c, cls, args, kwargs)
-    new, init = c.resolve(cls, "__new__")[1], c.resolve(cls, "__init__")
+    new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
     new = getattr(new, "__func__", new)
     interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
-    interpreted_init = init[0] == "func" and (not native_module(init[1].__globals__.get("__name__")) or _reaches(c, args, kwargs))
+    interpreted_init = type(init) is types.FunctionType and (not native_module(init.__globals__.get("__name__")) or _reaches(c, args, kwargs))
     custom_meta = c.slot(type(cls), "__call__") is not None and not native_module(type(cls).__module__)
     if not (interpreted_new or interpreted_init or custom_meta):
         return call_native(c, cls, args, kwargs)
@@ -751,61 +645,24 @@ def pairs(c, a) -> list:
 def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
         return _construct(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
-    a = args[0]
+    return type_of(c, args[0])
+
+
+def type_of(c, a) -> type:
+    """The class that user code believes a value has."""
     if type(a) is TensorProxy:
         return kind_of(c, a)
     return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
 
 
-def _isinstance(c, f, args, kwargs):
-    o, cls = args
-    if isinstance(cls, types.UnionType):
-        cls = cls.__args__
-    if isinstance(cls, tuple):
-        return any(_isinstance(c, f, [o, x], {}) for x in cls)
-    if type(o) is TensorProxy:
-        kind = kind_of(c, o)
-        return issubclass(kind, cls) or (o in c.real and isinstance(c.real[o][0], cls))
-    if isinstance(o, NumberProxy):
-        return issubclass(o.python_type, cls)
-    if type(o) is Condition:
-        return issubclass(bool, cls)
-    if type(o) is Size and cls is torch.Size:
-        return True
-    check = c.slot(type(cls), "__instancecheck__") if isinstance(cls, type) else None
-    if check is not None and not native_module(check.__globals__.get("__name__")):
-        return bool(c.call(check, [cls, o], {}))
-    return isinstance(o, cls)
-
-
-def _len(c, f, args, kwargs):
-    (o,) = args
-    if c.lazy and id(o) in c.lazy and isinstance(o, list) and not o:
-        return containers.length(c, o)
-    c.materialize(o)
-    if type(o) is TensorProxy:
-        shape = c.recorder.latest(o).shape
-        return shape[0] if shape else len(o)
-    custom = c.slot(type(o), "__len__")
-    return c.call(custom, [o], {}) if custom else len(o)
-
-
-def _next(c, f, args, kwargs):
-    if id(args[0]) in c.outside_iterators:
-        c.sharp(_ADVANCED)
-    custom = c.slot(type(args[0]), "__next__")
-    if custom is None or kwargs:
-        return next(*args, **kwargs)
-    try:
-        return c.call(custom, [args[0]], {})
-    except StopIteration:
-        if len(args) < 2:
-            raise
-        return args[1]
-
-
-def _iter(c, f, args, kwargs):
-    return call_native(c, f, [_callable_for_native(c, args[0]), *args[1:]] if len(args) > 1 else [c.iterate(a) for a in args], kwargs)
+def _number(c, f, args, kwargs):
+    """int and float."""
+    if len(args) == 1 and isinstance(args[0], NumberProxy):
+        return converted(args[0], f)
+    if len(args) == 1 and type(args[0]) is TensorProxy:
+        c.synchronize()
+        return as_number(args[0], f)
+    return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -963,12 +820,11 @@ def text_of(c, p: TensorProxy) -> str:
     return repr(p)
 
 
-def _text(c, f, args, kwargs):
-    """str, repr and format."""
-    if args and type(args[0]) is TensorProxy:
-        return text_of(c, args[0])
-    args = [as_text(c, a) for a in args]
-    return _construct(c, f, args, kwargs) if f is str else _call_builtin(c, f, args, kwargs)
+def formatted_text(c, text: str, values):
+    """`text % values`."""
+    values = as_text(c, values)
+    _note_text(c, values if type(values) is tuple else (values,))
+    return text % values
 
 
 def _print(c, f, args, kwargs):
@@ -981,21 +837,16 @@ _APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.
 
 
 def _install() -> None:
-    frame_calls = Host().frame_calls
-    HANDLERS.update(dict.fromkeys(frame_calls, Host.call))
+    HANDLERS.update(FRAME_CALLS)
+    HANDLERS.update(PROTOCOL_CALLS)
     M = torch.nn.Module
     table = {
-        type: _type, isinstance: _isinstance, len: _len, callable: _callable, next: _next, iter: _iter, id: id_of, print: _print,
-        str: _text, repr: _text, format: _text,
+        type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,
         breakpoint: lambda c, f, a, k: breakpoint_line(),
-        bool: lambda c, f, a, k: c.truth(a[0]) if a else False,
         M.__call__: _module_call,
-        M.__getattr__: lambda c, f, a, k: c.module_attribute(a[0], c.sources.get(id(a[0])), a[1]),
+        M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
         M.__setattr__: _module_setattr,
-        object.__setattr__: lambda c, f, a, k: c.plain_store(*a),
-        object.__delattr__: lambda c, f, a, k: c.plain_delete(*a),
         object.__reduce_ex__: _reduced,
-        object.__getattribute__: lambda c, f, a, k: c.plain_attribute(*a),
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
@@ -1037,7 +888,7 @@ def _module_setattr(c, f, args, kwargs):
         parameters = m.__dict__.get("_parameters", {})
         if n in parameters and v is not None and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter) and not isinstance(v, torch.nn.Parameter):
             raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
-    c.plain_store(m, n, v)
+    attributes.set_attribute(c, m, n, v)
 
 
 def _type_name(v) -> str:
@@ -1050,6 +901,9 @@ _install()
 # ---------------------------------------------------------------------------------------------------------------- sharp edges
 
 
+_WARNED: dict = {}  # once a site
+
+
 def sharp_edge(c, what: str) -> None:
     location = c.user_location()
     where = f"{location[0]}:{location[1]}" if location else "unknown place"
@@ -1060,6 +914,6 @@ def sharp_edge(c, what: str) -> None:
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
-            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)))
+            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED)
 
 

@@ -18,6 +18,7 @@ from thunder.capture.identities import real_id, told_apart
 from thunder.capture.native import CONTAINERS, container_base
 from thunder.capture.sources import MISSING, Source
 from thunder.core.proxies import TensorProxy
+from thunder.interpreter.attributes import type_attribute
 
 __all__ = [
     "MUTABLE", "LARGE", "Look", "snapshot", "materialize", "length", "list_item", "dict_item", "has_key", "made_by_factory", "entry",
@@ -235,7 +236,11 @@ def attribute_dict(c, o, value: dict, source):
     """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute."""
     c.ask(source.attr("__dict__"), KEYS)
     names = [*value, *(n for i, n in c.overlay if i == id(o) and n not in value)]
-    copy = {k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k], source.attr(k)) for k in names}
+    entries = source.attr("__dict__")  # where a class's descriptor hides the attribute
+    hidden = {k for k in value if hasattr(type(type_attribute(type(o), k)), "__set__")}
+    copy = {
+        k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k], entries.item(k) if k in hidden else source.attr(k)) for k in names
+    }  # fmt: skip
     copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
     c.attribute_dicts[id(copy)] = (copy, o, dict(copy))
     return copy
@@ -249,11 +254,11 @@ def write_attributes(c, d) -> None:
     copy, o, was = known
     for k in [k for k in was if k not in copy]:
         del was[k]
-        c.raw_delete(o, k)
+        c.own_delete(o, k)
     for k, v in copy.items():
         if k not in was or was[k] is not v:
             was[k] = v
-            c.raw_store(o, k, v)
+            c.own_store(o, k, v)
 
 
 def changes(c) -> list[tuple]:

@@ -245,11 +245,17 @@ class EpilogueWriter:
         for kind, original, source, k, v in containers.changes(c):
             writes.append(self._write_container(kind, original, self.path(source), k, v))
         self.lines += [w for w in writes if w]
+        for (setter, *given), value in c.left.items():
+            self.lines.append(f"{self.pin(setter)}({', '.join(map(self.literal, (*given, value)))})")
 
     def _write(self, kind: str, o, n, v) -> str:
         if kind == "attr":
             target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
             return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
+        if kind == "entry":
+            return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
+        if kind == "context":
+            return f"{self.pin(o)}.set({self.build(v)})"
         if kind == "grad":
             return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
         if kind == "delattr":
@@ -285,7 +291,7 @@ class EpilogueWriter:
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
         """(trace, function, what the computation returns). No trace and no function where the computation's value is the result."""
         c = self.c
-        if not c.effects and not containers.changes(c) and not c.engine.freed and is_plain(c, result, set()):
+        if not (c.effects or c.left or containers.changes(c) or c.engine.freed) and is_plain(c, result, set()):
             return None, None, _latest(c, result)
         expression = self.build(result)
         self.effects()

@@ -7,6 +7,7 @@ somebody looks. Operations on proxies are recorded; writes to outside objects be
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import linecache
 import types
@@ -17,13 +18,13 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture import calls, containers, items, opaque_values, tensors, values
+from thunder.capture import calls, containers, items, objects, operators, tensors, values
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
-from thunder.capture.expose import as_text, expose
+from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
-from thunder.capture.library import backward, collectives, distributions, triton_kernels
+from thunder.capture.library import backward, collectives, triton_kernels
 from thunder.capture.library.functional import original
-from thunder.capture.native import CONTAINERS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
+from thunder.capture.native import PRIMITIVE, native_module
 from thunder.capture.sources import Source
 from thunder.capture.strides import layout
 from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
@@ -31,7 +32,7 @@ from thunder.core.symbol import Context, Names, Recorder
 from thunder.core.symbolic import Decisions
 from thunder.distributed.placement import Placement
 from thunder.errors import CaptureError
-from thunder.interpreter import Host, format_location
+from thunder.interpreter import ProtocolHost, format_location
 from thunder.ops import autocast
 from thunder.ops.memory import Memory
 from thunder.ops.torch_types import from_tensor_dtype
@@ -47,11 +48,11 @@ def _is_library(module: str | None) -> bool:
     return bool(module) and (native_module(module) or module.startswith(("torch.", "triton.")))
 
 
-class Capture(Host):
+class Capture(ProtocolHost):
     """One reading of a program. Everything named by an id here is kept alive by `keep` until the reading is over."""
 
     named_type = TensorProxy
-    uncatchable = (*Host.uncatchable, CaptureError)
+    uncatchable = (*ProtocolHost.uncatchable, CaptureError)
 
     def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()):
         super().__init__(record_history=options.debug.record_interpreter_history)
@@ -102,6 +103,7 @@ class Capture(Host):
         self.engine = backward.Engine()
         self.used: set = set()  # once the program is read: the values that its lines and its result are made of
         self.decisions = Decisions()
+        self.left: dict[tuple, Any] = {}  # settings of PyTorch's that the program leaves in force
         self.number_sources: dict[str, Source] = {}
         self.numbers: dict[Source, NumberProxy] = {}
         # containers, and what the program wrote
@@ -117,7 +119,8 @@ class Capture(Host):
         self.fresh: set[int] = set()
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
-        self.resolved: dict[tuple, tuple] = {}
+        self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
+        self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}  # of variables that the program has set: what its first `set` gave
         self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked
         self.ids: dict[int, tuple] = {}  # ids that the program was told -> (source, what came in through it)
         self.passing: set[int] = set()  # ids of objects that the program holds weakly only
@@ -181,363 +184,30 @@ class Capture(Host):
             policy = autocast.policy(*cast) if cast else None
             self.recorder.context = context.replace(grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy)
 
-    # ------------------------------------------------------------------------------------------------ attributes
+    # ------------------------------------------------------------------------------------------------ objects
 
-    def resolve(self, t: type, name: str) -> tuple:
-        """(kind, attribute, owner) of a name on a class: property, func, data (descriptor), get (descriptor), plain; None where there is none."""
-        found = self.resolved.get((t, name))
-        if found is None:
-            found = (None, None, None)
-            for c in t.__mro__:
-                if name in c.__dict__:
-                    a = c.__dict__[name]
-                    ta = type(a)
-                    kind = (
-                        "property" if ta is property else "func" if ta is types.FunctionType else "data" if hasattr(ta, "__set__")
-                        else "get" if hasattr(ta, "__get__") else "plain"
-                    )  # fmt: skip
-                    found = (kind, a, c)
-                    break
-            self.resolved[t, name] = found
-        return found
+    lookup, class_value, own, native_get = objects.lookup, objects.class_value, objects.own, objects.native_get
+    missing, fallback, load_attr, tensor_attribute = objects.missing, objects.fallback, objects.load_attr, calls.tensor_attribute
+    store_attr, own_store, native_set = objects.store_attr, objects.own_store, objects.native_set
+    delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
+    load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
 
     def slot(self, t: type, name: str):
-        """The Python-level implementation of a special method, or None."""
-        kind, a, owner = self.resolve(t, name)
-        if kind != "func":
-            return None
-        if not native_module(owner.__module__):
-            self.class_name(t, name, a)
-        return a
+        """The Python function that implements a special method, or None."""
+        found = self.lookup(t, name)
+        return found if type(found) is types.FunctionType else None
 
-    def load_attr(self, o, n):
-        t = type(o)
-        if t is TensorProxy:
-            return calls.tensor_attribute(self, o, n)
-        if t is AnyProxy:
-            return opaque_values.attribute(self, o, n)
-        if self.overlay and (id(o), n) in self.overlay:
-            return self._overlaid(o, n)
-        if t is types.ModuleType or isinstance(o, types.ModuleType):
-            value = getattr(o, n)
-            if t is not types.ModuleType and n not in vars(o):
-                self._asked(o, n, value)
-            return self.namespace_value(vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else self.const(o).attr(n))
-        if t in PRIMITIVE or t in CONTAINERS or t is tuple:
-            value, source = getattr(o, n), self.sources.get(id(o))
-            return value if source is None or n not in ("maxlen", "default_factory") else self.read(value, source.attr(n))
-        if isinstance(o, type):
-            return self._class_attribute(o, n)
-        if t is types.FunctionType:
-            return self._function_attribute(o, n)
-        if t is types.MethodType:
-            return getattr(o, n) if hasattr(types.MethodType, n) else self._function_attribute(o.__func__, n)
-        if t is super:
-            return self._super_attribute(o, n)
-        if isinstance(o, NumberProxy):
-            return {"real": o, "imag": o.python_type()}[n] if n in ("real", "imag") else getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
-        return self._instance_attribute(o, t, n)
-
-    def _overlaid(self, o, n):
-        value = self.overlay[id(o), n]
-        if value is DELETED:
-            raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}")
-        return value
-
-    def _instance_attribute(self, o, t: type, n: str):
-        custom = self.slot(t, "__getattribute__")
-        if custom is not None:
-            return getattr(o, n) if native_module(custom.__globals__.get("__name__")) else self.call(custom, [o, n], {})
-        return self.plain_attribute(o, n)
-
-    def plain_attribute(self, o, n: str):
-        """object.__getattribute__, and the class's __getattr__ after it."""
-        t = type(o)
-        if self.overlay and (id(o), n) in self.overlay:
-            return self._overlaid(o, n)
-        source = self.sources.get(id(o))
-        kind, a, owner = self.resolve(t, n)
-        if kind == "property":
-            self.class_name(t, n, a)
-            return self.call(a.fget, [o], {}) if a.fget else getattr(o, n)
-        if kind == "data":
-            getter = self._getter(t, n, a)
-            return self._data_attribute(o, t, n, source) if getter is None else self.call(getter, [a, o, t], {})
-        try:
-            d = object.__getattribute__(o, "__dict__")
-        except AttributeError:
-            d = ()
-        if n in d:
-            return d[n] if source is None else self.read(d[n], source.attr(n))
-        if self.overlay and (written := self._written_on_class(t, n)) is not None:
-            return self._overlaid(written, n)
-        if source is not None and kind is not None and d != ():
-            self.ask(source.attr("__dict__").item(n), PRESENT)
-        if kind == "func":
-            if source is not None or not native_module(owner.__module__):
-                self.class_name(t, n, a)
-            return types.MethodType(a, o)
-        if type(a) is functools.cached_property:
-            value = self.call(a.func, [o], {})
-            self.raw_store(o, n, value)
-            return value
-        if kind == "get":  # classmethod, staticmethod and other descriptors
-            if (getter := self._getter(t, n, a)) is not None:
-                return self.call(getter, [a, o, t], {})
-            if not native_module(owner.__module__):
-                self.class_name(t, n, a)
-            return getattr(o, n)
-        if kind == "plain":
-            return a if native_module(owner.__module__) else self.read(a, self._class_source(t, owner, n))
-        return self._missing_attribute(o, t, n, source)
-
-    def _class_source(self, t: type, owner: type, n: str) -> Source:
-        """Where a class attribute comes from, which no class before `owner` hides."""
-        for c in t.__mro__[: t.__mro__.index(owner)]:
-            if not native_module(c.__module__):
-                self.ask(self.const(c).attr("__dict__").item(n), PRESENT)
-        return self.const(owner).attr(n)
-
-    def _written_on_class(self, t: type, n: str) -> type | None:
-        """The class among the bases of `t` on which a name is found, where the program wrote it there."""
-        found = next((c for c in t.__mro__ if n in c.__dict__ or (id(c), n) in self.overlay), None)
-        return found if (id(found), n) in self.overlay else None
-
-    def _getter(self, t: type, n: str, a):
-        """The `__get__` that is written in Python of what stands under a name in a class; None where there is none, or it is a library's that runs natively."""
-        getter = self.slot(type(a), "__get__")
-        if getter is None or native_module(getter.__globals__.get("__name__")):
-            return None
-        owner = next(c for c in t.__mro__ if n in c.__dict__)
-        self.ask(self.const(owner).attr("__dict__").item(n), IDENTITY)
-        if id(a) not in self.sources:
-            self.know(a, self.const(a))
-        return getter
-
-    def _data_attribute(self, o, t: type, n: str, source: Source | None):
-        if n == "__class__":
-            return t
-        try:
-            value = getattr(o, n)
-        except AttributeError:  # an empty slot
-            if source is not None:
-                self.ask(source.find(n), PRESENT)
-            raise
-        if source is None:
-            return value
-        return containers.attribute_dict(self, o, value, source) if n == "__dict__" else self.read(value, source.attr(n))
-
-    def _missing_attribute(self, o, t: type, n: str, source: Source | None):
-        custom = self.slot(t, "__getattr__")
-        if custom is torch.nn.Module.__getattr__:
-            return self.module_attribute(o, source, n)
-        if source is not None and (custom is not None or not hasattr(o, n)):
-            self.ask(source.find(n), PRESENT)
-        if custom is not None:
-            value = self.call(custom, [o, n], {})
-            if source is None and native_module(t.__module__):
-                self._asked(o, n, value)
-            return value
-        value = getattr(o, n)  # of a type that keeps its attributes in its own way: threading.local
-        return value if source is None else self.read(value, source.attr(n))
-
-    def _asked(self, o, n: str, value) -> None:
-        """An attribute of a library's object that a setting answers: `torch.backends.cudnn.deterministic`."""
-        if type(value) in (bool, int, float, str) and (type(o).__module__ or "").startswith("torch."):
-            self.setting(self.const(o).attr(n), value)
+    def build_class(self, body, name, bases, keywords):
+        made = super().build_class(body, name, bases, keywords)
+        self.fresh.add(id(made))
+        self.keep[id(made)] = made
+        return made
 
     def setting(self, source: Source, answer) -> None:
         """What PyTorch was asked for at a source."""
         self.settings.add(source)
         self.values[source] = answer
         self.ask(source, VALUE)
-
-    def module_attribute(self, m, source: Source | None, n: str):
-        """nn.Module.__getattr__: parameters, buffers, children."""
-        if (id(m), n) in self.overlay:
-            return self._overlaid(m, n)
-        for where in ("_parameters", "_buffers", "_modules"):
-            d = m.__dict__.get(where)
-            written = self.snapshots.get(id(d))
-            if written is not None and n in written:
-                return written[n]
-            if d is not None and n in d and (written is None or id(written) in self.lazy):
-                return d[n] if source is None else self.read(d[n], source.attr(where).item(n))
-        if source is not None:
-            for where in ("_parameters", "_buffers", "_modules"):
-                self.ask(source.attr(where).item(n), PRESENT)
-            self.ask(source.find(n), PRESENT)
-        raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
-
-    def class_name(self, t: type, n: str, a) -> None:
-        """Methods are looked up on the class: what the name means there is checked."""
-        if (t, n) not in self.seen_names:
-            self.seen_names.add((t, n))
-            value, source = getattr(t, n, a), self.const(t, t.__qualname__).attr(n)
-            if type(value) is types.MethodType:  # made anew at each access
-                self.ask(source.attr("__func__"), IDENTITY)
-            elif value is not getattr(t, n, a) and (owner := self.resolve(t, n)[2]) is not None:  # by a descriptor
-                self.ask(self.const(owner, owner.__qualname__).attr("__dict__").item(n), IDENTITY)
-            else:
-                self.ask(source, IDENTITY)
-
-    def _class_attribute(self, c: type, n: str):
-        if self.overlay and (written := self._written_on_class(c, n)) is not None:
-            return self._overlaid(written, n)
-        kind, a, owner = self.resolve(c, n)
-        if kind in ("get", "data") and (getter := self._getter(c, n, a)) is not None:
-            return self.call(getter, [a, None, c], {})
-        if kind is None and not native_module(c.__module__) and not hasattr(c, n):
-            self.ask(self.const(c).find(n), PRESENT)
-        value = getattr(c, n)
-        t = type(value)
-        if t in IDENTICAL or isinstance(value, (type, types.MethodType, ENUM)):
-            if (t in (types.FunctionType, types.MethodType) or kind == "plain") and not native_module(c.__module__):
-                self.class_name(c, n, value)
-            return value
-        if native_module(c.__module__) or (t in PRIMITIVE and n.startswith("__")):
-            return value
-        if t in PRIMITIVE or t in CONTAINERS or isinstance(value, torch.Tensor) or kind == "plain" and not native_module(owner.__module__):
-            return self.read(value, self.const(c).attr(n) if owner is None else self._class_source(c, owner, n))
-        return value
-
-    def _super_attribute(self, s, n: str):
-        o = s.__self__
-        mro = (s.__self_class__ or type(o)).__mro__
-        for c in mro[mro.index(s.__thisclass__) + 1 :]:
-            if hasattr(c, n) and not native_module(c.__module__):
-                self.class_name(c, n, None)
-            if n in c.__dict__:
-                if type(c.__dict__[n]) is property:
-                    return self.call(c.__dict__[n].fget, [o], {})
-                break
-        return getattr(s, n)
-
-    def namespace_value(self, space: dict, label: str, n: str, value, answered: Source | None = None):
-        """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
-        t = type(value)
-        if t in IDENTICAL or isinstance(value, (type, types.ModuleType)):
-            if (id(space), n) not in self.seen_names:
-                self.seen_names.add((id(space), n))
-                if n in space:
-                    source = self.const(space, label).item(n)
-                    self.ask(source, IDENTITY)
-                    if t is torch.Generator:
-                        self.sources.setdefault(id(value), source)
-            return value
-        if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
-            return value
-        return self.read(value, answered or self.const(space, "global").item(n))
-
-    def load_global(self, f, n):
-        space = f.__globals__
-        if self.overlay and (id(space), n) in self.overlay:
-            return self._overlaid(space, n)
-        if n in space:
-            return self.namespace_value(space, "global", n, space[n])
-        if not native_module(space.get("__name__")):
-            self.ask(self.const(space, "global").item(n), PRESENT)
-        return self.load_builtin(space, n)
-
-    def _function_attribute(self, f, n: str):
-        if id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
-            return getattr(f, n)
-        if n in f.__dict__ or n in ("__defaults__", "__kwdefaults__"):
-            return self.read(getattr(f, n), self.const(f).attr(n))
-        if not hasattr(f, n):
-            self.ask(self.const(f).find(n), PRESENT)
-        return getattr(f, n)
-
-    # ------------------------------------------------------------------------------------------------ writes
-
-    def store_attr(self, o, n, v):
-        t = type(o)
-        if t is TensorProxy and n == "grad":
-            return backward.write_gradient(self, o, v)
-        if t is TensorProxy and n == "requires_grad":
-            return self.call(torch.Tensor.requires_grad_, [o, v], {})
-        if t is TensorProxy:
-            self.refuse(f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict")
-        custom = self.slot(t, "__setattr__")
-        if custom is not None and custom is not torch.nn.Module.__setattr__:
-            return self.call(custom, [o, n, v], {})
-        self.plain_store(o, n, v)
-
-    def plain_store(self, o, n, v) -> None:
-        """object.__setattr__."""
-        kind, a, _ = self.resolve(type(o), n)
-        if kind == "property":
-            self.class_name(type(o), n, a)
-            return self.call(a.fset, [o, v], {}) if a.fset else object.__setattr__(o, n, v)
-        if kind == "data" and (setter := self.slot(type(a), "__set__")) is not None:
-            return self.call(setter, [a, o, v], {})
-        if kind != "data" and not hasattr(o, "__dict__") and id(o) in self.sources:
-            object.__setattr__(o, n, v)  # raises
-        self.raw_store(o, n, v)
-
-    def raw_store(self, o, n, v) -> None:
-        """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
-        if id(o) not in self.sources and not (isinstance(o, (type, types.ModuleType, types.FunctionType)) and id(o) not in self.fresh):
-            if isinstance(o, torch.nn.Module) and type(v) is TensorProxy:
-                o.__dict__[n] = v
-            elif isinstance(o, (torch.nn.Module, type, types.FunctionType)):
-                setattr(o, n, v)
-            else:
-                object.__setattr__(o, n, v)
-            return
-        if isinstance(o, types.ModuleType) and native_module(o.__name__):
-            self.refuse(f"{o.__name__}.{n} is assigned, which the library's own code reads", "assign it outside of the compiled function")
-        if id(o) not in self.sources:
-            self.know(o, self.const(o))
-        if self.replaced and isinstance(o, torch.nn.Module) and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in self.replaced:
-            self.refuse(f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own", "leave this buffer to the module")
-        self.overlay[id(o), n] = v
-        self.effects[id(o), n] = ("attr", o, n)
-        self.written.add(self.sources[id(o)].attr(n))
-
-    def delete_attr(self, o, n):
-        if type(o) is TensorProxy and n == "grad":
-            return backward.write_gradient(self, o, None)
-        if id(o) not in self.sources:
-            return delattr(o, n)
-        custom = self.slot(type(o), "__delattr__")
-        if custom is not None and custom is not torch.nn.Module.__delattr__:
-            return self.call(custom, [o, n], {})
-        self.plain_delete(o, n)
-
-    def plain_delete(self, o, n) -> None:
-        """object.__delattr__."""
-        kind, a, _ = self.resolve(type(o), n)
-        if kind == "property":
-            self.class_name(type(o), n, a)
-            return self.call(a.fdel, [o], {}) if a.fdel else object.__delattr__(o, n)
-        if kind == "data" and (deleter := self.slot(type(a), "__delete__")) is not None:
-            return self.call(deleter, [a, o], {})
-        if id(o) not in self.sources:
-            return object.__delattr__(o, n)
-        self.raw_delete(o, n)
-
-    def raw_delete(self, o, n) -> None:
-        self.load_attr(o, n)
-        self.overlay[id(o), n] = DELETED
-        if hasattr(o, n):
-            self.effects[id(o), n] = ("delattr", o, n)
-        else:  # the program made it
-            del self.effects[id(o), n]
-
-    def store_global(self, f, n, v):
-        space = f.__globals__
-        self.written.add(self.const(space, "global").item(n))
-        self.overlay[id(space), n] = v
-        self.effects[id(space), n] = ("global", space, n)
-
-    def delete_global(self, f, n):
-        self.load_global(f, n)
-        self.store_global(f, n, DELETED)
-        if n in f.__globals__:
-            self.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
-        else:  # the program made it
-            del self.effects[id(f.__globals__), n]
 
     # ------------------------------------------------------------------------------------------------ cells and defaults
 
@@ -604,29 +274,13 @@ class Capture(Host):
 
     # ------------------------------------------------------------------------------------------------ containers, operators
 
-    def getitem(self, o, k):
-        return items.getitem(self, o, k)
-
-    def setitem(self, o, k, v):
-        items.setitem(self, o, k, v)
-
-    def delitem(self, o, k):
-        custom = self.slot(type(o), "__delitem__")
-        if custom is not None:
-            self.call(custom, [o, k], {})
-            return
-        self.materialize(o)
-        del o[k]
-        containers.write_attributes(self, o)
-
-    def contains(self, o, v):
-        return items.contains(self, o, v)
-
-    def iterate(self, o):
-        return items.iterate(self, o)
-
-    def mapping(self, value):
-        return self.materialize(value) if isinstance(value, dict) or not hasattr(value, "keys") else dict(calls.pairs(self, value))
+    binary, unary, compare = operators.binary, operators.unary, operators.compare
+    native_binary, native_unary, native_compare = operators.native_binary, operators.native_unary, operators.native_compare
+    native_index, converted, type_name = operators.native_index, operators.converted, operators.type_name
+    getitem, native_getitem, native_setitem, native_delitem = operators.getitem, items.getitem, items.setitem, operators.native_delitem
+    native_contains, native_iter, native_next, native_len = items.contains, items.iterate, operators.native_next, operators.native_len
+    truth, native_truth, unpack = operators.truth, operators.native_truth, operators.unpack
+    native_text, native_isinstance, asks_in_python = operators.native_text, operators.native_isinstance, operators.asks_in_python
 
     def hashed(self, keys, others=()):
         if self.sources:
@@ -636,30 +290,10 @@ class Capture(Host):
                     told_apart(self, k, others)
                     told_apart(self, k, keys[:i])
 
-    def steps(self, o):
-        return calls.advanced(self, items.iterate(self, o))
-
     def materialize(self, value):
         if self.lazy and id(value) in self.lazy:
             containers.materialize(self, value)
         return value
-
-    def truth(self, o):
-        self.materialize(o)
-        for n in ("__bool__", "__len__"):
-            kind, f, _ = self.resolve(type(o), n)
-            if kind == "func" and not native_module(f.__globals__.get("__name__")):
-                return bool(self.call(f, [o], {}))
-            if kind:
-                break
-            if not native_module(type(o).__module__):  # without either an object is true: that must stay so
-                self.ask(self.const(type(o)).find(n), PRESENT)
-        try:
-            return bool(o)
-        except CaptureError:
-            if type(o) is TensorProxy and distributions.is_check(self, o):
-                return True
-            raise
 
     def same(self, a, b):
         if a is b:
@@ -680,27 +314,6 @@ class Capture(Host):
         sx, sy = self.real[a][1], self.real[b][1]
         return True if sx is sy else self.ask(sx, SAME, sy)
 
-    def binary(self, symbol_, a, b):
-        return calls.binary(self, symbol_, a, b)
-
-    def unary(self, symbol_, a):
-        return calls.unary(self, symbol_, a)
-
-    def compare(self, symbol_, a, b):
-        return calls.compare(self, symbol_, a, b)
-
-    def unpack(self, value, before, after=None):
-        if type(value) is TensorProxy or self.lazy or id(value) in self.outside_iterators:
-            value = list(self.iterate(value))
-        elif self.slot(type(value), "__iter__") is not None:
-            value = self.steps(value)
-        return super().unpack(value, before, after)
-
-    def format_value(self, value, conversion, spec):
-        if type(value) is TensorProxy:
-            return calls.text_of(self, value)
-        return super().format_value(as_text(self, value), conversion, spec)
-
     # ------------------------------------------------------------------------------------------------ calls
 
     def operation(self, name: str, *operands):
@@ -712,6 +325,15 @@ class Capture(Host):
 
     def call_native(self, f, args, kwargs):
         return calls.call_native(self, f, args, kwargs)
+
+    def restore_context(self) -> None:
+        """Context variables that the program leaves set are as they were: the epilogue sets them."""
+        for variable, token in self.context_tokens.items():
+            self.keep[id(variable)] = variable
+            self.overlay[id(variable), None] = variable.get()
+            self.effects[id(variable), None] = ("context", variable, None)
+            variable.reset(token)
+        self.context_tokens = {}
 
     # ------------------------------------------------------------------------------------------------ trouble
 
@@ -767,13 +389,6 @@ class Capture(Host):
             if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
         ]  # fmt: skip
         return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
-
-
-class _Deleted:
-    """What an attribute or name is after the program deleted it."""
-
-
-DELETED = _Deleted()
 
 
 def name_of_cell(f, cell) -> int | None:

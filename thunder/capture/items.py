@@ -13,7 +13,7 @@ from thunder.capture import opaque_values
 from thunder.capture.containers import dict_item, has_key, list_item, made_by_factory, materialize, write_attributes
 from thunder.capture.expose import expose
 from thunder.capture.identities import Id, real_id, told_apart
-from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
+from thunder.capture.native import PRIMITIVE
 from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
 
 __all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "VIEWS"]
@@ -31,9 +31,6 @@ def _hashable(k) -> bool:
 
 def getitem(c, o, k):
     t = type(o)
-    custom = c.slot(t, "__getitem__") if t not in CONTAINERS else None
-    if custom is not None and (id(o) in c.sources or not native_module(custom.__globals__.get("__name__"))):
-        return c.enter(custom, [o, k], {})
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(k):
             return dict_item(c, o, k)
@@ -72,10 +69,6 @@ def setitem(c, o, k, v) -> None:
         c.operation("__setitem__", o, _key(c, k), v)
         return
     refuse_array(c, o)
-    custom = c.slot(type(o), "__setitem__")
-    if custom is not None:
-        c.call(custom, [o, k, v], {})
-        return
     if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
         materialize(c, o)
     if isinstance(o, dict) and id(o) not in c.lazy:
@@ -85,16 +78,10 @@ def setitem(c, o, k, v) -> None:
 
 
 def contains(c, o, v) -> bool:
-    t = type(o)
-    custom = c.slot(t, "__contains__")
-    if t is not TensorProxy and custom is not None:
-        return bool(c.call(custom, [o, v], {}))
     if c.lazy and id(o) in c.lazy:
         if isinstance(o, dict) and _hashable(v):
             return has_key(c, o, v)
         materialize(c, o)
-    if t is not TensorProxy and c.slot(t, "__iter__"):
-        return v in c.steps(o)
     expose(c, o, v)
     if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
         told_apart(c, v, o)
@@ -112,20 +99,4 @@ def iterate(c, o):
         return iter(o)
     if t is set and id(o) in c.filled and o == c.filled[id(o)].was:
         return iter(c.elements(c.filled[id(o)].original))  # a copy may have another order
-    custom = c.slot(t, "__iter__")
-    if custom is not None and not (native_module(custom.__globals__.get("__name__")) and id(o) not in c.sources and t not in VIEWS):
-        return c.call(custom, [o], {})
-    if custom is None and (item := c.slot(t, "__getitem__")) is not None and not isinstance(o, (dict, list, tuple)):
-        return _by_index(c, item, o)
     return iter(o)
-
-
-def _by_index(c, item, o):
-    """The old protocol: items 0, 1, 2 ... until an IndexError."""
-    i = 0
-    while True:
-        try:
-            yield c.call(item, [o, i], {})
-        except IndexError:
-            return
-        i += 1

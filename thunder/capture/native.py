@@ -10,6 +10,7 @@ import decimal
 import enum
 import fractions
 import functools
+import io
 import os
 import pathlib
 import threading
@@ -85,7 +86,7 @@ CALLABLE_FIRST = {map, filter, functools.reduce}
 # native callables that keep or compare their arguments but never look inside them
 HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed, repr, types.MethodType, functools.partial,
-    object.__new__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
+    object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
 
 
@@ -96,22 +97,33 @@ def is_iterator(value) -> bool:
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
 DICT_VIEWS = {type({}.keys()), type({}.values()), type({}.items())}
-_IMPURE = {"random", "time", "secrets", "uuid"}
-_IMPURE_FUNCTIONS = {("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom")}
-_EFFECTS = {print: "print() runs while the program is captured and not again", input: "input() is asked once", open: "open() runs while the program is captured"}
+_CHANGING = {"random", "_random", "time", "secrets", "uuid", "numpy.random"}  # give another value at each call
+_CHANGING_FUNCTIONS = {
+    ("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom"),
+}  # fmt: skip
+_OUTSIDE = {"posix", "nt", "_io", "io", "tempfile", "shutil", "glob", "subprocess", "socket", "_socket", "select", "signal"}  # of the process
+_INSIDE = {"fspath", "getpid", "cpu_count", "struct_time", "_path_normpath", "_path_splitroot_ex", "StringIO", "BytesIO"}  # but these
+_FILES = {  # methods of paths that look at files
+    "read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "stat", "lstat", "iterdir", "glob", "rglob",
+    "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
+}  # fmt: skip
+_ONCE = "runs while the program is captured, and not again"
 
 
 def impure(f) -> str | None:
     """Why calling `f` once at capture is not what calling it every time would be, or None."""
-    try:
-        if f in _EFFECTS:
-            return _EFFECTS[f]
-    except TypeError:
-        return None
     owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
-    module = getattr(f, "__module__", None) or (owner if isinstance(owner, type) else type(owner)).__module__
-    if (module in _IMPURE and name != "struct_time") or module.startswith("numpy.random") or (module, name) in _IMPURE_FUNCTIONS:
-        return f"{getattr(f, '__qualname__', f)}() gives another value at each call"
+    shown = f"{getattr(f, '__qualname__', f)}()"
+    if f in (print, input, open):
+        return f"{shown} {_ONCE}"
+    kind = owner if isinstance(owner, type) else type(owner)
+    module = getattr(f, "__module__", None) or kind.__module__
+    if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
+        return None
+    if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
+        return f"{shown} gives another value at each call"
+    if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:
+        return f"{shown} {_ONCE}"
     return None
 
 

@@ -9,7 +9,7 @@ from thunder.capture.sources import Source
 from thunder.core.proxies import FloatProxy, IntegerProxy, NumberProxy
 from thunder.core.symbolic import constant, symbol
 
-__all__ = ["primitive", "number", "held_numbers"]
+__all__ = ["primitive", "number", "held_numbers", "read_numbers"]
 
 
 def primitive(c, value, t: type, source: Source):
@@ -32,6 +32,11 @@ def held_numbers(c) -> dict[str, int | float]:
         return type(value) is float and value == value and not (argument and source.base is source.root)
 
     return {s.describe(c.parameters): v for (s, question, _), v in c.observed.items() if question is VALUE and may_change(s, v)}
+
+
+def read_numbers(c) -> set[str]:
+    """The paths of the numbers that the program holds for one value of."""
+    return {s.describe(c.parameters) for (s, question, _), v in c.observed.items() if question is VALUE and type(v) in (int, float)}
 
 
 def number(c, value, source: Source) -> NumberProxy:

@@ -26,6 +26,7 @@ from thunder.capture.sources import MISSING, Source, called, cell, find, item
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
 from thunder.core.trace import Trace
+from thunder.interpreter.attributes import type_attribute
 
 __all__ = ["PrologueWriter", "check_symbol", "written"]
 
@@ -145,7 +146,7 @@ class PrologueWriter:
     """Turns what a capture asked into the statements of a prologue."""
 
     def __init__(self, capture):
-        self.capture = capture
+        self.capture, self.parameters = capture, capture.parameters
         self.objects: dict[str, Any] = dict(_HELPERS)
         self.variables: dict[Source, str] = {}
         self.lines: list[BoundSymbol] = []
@@ -187,7 +188,7 @@ class PrologueWriter:
         self.emit(f"check_{kind}", f"if {condition}: return {reason}")
 
     def describe(self, source: Source) -> str:
-        return source.describe(self.capture.parameters)
+        return source.describe(self.parameters)
 
     def literal(self, value) -> str:
         return repr(value) if _literal(value) else self.pin(value)
@@ -205,8 +206,9 @@ class PrologueWriter:
         if name is None:
             read = self.read(source)
             name = self.variables[source] = self.names.claim(source.name(self.capture.parameters))
-            described = source.root.key == "fn"
-            self.emit("unpack", f"{name} = {read}", comment=(lambda: [f"# {self.describe(source)}"]) if described else None)
+            parameters = self.capture.parameters  # a printed prologue outlives its capture
+            comment = (lambda: [f"# {source.describe(parameters)}"]) if source.root.key == "fn" else None
+            self.emit("unpack", f"{name} = {read}", comment=comment)
         return name
 
     def read(self, source: Source) -> str:
@@ -268,7 +270,7 @@ class PrologueWriter:
         owner = self.capture.values.get(source.base)
         if isinstance(owner, type) or source.key not in getattr(owner, "__dict__", ()):
             return False
-        return self.capture.resolve(type(owner), source.key)[0] not in ("data", "property")
+        return not hasattr(type(type_attribute(type(owner), source.key)), "__set__")
 
     # ---------------------------------------------------------------- the whole
 

@@ -15,8 +15,9 @@ _home, __dir__ = names_from(
     __name__,
     {
         "thunder.compat.modes": (
-            "modes_key", "describe_modes", "set_data_parallel", "grad_enabled_in", "inference_in", "autocast_in", "without_function_modes", "modes_restored",
-            "default_device", "foreign_tracer",
+            "modes_key", "describe_modes", "set_data_parallel", "grad_enabled_in", "inference_in", "autocast_in", "function_modes_in",
+            "without_function_modes", "modes_restored",
+            "default_device", "foreign_tracer", "settings", "changed_settings",
         ),
         "thunder.compat.autocast": ("autocast_state", "autocast_casts", "autocast_nesting", "autocast_on", "autocast_off", "AUTOCAST_KINDS"),
         "thunder.compat.cuda": ("load_kernel", "kernel_flags", "attention_backends", "attention_among"),
@@ -25,7 +26,7 @@ _home, __dir__ = names_from(
         "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of", "functorch_implementations"),
         "thunder.compat.fake_tensors": ("fake_mode_of_sizes", "quiet_fake_tensors"),
         "thunder.compat.inductor": ("compile_with_inductor",),
-        "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "foreach", "existing", "scripted", "scripted_from", "children_of"),
+        "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach", "existing", "scripted", "scripted_from", "children_of"),
         "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of"),
     },
 )  # fmt: skip

@@ -36,6 +36,11 @@ def kernel(name: str, overload: str = "default") -> Callable:
     return lacking
 
 
+def unless_removed(name: str) -> tuple[Callable, ...]:
+    """The function of torch and the method of tensors by a name; empty where they only raise that they are removed, as they do once ATen has no such operator."""
+    return (getattr(torch, name), getattr(torch.Tensor, name)) if hasattr(torch.ops.aten, name) else ()
+
+
 def foreach(name: str) -> tuple[Callable | None, Callable | None]:
     """`torch._foreach_<name>` and its in-place form, None where there is none."""
     return getattr(torch, f"_foreach_{name}", None), getattr(torch, f"_foreach_{name}_", None)

@@ -71,6 +71,10 @@ def autocast_in(modes: tuple):
     return modes[3]
 
 
+def function_modes_in(modes: tuple) -> bool:
+    return modes[4] is not None
+
+
 @contextlib.contextmanager
 def without_function_modes():
     """The block runs without torch-function modes, those of subclasses' own rules stay."""
@@ -82,25 +86,41 @@ def without_function_modes():
             compat.push_function_mode(mode)
 
 
+def settings() -> dict[tuple, object]:
+    """PyTorch's settings that a program may leave in force: what sets each, with its first arguments, and its value."""
+    found: dict[tuple, object] = {
+        (compat.set_grad_enabled,): torch.is_grad_enabled(),
+        (torch.set_default_dtype,): torch.get_default_dtype(),
+        (torch.set_autocast_cache_enabled,): torch.is_autocast_cache_enabled(),
+        (torch.set_deterministic_debug_mode,): torch.get_deterministic_debug_mode(),
+        (torch.set_float32_matmul_precision,): torch.get_float32_matmul_precision(),
+        (torch.set_warn_always,): torch.is_warn_always_enabled(),
+        (torch.set_num_threads,): torch.get_num_threads(),
+    }
+    for kind in compat.AUTOCAST_KINDS:
+        found[torch.set_autocast_enabled, kind] = torch.is_autocast_enabled(kind)
+        found[torch.set_autocast_dtype, kind] = torch.get_autocast_dtype(kind)
+    return found
+
+
+def changed_settings(before: dict[tuple, object]) -> dict[tuple, object]:
+    """Those settings that are not what they were, as they are now."""
+    return {setter: value for setter, value in settings().items() if value != before[setter]}
+
+
 @contextlib.contextmanager
 def modes_restored():
-    """What the block leaves of grad mode, default dtype, autocast and torch-function modes is what it found: a program that fails half way leaves its own on."""
+    """What the block leaves of settings, autocast and torch-function modes is what it found: a program that fails half way leaves its own on."""
     with compat.DisableTorchFunction():
-        depth, grad, dtype, cache = compat.function_modes(), torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_cache_enabled()
-        casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in compat.AUTOCAST_KINDS]
-        nesting = compat.autocast_nesting()
+        depth, before, nesting = compat.function_modes(), settings(), compat.autocast_nesting()
     try:
         yield
     finally:
         while compat.function_modes() > depth:
             compat.pop_function_mode()
         with compat.DisableTorchFunction():
-            compat.set_grad_enabled(grad)
-            torch.set_default_dtype(dtype)
-            for kind, enabled, cast in casts:
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, cast)
-            torch.set_autocast_cache_enabled(cache)
+            for (setter, *given), _ in changed_settings(before).items():
+                setter(*given, before[setter, *given])
             for _ in range(compat.autocast_nesting() - nesting):
                 torch.autocast_decrement_nesting()
 

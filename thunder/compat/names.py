@@ -239,6 +239,7 @@ NN_BINDINGS = "torch._C._nn"
 FUNCTORCH = "torch._functorch"
 AROUND_DYNAMO = ("torch._compile", "torch._dynamo.eval_frame")  # wrappers of functions that Dynamo leaves alone
 ASSOCIATIVE_SCAN = "torch._higher_order_ops.associative_scan"
+DISTRIBUTION_CHECK = "_all_true_or_runtime_assert"  # asks for a distribution whether a check of its arguments holds, from torch 2.15 on
 FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
 
 

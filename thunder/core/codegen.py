@@ -104,8 +104,9 @@ class Printer:
 
     def function(self, sym) -> str:
         """A bare name for the function of a symbol, its own where no other function has it."""
-        reserved = self.variables | _BUILTINS
-        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in reserved)
+        names = itertools.chain([sym.name], (f"{sym.name}_{i}" for i in itertools.count(1)))
+        free = (n for n in names if n not in self.variables and n not in _BUILTINS)
+        name = next(n for n in free if self.context.get(n, sym.fn) is sym.fn)
         if not self._comment:
             self.context[name] = sym.fn
         return name

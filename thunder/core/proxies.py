@@ -18,6 +18,7 @@ from typing import Any
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
+from thunder.core.recording import user_location
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import DataDependentError
 
@@ -272,8 +273,6 @@ class UnbackedNumber(Proxy):
 
 
 def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:
-    from thunder.core.symbol import user_location
-
     origins = ", ".join(f"{u.name} is {u.origin}" for u in unbacked)
     return DataDependentError(
         f"{what} is known only when the program runs ({origins})",

@@ -11,14 +11,18 @@ import enum
 import inspect
 from collections.abc import Callable, Iterator, KeysView
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
+from thunder.core.codegen import Printer
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
+from thunder.core.recording import RECORDER, current_recorder, recording, user_location
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError, MissingImplementationError
 
 __all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "user_location", "detached", "adopt"]
+
+
+UNBACKED: dict[str, Callable] = {}  # what is done about sizes that data decides; `thunder.core.unbacked` fills it
 
 
 class OpTags(enum.Enum):
@@ -140,33 +144,10 @@ class Recorder:
         return self.memory.latest(x) if self.memory is not None and self.memory.active else x
 
 
-_current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
-
-
-def current_recorder() -> Recorder | None:
-    return _current.get()
-
-
-def user_location() -> tuple | None:
-    """(filename, line, function, source line) of the user's code that is being traced, where that is known."""
-    recorder = _current.get()
-    return recorder.where() if recorder is not None and recorder.where is not None else None
-
-
-@contextmanager
-def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Calls of symbols are recorded in `recorder` inside the block."""
-    token = _current.set(recorder)
-    try:
-        yield recorder
-    finally:
-        _current.reset(token)
-
-
 @contextmanager
 def detached(context: Context | None = None) -> Iterator[Recorder]:
     """A recorder of its own for lines that do not belong to the program (a checker's probing, a decomposition)."""
-    outer = _current.get()
+    outer = current_recorder()
     with recording(Recorder(context or (outer.context if outer else None))) as recorder:
         yield recorder
 
@@ -220,7 +201,7 @@ class Symbol:
         return f"<Symbol {self.qualified_name}>"
 
     def __call__(self, /, *args, **kwargs):
-        recorder = _current.get()
+        recorder = RECORDER.get()
         if recorder is None:
             return self._run(args, kwargs)
         if kwargs:
@@ -245,13 +226,11 @@ class Symbol:
                 if not subsymbols and any(not o.name for o in proxies_in(out, [])):
                     self._become_prim()
         except DataDependentError as error:
-            from thunder.core.unbacked import typed_by_examples
-
-            return typed_by_examples(self, recorder, args, kwargs, error)
+            return UNBACKED["typed_by_examples"](self, recorder, args, kwargs, error)
         except Exception as error:
-            given = map_structure(settled, args), map_structure(settled, kwargs)
-            if given[0] is not args or given[1] is not kwargs:  # rules that cannot take a symbolic number take its value
-                return self(*given[0], **given[1])
+            if any(isinstance(x, NumberProxy) and not x.unbacked for x in leaves((args, kwargs))):
+                # a rule that cannot take a symbolic number takes its value
+                return self(*map_structure(settled, args), **map_structure(settled, kwargs))
             if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
                 raise
             raise better from None
@@ -288,9 +267,7 @@ class Symbol:
         if recorder.memory is not None and OpTags.VIEW in self.tags:
             recorder.memory.add(line)
         if recorder.sizes:
-            from thunder.core.unbacked import read_sizes
-
-            read_sizes(recorder, line)
+            UNBACKED["read_sizes"](recorder, line)
         return list(out) if type(out) is list else dict(out) if type(out) is dict else out  # the caller's own, who may change it
 
     def connects(self, args, kwargs, inputs) -> bool:
@@ -472,13 +449,9 @@ class BoundSymbol:
         return (self.sym.id, self.sym.module, hashable(self.args), hashable(self.kwargs))
 
     def __repr__(self) -> str:
-        from thunder.core.codegen import Printer
-
         return "\n".join(Printer(print_depth=1).line(self))
 
     def python(self, indent: int = 0, commented: bool = False, print_depth: int = 1) -> list[str]:
-        from thunder.core.codegen import Printer
-
         return Printer(print_depth=print_depth).line(self, indent, commented)
 
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from thunder import compat
+from thunder.api import jit_with
 from thunder.capture import Captured, FailsWithParts, capture
-from thunder.compiled import jit_with
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.utils import without_collection

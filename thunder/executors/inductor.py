@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import shutil
 import threading
 import weakref
@@ -37,6 +36,7 @@ from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.define import PRIMS
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.options import CXX_COMPILER, SEARCH_PATH
 
 __all__ = ["inductor_ex", "torch_compile_ex", "torch_compile_cat_ex"]
 
@@ -303,8 +303,8 @@ def _layout(shape: Sequence[int], strides: Sequence[int]) -> list:
 def _missing(kind: str) -> str | None:
     """What Inductor needs and does not find, for a kind of device."""
     if kind == "cpu":
-        own = os.environ.get("CXX")
-        if _is_there(own, os.environ.get("PATH")):
+        own = CXX_COMPILER.value
+        if _is_there(own, SEARCH_PATH.value):
             return None
         return f"Inductor needs a C++ compiler on the CPU, and none is found ({own or ', '.join(_COMPILERS)}): install one, or set CXX"
     if kind == "cuda":

@@ -9,6 +9,7 @@ import types
 
 from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
 from thunder.interpreter.recursion import run_deeper
+from thunder.interpreter.tables import ITERATOR
 from thunder.interpreter.tracebacks import clean, entry, release
 
 
@@ -17,7 +18,7 @@ class Frame:
 
     __slots__ = (
         "fn", "record", "program", "host", "locals", "names", "stack", "ip", "exc", "outer_exc", "delegate",
-        "suspended", "reraising", "named_type",
+        "suspended", "reraising", "named_type", "snapshot",
     )  # fmt: skip
 
     def __init__(self, fn, record, variables, host, names=None):
@@ -25,7 +26,7 @@ class Frame:
         self.names = names  # the namespace of a class body or of exec'd code
         self.program = record.program if host.log is None else host.log.program(fn.__code__, record)
         self.stack, self.ip = [], 0
-        self.exc = self.outer_exc = self.delegate = None
+        self.exc = self.outer_exc = self.delegate = self.snapshot = None
         self.suspended = self.reraising = False
         self.named_type = host.named_type
 
@@ -119,7 +120,7 @@ class Frame:
         if self.delegate is None:
             raise error
         host, stack = self.host, self.stack
-        iterator = stack[-2]
+        iterator = stack[ITERATOR - 1]
         if isinstance(error, GeneratorExit):
             close = getattr(iterator, "close", None)
             if close is not None:
@@ -132,8 +133,7 @@ class Frame:
             stack[-1] = host.call(throw, [error], {})
             return YIELD
         except StopIteration as stop:
-            stack.pop()
-            stack[-1] = stop.value
+            stack[ITERATOR - 1 :] = [stop.value]
         return self.delegate
 
 

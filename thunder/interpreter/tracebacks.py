@@ -45,9 +45,34 @@ def stub_frame(code, stub, global_names, local_names):
         global_names = {**global_names, "__builtins__": builtins}
     local_names[_GET_FRAME] = sys._getframe
     try:
-        return eval(stub, global_names, local_names), stub
+        return _evaluated(stub, global_names, local_names), stub
     finally:
         del local_names[_GET_FRAME]
+
+
+def _evaluations():
+    """Evaluate stubs. A frame that outlives its call keeps the frames behind it, so that those of the machine, which hold
+    the exception, would make a cycle of it: behind a stub there is this frame only, which holds nothing.
+    """
+    while True:
+        box = yield
+        box[0] = eval(*box[0])
+        del box
+
+
+def _evaluated(*given):
+    try:
+        evaluations = _idle.pop()
+    except IndexError:
+        evaluations = _evaluations()
+        next(evaluations)
+    box: list = [given]
+    evaluations.send(box)
+    _idle.append(evaluations)  # not where it has failed; another one is made where a finalizer or a thread comes in between
+    return box[0]
+
+
+_idle: list = []
 
 
 def entry(frame, following):

@@ -193,7 +193,7 @@ cholesky_ex = of_square(
 )  # fmt: skip
 
 
-@torch_prim(torch.cholesky, torch.Tensor.cholesky, name="cholesky", autocast=_CPU)
+@torch_prim(*compat.unless_removed("cholesky"), name="cholesky", autocast=_CPU)
 def old_cholesky(a, upper=False):
     square("cholesky", a)
     return like(a)
@@ -442,7 +442,7 @@ def linalg_qr(A, mode="reduced"):
     return types.linalg_qr((like(A, (0,)) if mode == "r" else like(A, (*batch, m, k)), like(A, (*batch, k, n))))
 
 
-@composite(torch.qr, torch.Tensor.qr, name="qr", autocast=_CPU)
+@composite(*compat.unless_removed("qr"), name="qr", autocast=_CPU)
 def old_qr(a, some=True):
     return types.qr(linalg_qr(a, "reduced" if some else "complete"))
 

@@ -84,7 +84,7 @@ def _native_batch_norm_meta(a, weight, bias, running_mean, running_var, training
     return normalization._batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-native_batch_norm = torch_prim(name="native_batch_norm")(_native_batch_norm_meta)
+native_batch_norm = torch_prim(torch.native_batch_norm, name="native_batch_norm")(_native_batch_norm_meta)
 native_batch_norm.info["not_differentiable"] = (1, 2)
 native_batch_norm.explain = None  # PyTorch's kernel does not look whether there are statistics
 

@@ -148,7 +148,7 @@ class Row:
         dims, whole = self.places(a, s, dim)
         _scale(norm, self.forward)
         dtype = to_float(a.dtype)
-        return like(a, _replaced(a.shape, dims, _half(whole) if self.kind == "r2c" else whole), real_of(dtype) if self.kind == "c2r" else complex_of(dtype))
+        return like(a, _replaced(a.shape, dims, _half(whole) if self.kind == "r2c" else whole), real_of(complex_of(dtype)) if self.kind == "c2r" else complex_of(dtype))
 
     def decomposition(self, a, s, dim, norm):
         """The parts that PyTorch computes it of (ATen/native/SpectralOps.cpp)."""

@@ -605,3 +605,28 @@ def coroutine_style_broadcast():
     b.send(1)
     b.send(2)
     return out
+
+
+@program()
+def dropped_generator_is_closed():
+    log = []
+
+    def numbers():
+        try:
+            yield from range(3)
+        finally:
+            log.append("closed")
+
+    def dropped(error):
+        kept = numbers()
+        try:
+            for _ in kept:
+                if error:
+                    raise error
+                break
+        except ValueError:
+            log.append("handled")
+
+    dropped(None)
+    dropped(ValueError(1))
+    return log

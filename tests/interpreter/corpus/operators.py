@@ -525,3 +525,38 @@ def expression_tree():
 
     x, y = E("x"), E("y")
     return (1 + (x + 1) * y - x[3]).text
+
+
+@program()
+def metaclass_has_no_say_in_operators():
+    log = []
+
+    class Meta(type):
+        def __getattr__(cls, name):
+            log.append(name)
+            raise AttributeError(name)
+
+        def __subclasscheck__(cls, other):
+            log.append("subclass")
+            return True
+
+    class A(metaclass=Meta):
+        def __rmul__(self, other):
+            return "rmul"
+
+        def __add__(self, other):
+            return "add"
+
+        def __lt__(self, other):
+            return "lt"
+
+    class B(A):
+        pass
+
+    a, b = A(), B()
+    found = ["a" * a, b + 1, a < b, b < 1, bool(a), not a]
+    try:
+        print(*a)
+    except TypeError as error:
+        found.append(str(error))
+    return found, log

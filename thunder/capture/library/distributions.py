@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thunder.compat.names import DISTRIBUTION_CHECK
 from thunder.core.proxies import proxies_in
 from thunder.core.symbol import OpTags, Symbol
 
@@ -26,7 +27,9 @@ check_values = Symbol("check_values", lambda holds, value, text: None, is_prim=T
 
 def is_check(c, holds) -> bool:
     """Whether the truth of the tensor `holds` is asked for by such a check. Then a line checks it."""
-    frame = c.stack_of_frames[-1]
+    frame, *outer = reversed(c.stack_of_frames)
+    if frame.fn.__qualname__ == DISTRIBUTION_CHECK and outer:
+        frame = outer[0]
     text = _TEXTS.get(frame.fn.__qualname__) if (frame.fn.__module__ or "").startswith("torch.distributions.") else None
     if text is None:
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from collections.abc import Callable, Container, Sequence
 
@@ -24,6 +23,7 @@ from thunder.executors.triton_kernels.schedule import in_order, schedule
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Value, program_of
 from thunder.ops.torch_types import to_torch_dtype
+from thunder.options import TRITON_INTERPRET
 
 __all__ = ["FusedRegion", "interpreting"]
 
@@ -41,7 +41,7 @@ def _facts(device: torch.device) -> tuple[int, int]:
 def interpreting() -> bool:
     """Whether Triton's interpreter runs kernels, on tensors of any device."""
     runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)  # importing Triton takes as long as compiling a kernel; a thread may be half way through it
-    return bool(runtime.interpret) if runtime is not None else os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
 
 
 class FusedRegion:

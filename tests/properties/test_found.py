@@ -1,0 +1,30 @@
+"""Programs that the generators found wrong (`found.txt`): those that are still wrong are strict xfails."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from tests.properties.compared import Program, run
+
+TEXT = pathlib.Path(__file__).with_name("found.txt").read_text()
+HEAD = re.compile(r"^## (open|closed) (\w+): (.*)$", re.M)
+
+
+def found() -> list:
+    """A parameter for each program of the file."""
+    parts = HEAD.split(TEXT)[1:]
+    parameters = []
+    for state, name, reason, text in zip(*(parts[i::4] for i in range(4)), strict=True):
+        source, *steps = (part.strip("\n") for part in text.split("-- step\n"))
+        marks = [pytest.mark.xfail(strict=True, reason=reason)] if state == "open" else []
+        parameters.append(pytest.param(Program(source + "\n", tuple(steps)), id=name, marks=marks))
+    return parameters
+
+
+@pytest.mark.parametrize("program", found())
+def test_program(program):
+    verdicts = run(program)
+    assert [v.words for v in verdicts if v.kind in ("wrong", "failed")] == []
