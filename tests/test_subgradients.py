@@ -31,7 +31,13 @@ PROGRAMS = {
     **{f"vector_norm {p} in float64": lambda x, p=p: torch.linalg.vector_norm(x, p, 1, dtype=torch.float64) for p in ORDERS},
     **{f"norm {p} in float64": lambda x, p=p: torch.norm(x, p, 1, dtype=torch.float64) for p in ORDERS},
     **{f"pow {p}": lambda x, p=p: x**p for p in (0, 0.5, 1, 2, 3, -1)},
-    "norm": lambda x: x.norm(1.5, 0, True, torch.float64), "std": lambda x: x.std(1), "prod": lambda x: x.prod(1), "normalize": lambda x: F.normalize(x) * constant(x).cos(),
+    "norm": lambda x: x.norm(1.5, 0, True, torch.float64),
+    **{
+        f"{name} {dim} less {n}": lambda x, name=name, dim=dim, n=n: getattr(x, name)(dim, correction=n)
+        for name in ("var", "std")
+        for dim, n in ((1, 4), (1, 5), (None, 12), (None, 13))
+    },
+    "std": lambda x: x.std(1), "prod": lambda x: x.prod(1), "normalize": lambda x: F.normalize(x) * constant(x).cos(),
     "normalize 1.5": lambda x: F.normalize(x, p=1.5) * constant(x).cos(), "cosine_similarity": lambda x: F.cosine_similarity(x, x.roll(1, 0) + 0.5),
     "pairwise_distance": lambda x: F.pairwise_distance(x, constant(x), p=1.5, eps=0), "dist": lambda x: torch.dist(x, constant(x), 1.5),
     "logsumexp": lambda x: torch.logsumexp(torch.where(x == 0, -math.inf, x), 1)[1:], "amax": lambda x: x.amax(1), "max": lambda x: x.max(), "aminmax": lambda x: sum(x.aminmax(dim=1)),
@@ -52,6 +58,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:(var|std).*degrees of freedom:UserWarning")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the interpreter computes and nobody uses
