@@ -378,3 +378,47 @@ def test_functions_compiled_with_transforms_of_traces_are_refused():
 
     with pytest.raises(OptionError, match="compiled with Changes"):
         grad(thunder.jit(lambda x: x.sum(), transforms=[Changes()]))
+
+
+MIXED = torch.linspace(0.5, 1.5, 3)
+
+
+@pytest.mark.parametrize(
+    "primals, keywords",
+    [
+        ((MIXED, 2), {}),
+        ((MIXED, 2.5, True), {}),
+        ((MIXED, 2, False, None), {}),
+        ((MIXED, 2), {"scale": 3.0}),
+        ((MIXED, 2), {"scale": torch.tensor([1.0, 2.0, 3.0])}),
+        ((MIXED, torch.tensor(3)), {}),
+        ((MIXED, torch.tensor([True, False, True])), {}),
+        (({"x": MIXED, "n": 3}, 2), {}),
+        ((3, MIXED), {}),
+    ],
+)
+def test_vjp_takes_arguments_that_are_no_tensors(primals, keywords):
+    def f(x, n, squared=True, nothing=None, *, scale=1.0):
+        x = x["x"] * x["n"] if isinstance(x, dict) else x
+        return x * x * n * scale if squared else x * n
+
+    def leaf(x):
+        return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+    transformed = vjp(f)
+    primals = torch.utils._pytree.tree_map(lambda x: x.clone().requires_grad_() if leaf(x) else x, primals)
+    expected = f(*primals, **keywords)
+    leaves = torch.utils._pytree.tree_leaves(primals)
+    wanted = [x for x in leaves if leaf(x)]
+    gradients = iter(torch.autograd.grad(expected, wanted, torch.ones(3)))
+    for run in (transformed, transformed.fn.eager):
+        result, found = run(primals, torch.ones(3), **keywords)
+        assert torch.equal(result, expected)
+        for x, g in zip(leaves, torch.utils._pytree.tree_leaves(found), strict=True):
+            assert g is None if not leaf(x) else torch.equal(g, x.grad if x.grad is not None else _noted(x, gradients))
+
+
+def _noted(x, gradients):
+    """The gradient that comes next, kept with its leaf for the second run."""
+    x.grad = next(gradients)
+    return x.grad

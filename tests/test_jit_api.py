@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 import thunder
 import thunder.examine
 import thunder.functional
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeError, SharpEdgeWarning
 from thunder.options import COMPILE_OPTIONS, RECOMPILE_WARNING_LIMIT, compile_option
 from thunder.tests.litgpt_model import GPT

@@ -251,8 +251,7 @@ def _patched_class(module, monkeypatch):
     monkeypatch.setattr(type(module), "forward", lambda self, *args, **kwargs: before(self, *args, **kwargs) + 100)
 
 
-@pytest.mark.parametrize("patch", [_patched_module, _patched_class])
-@pytest.mark.parametrize("of", ["model", "compiled"])
+@pytest.mark.parametrize("patch, of", [(_patched_module, "model"), (_patched_class, "model"), (_patched_module, "compiled")])
 @pytest.mark.parametrize("called_before", [False, True])
 @pytest.mark.parametrize("hooked", [False, True])
 def test_a_patched_forward_takes_effect(pair, patch, of, called_before, hooked, monkeypatch):

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import types
 
 import pytest
 import torch
@@ -185,13 +184,10 @@ def biases(queries, keys, device="cpu", dtype=torch.float32):
 
 @pytest.mark.parametrize("queries, keys", [(16, 32), (3, 5), (1, 16), (16, 1), (40, 24)])
 def test_the_kernel_is_given_biases_as_it_reads_them(monkeypatch, queries, keys):
-    def record(place):
-        return types.SimpleNamespace(default=lambda *args, **kwargs: (args[place],) * 4)
+    def record(name):  # the bias comes after query, key and value, and in the backward after a cotangent
+        return lambda *args, **kwargs: (args[4 if name.endswith("backward") else 3],) * 4
 
-    kernels = types.SimpleNamespace(
-        _scaled_dot_product_efficient_attention=record(3), _scaled_dot_product_efficient_attention_backward=record(4)
-    )
-    monkeypatch.setattr(sdpaex, "aten", kernels)
+    monkeypatch.setattr(sdpaex.compat, "kernel", record)
     query, key = torch.empty(2, 4, queries, 8), torch.empty(2, 4, keys, 8)
     for bias in biases(queries, keys):
         forward = sdpaex._efficient(query, key, key, bias, 0.0, False, None)

@@ -1479,3 +1479,22 @@ def test_what_cannot_be_captured_is_said(refused, reason):
     with pytest.raises(CaptureError, match=reason) as error:
         thunder.jit(refused)(data(0, 3).requires_grad_())
     assert error.value.location[0] == __file__
+
+
+def test_results_inside_have_a_grad_fn_where_eagers_have_one():
+    def program(x, y):
+        with torch.no_grad():
+            z = x * 2
+        values = (x, y, x * y, z, (x * y).detach(), y * 2)
+        return [(v.grad_fn is None, v.grad_fn is not None, bool(v.grad_fn), isinstance(v.grad_fn, torch.autograd.graph.Node)) for v in values]
+
+    for x in (torch.ones(2, requires_grad=True), torch.ones(2), torch.ones(2, requires_grad=True) * 2):
+        assert thunder.jit(program)(x, torch.ones(2)) == program(x, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda f: f.name(), lambda f: f.next_functions, lambda f: f.register_hook(print), lambda f: f, lambda f: [f], str, lambda f: f._saved_self]
+)
+def test_what_is_not_known_of_a_grad_fn_is_refused(ask):
+    with pytest.raises(CaptureError, match="node of autograd's graph"):
+        thunder.jit(lambda x: ask((x * 2).grad_fn))(torch.ones(2, requires_grad=True))

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from thunder.compiled import Compiled, CompiledMethod, compiled_of
+from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
 from thunder.extend import Executor, resolve_executors
+from thunder.methods import CompiledMethod
 from thunder.module import ThunderModule
 from thunder.options import (
     CACHE_OPTIONS,

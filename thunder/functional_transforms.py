@@ -55,8 +55,9 @@ def _detached(argnums) -> dict:
 def vjp(fn: Callable) -> Any:
     """A compiled function (primals, cotangents, **kwargs) -> (result, gradients): reverse mode, the cotangents times the Jacobian.
 
-    primals: the tuple of fn's positional arguments, structures of floating-point tensors, or one such argument by itself. cotangents: of the structure, shapes and
-    dtypes of fn's result. gradients: of the structure of primals. Raises RuntimeError where the cotangents do not fit.
+    primals: the tuple of fn's positional arguments, or one argument by itself. cotangents: of the structure, shapes and dtypes
+    of fn's result. gradients: of the structure of primals, None in the places of what is no floating-point tensor.
+    Raises RuntimeError where the cotangents do not fit.
     """
     return _compiled(fn, VJP)
 

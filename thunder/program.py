@@ -151,7 +151,7 @@ def _with_own_results(forward: Callable, computation: Trace, outputs: list, show
     """`forward`, with results detached that are views and share memory with no argument and no other result.
 
     PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
-    be views of results. Such a view holds the result, that its node, and this what was saved: they would never be freed.
+    be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
     """
     lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
     producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)

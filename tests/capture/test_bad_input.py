@@ -221,9 +221,9 @@ def attribute_set_on_a_tensor(x):
     return x
 
 
-@refused("grad mode")
-def grad_mode_left_changed(x):
-    torch.set_grad_enabled(not torch.is_grad_enabled())
+@refused("default device")
+def default_device_left_changed(x):
+    torch.set_default_device("cpu")
     return x
 
 

@@ -86,7 +86,7 @@ CALLABLE_FIRST = {map, filter, functools.reduce}
 # native callables that keep or compare their arguments but never look inside them
 HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed, repr, types.MethodType, functools.partial,
-    object.__new__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
+    object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
 
 

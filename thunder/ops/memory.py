@@ -40,7 +40,7 @@ class Memory:
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
         self.stale: set[Proxy] = set()  # views to make again before they are read, with all that show them
-        self.fresh: dict[Proxy, dict[Proxy, None]] = {}  # value -> its views, where they may not be stale
+        self.fresh: dict[Proxy, dict[Proxy, None]] = {}  # value -> its views that are not stale, or that others show that are not
         self.histories: dict[Proxy, TensorProxy] = {}  # views that autograd does not see through -> the last value written to them, which says where they come from
         self.copies: set[Proxy] = set()  # what turned out to be a copy
         self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
@@ -73,12 +73,20 @@ class Memory:
     def _show(self, view: Proxy, line: BoundSymbol, shown: TensorProxy) -> None:
         self.view_of[view] = line, shown
         self.views.setdefault(shown, []).append(view)
-        self.fresh.setdefault(shown, {})[view] = None
+        self._visit_again(view)
 
     def _freshen(self, x: Proxy) -> None:
         self.stale.discard(x)
-        if x in self.view_of:
-            self.fresh.setdefault(self.view_of[x][1], {})[x] = None
+        self._visit_again(x)
+
+    def _visit_again(self, x: Proxy) -> None:
+        """A write to what `x` shows comes to `x`: each view on the way is among those that are visited."""
+        while x in self.view_of:
+            shown = self.view_of[x][1]
+            if x in (views := self.fresh.setdefault(shown, {})):
+                return
+            views[x] = None
+            x = shown
 
     def holder(self, x: TensorProxy) -> TensorProxy:
         """The proxy that the program holds, for a value that was written into it."""
@@ -238,9 +246,9 @@ class Memory:
         self._outdate(target, kept)
 
     def _outdate(self, x: Proxy, kept: TensorProxy | None) -> None:
-        """Views of `x` are made again before they are read. Those that are stale are not visited again: a write costs what was read since the last one."""
+        """Views of `x` are made again before they are read. A write visits only what was read since the last one."""
         for view in self.fresh.pop(x, ()):
-            if view in self.stale or view not in self.view_of or self.view_of[view][1] is not x:
+            if view not in self.view_of or self.view_of[view][1] is not x:
                 continue
             if view is kept:
                 self._freshen(view)

@@ -66,6 +66,24 @@ def _spelled_as(operation, function, kwargs: dict) -> dict:
 
 METHODS.torch_function = call_torch
 
+
+def _refuse_node(*args, **kwargs):
+    raise CaptureError(
+        "a node of autograd's graph is looked into (y.grad_fn), and a compiled function is one node as a whole", location=user_location(),
+        remedy="only ask whether there is one (y.grad_fn is None), or look at results outside of the compiled function",
+    )  # fmt: skip
+
+
+class GradientNode:
+    """Stands for the `grad_fn` of a result inside a compiled function: there is one, and nothing else is known of it."""
+
+    __slots__ = ()
+    __getattr__ = __repr__ = __reduce_ex__ = _refuse_node
+
+
+torch.autograd.graph.Node.register(GradientNode)
+
+
 _PLAIN_PROPERTIES = {
     "is_cuda": lambda a: a.device.type == "cuda",
     "is_cpu": lambda a: a.device.type == "cpu",
@@ -78,7 +96,7 @@ _PLAIN_PROPERTIES = {
     "layout": lambda a: torch.strided,
     "names": lambda a: (None,) * a.ndim,
     "grad": lambda a: None,
-    "grad_fn": lambda a: None,
+    "grad_fn": lambda a: GradientNode() if a.requires_grad else None,
     "itemsize": lambda a: a.dtype.bytes,
     "nbytes": lambda a: a.dtype.bytes * a.numel_value,
     "torch_dtype": lambda a: to_torch_dtype(a.dtype),

@@ -179,21 +179,24 @@ def selected_arguments(argnums, args: Sequence, kwargs: dict) -> tuple[dict, boo
 class Differentiated:
     """A level that was differentiated with respect to the tensors in `selected`, a structure of its arguments' values."""
 
-    def __init__(self, c, f: Transformed, args: Sequence, kwargs: dict, keys: Sequence | None, has_aux: bool):
-        """keys: the arguments to differentiate for, by position or keyword; None: every floating-point tensor there is, and those that the function reads itself."""
+    def __init__(self, c, f: Transformed, args: Sequence, kwargs: dict, keys: Sequence | None, has_aux: bool, constants: bool = False):
+        """keys: the arguments to differentiate for, by position or keyword; None: every floating-point tensor there is, and those that the function reads itself.
+        constants: whether these may hold anything else as well, which has no gradient."""
         given: dict = {**dict(enumerate(args)), **kwargs}
+        self.wanted: dict = {}
         self.outer: list[TensorProxy] = []
         arguments, self.specs = [], {}
         for key in given if keys is None else keys:
             leaves, self.specs[key] = flatten(c, given[key])
             inside = []
             for x in leaves:
-                if not _float(x) and keys is not None:
+                if not _float(x) and keys is not None and not constants:
                     raise RuntimeError(f"only Tensors of floating point dtype can require gradients, not {type(x).__name__ if type(x) is not TensorProxy else x.dtype}")
                 if _float(x):
                     self.outer.append(x)
                     arguments.append(_fresh(c, x, grad=True))
                 inside.append(arguments[-1] if _float(x) else x)
+            self.wanted[key] = list(map(_float, leaves))
             given[key] = compat.tree_unflatten(inside, self.specs[key])
         lines, leaves, spec = f.enter(c, [given[i] for i in range(len(args))], {k: given[k] for k in kwargs}, True)
         if keys is None:
@@ -231,9 +234,10 @@ class Differentiated:
         return self.pullback([g if d else None for g, d in zip(cotangents, self.differentiable, strict=True)], c.recorder)
 
     def structured(self, gradients: list) -> dict:
-        """The gradients in the structures of the arguments, zeros where there is none."""
+        """The gradients in the structures of the arguments, zeros where there is none, None in the places of constants."""
         filled = iter([_zeros(x) if g is None else g for x, g in zip(self.outer, gradients, strict=True)])
-        return {key: compat.tree_unflatten([next(filled) for _ in range(spec.num_leaves)], spec) for key, spec in self.specs.items()}
+        found = {key: [next(filled) if w else None for w in wanted] for key, wanted in self.wanted.items()}
+        return {key: compat.tree_unflatten(found[key], spec) for key, spec in self.specs.items()}
 
 
 def _ones(o: TensorProxy) -> TensorProxy:
@@ -323,13 +327,16 @@ def check_like(c, what: str, given: Sequence, given_spec, wanted: Sequence, want
 
 
 class VJP(Transformed):
-    """(primals, cotangents) -> (result, gradients): the product of a vector with the Jacobian. One primal may come by itself, without a tuple."""
+    """(primals, cotangents) -> (result, gradients): the product of a vector with the Jacobian. One primal may come by itself, without a tuple.
+
+    What is no floating-point tensor among the primals is a constant, whose gradient is None.
+    """
 
     def apply(self, c, args, kwargs):
         primals, cotangents = args
         single = not isinstance(primals, (tuple, list))
         primals = (primals,) if single else tuple(opened(c, primals))
-        at = Differentiated(c, self, primals, kwargs, range(len(primals)), False)
+        at = Differentiated(c, self, primals, kwargs, range(len(primals)), False, constants=True)
         given, spec = flatten(c, cotangents)
         check_like(c, "the cotangents", given, spec, at.result, at.spec, "the function's result")
         found = tuple(at.structured(at.gradients(c, given)).values())
@@ -337,8 +344,17 @@ class VJP(Transformed):
 
     def eager(self, primals, cotangents, **kwargs):
         single = not isinstance(primals, (tuple, list))
-        result, pull = torch.func.vjp(functools.partial(self.fn, **kwargs), *((primals,) if single else primals))
-        found = pull(cotangents)
+        leaves, spec = compat.tree_flatten((primals,) if single else tuple(primals))
+        wanted = [isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()) for x in leaves]
+        chosen = [x for x, w in zip(leaves, wanted, strict=True) if w]
+
+        def filled(others):
+            others = iter(others)
+            return [next(others) if w else x for x, w in zip(leaves, wanted, strict=True)]
+
+        result, pull = torch.func.vjp(lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen)
+        leaves = [None] * len(leaves)
+        found = compat.tree_unflatten(filled(*pull(cotangents)), spec)
         return result, found[0] if single else found
 
 
