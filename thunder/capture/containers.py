@@ -233,7 +233,9 @@ def entry(c, source: Source, k) -> tuple:
 
 
 def attribute_dict(c, o, value: dict, source):
-    """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute."""
+    """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute; the same one each time."""
+    if (known := c.attribute_dicts_of.get(id(o))) is not None:
+        return known
     c.ask(source.attr("__dict__"), KEYS)
     names = [*value, *(n for i, n in c.overlay if i == id(o) and n not in value)]
     entries = source.attr("__dict__")  # where a class's descriptor hides the attribute
@@ -243,6 +245,7 @@ def attribute_dict(c, o, value: dict, source):
     }  # fmt: skip
     copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
     c.attribute_dicts[id(copy)] = (copy, o, dict(copy))
+    c.attribute_dicts_of[id(o)] = copy
     return copy
 
 

@@ -116,6 +116,7 @@ class Capture(ProtocolHost):
         self.effects: dict[tuple, tuple] = {}
         self.written: set[Source] = set()
         self.attribute_dicts: dict[int, tuple] = {}  # id(copy of an object's __dict__) -> (copy, object, what the program has seen)
+        self.attribute_dicts_of: dict[int, dict] = {}  # id(object) -> that copy
         self.fresh: set[int] = set()
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []

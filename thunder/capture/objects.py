@@ -75,8 +75,9 @@ def _look_up(c, kind, name, after):
 
 
 def of_library(kind: type) -> bool:
+    """Whether a class is taken to stay as it is. Classes of modules are patched by other libraries, whoever wrote them."""
     module = kind.__module__
-    return not isinstance(module, str) or native_module(module)
+    return not isinstance(module, str) or native_module(module) and not issubclass(kind, torch.nn.Module)
 
 
 def _depend(c, kind, name, after, found, owner, passed) -> None:
@@ -315,6 +316,8 @@ def own_store(c, o, n, v) -> None:
     found = type_attribute(type(o), n)
     hidden = hasattr(type(found), "__set__") and type(found) not in (types.MemberDescriptorType, types.GetSetDescriptorType)
     c.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
+    if (copy := c.attribute_dicts_of.get(id(o))) is not None and type(found) is not types.MemberDescriptorType:
+        copy[n] = c.attribute_dicts[id(copy)][2][n] = v
     c.written.add(c.sources[id(o)].attr(n))
 
 
@@ -342,6 +345,9 @@ def own_delete(c, o, n) -> None:
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
     c.load_attr(o, n)
     c.overlay[id(o), n] = DELETED
+    if (copy := c.attribute_dicts_of.get(id(o))) is not None:
+        copy.pop(n, None)
+        c.attribute_dicts[id(copy)][2].pop(n, None)
     if hasattr(o, n):
         c.effects[id(o), n] = ("delattr", o, n)
     else:  # the program made it
