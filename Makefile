@@ -31,11 +31,12 @@ test-all: test test-versions
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check thunder tests benchmarks examples
 	$(VENV)/bin/lint-imports
+	$(RUN) tests/private_names.py
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 
 # the interpreter's corpus, without torch, under every Python that is found
 test-versions:
-	@for v in 3.11 3.12 3.13; do \
+	@for v in 3.11 3.12 3.13 3.14 3.15; do \
 	  p=$$(command -v python$$v || true); full=$$(pyenv versions --bare 2>/dev/null | grep "^$$v\." | tail -1); \
 	  if [ -n "$$full" ]; then echo "Python $$full"; PYENV_VERSION=$$full PYTHONPATH=. python$$v -m tests.interpreter.corpus_runner || exit 1; \
 	  elif [ -n "$$p" ]; then echo "Python $$v"; PYTHONPATH=. $$p -m tests.interpreter.corpus_runner || exit 1; else echo "Python $$v: not found"; fi; done

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import thunder
+from thunder import compat
 from thunder.core.check import check
 from thunder.core.symbol import OpTags
 from thunder.extend import OperatorExecutor
@@ -821,7 +822,7 @@ def waited_for(monkeypatch, handle, action):
             waits.append((self.cuda_stream, other.cuda_stream))
 
     waits = []
-    monkeypatch.setattr(cudagraph, "current_stream", lambda index: handle)
+    monkeypatch.setattr(compat, "current_stream", lambda index: handle)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: Stream(handle))
     action()
     assert all(waiting == handle for waiting, _ in waits)

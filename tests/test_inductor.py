@@ -11,9 +11,9 @@ from torch._inductor import cpu_vec_isa
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import thunder
-from thunder import _torch_compat
-from thunder._torch_compat import compile_with_inductor
-from thunder.executors import inductor
+from thunder import compat
+from thunder.compat import inductor as compat_inductor
+from thunder.compat.inductor import compile_with_inductor
 from thunder.executors.inductor import inductor_ex, torch_compile_cat_ex, torch_compile_ex
 from thunder.tests.litgpt_model import GPT
 
@@ -75,7 +75,7 @@ def test_the_regions_of_a_program_are_compiled_beside_each_other_for_the_strides
 
         return run, results, waited
 
-    monkeypatch.setattr(inductor, "compile_with_inductor", compile_noted)
+    monkeypatch.setattr(compat, "compile_with_inductor", compile_noted)
     inductor_ex._compiled.clear()
     model = gpt(2)
     step = thunder.jit(model, executors=["inductor"])
@@ -132,13 +132,13 @@ def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):
     if sys.platform != "linux" or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         pytest.skip("other processors are left to Inductor")
     check = cpu_vec_isa.VecISA.check_build
-    _torch_compat._find_vectors.cache_clear()
+    compat_inductor._find_vectors.cache_clear()
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
     for kind in (cpu_vec_isa.VecAVX512, cpu_vec_isa.VecAVX512VNNI, cpu_vec_isa.VecAMX):
         kind.__bool__.cache_clear()
     commands = []
-    monkeypatch.setattr(_torch_compat.subprocess, "run", lambda command, run=subprocess.run, **options: commands.append(command) or run(command, **options))
-    _torch_compat._find_vectors()
+    monkeypatch.setattr(compat_inductor.subprocess, "run", lambda command, run=subprocess.run, **options: commands.append(command) or run(command, **options))
+    compat_inductor._find_vectors()
     assert any("-fsyntax-only" in c for c in commands) and not any("-shared" in c for c in commands) and cpu_vec_isa.VecISA.check_build is check
     assert cpu_vec_isa.valid_vec_isa_list()
     assert cpu_vec_isa.pick_vec_isa().bit_width() == {"AVX2": 256, "AVX512": 512}[torch.backends.cpu.get_cpu_capability()]
@@ -259,7 +259,7 @@ def test_a_region_that_inductor_does_not_compile_is_an_error_that_names_it(monke
     def refuse(*args):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(inductor, "compile_with_inductor", (lambda run, tensors, *rest: (run, run(*tensors), refuse)) if later else refuse)
+    monkeypatch.setattr(compat, "compile_with_inductor", (lambda run, tensors, *rest: (run, run(*tensors), refuse)) if later else refuse)
     inductor_ex._compiled.clear()
     compiled = thunder.jit(lambda x: x.sin() * 7.0 - 0.125, executors=["inductor"])
     for _ in range(2):

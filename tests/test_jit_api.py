@@ -8,11 +8,14 @@ import gc
 import inspect
 import io
 import pickle
+import re
+import runpy
 import subprocess
 import sys
 import threading
 import warnings
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,8 +24,9 @@ from torch.overrides import TorchFunctionMode
 import thunder
 import thunder.examine
 import thunder.functional
+from thunder import compat
 from thunder.errors import CaptureError, OptionError, RecompileWarning, SharpEdgeError, SharpEdgeWarning
-from thunder.options import MAX_ENTRIES, RECOMPILE_WARNING_LIMIT
+from thunder.options import COMPILE_OPTIONS, RECOMPILE_WARNING_LIMIT, compile_option
 from thunder.tests.litgpt_model import GPT
 from thunder.tests.nanogpt_model import *  # noqa: F403  models for the trace checks
 
@@ -103,7 +107,7 @@ def test_decorator_with_and_without_options():
     def plain(x):
         return x + 1
 
-    @thunder.jit(cache="no caching", my_option=3)
+    @thunder.jit(cache="no caching", max_entries=3)
     def with_options(x):
         return x + 2
 
@@ -116,7 +120,7 @@ def test_decorator_with_and_without_options():
 
     assert torch.equal(plain(ONES), ONES + 1) and torch.equal(with_options(ONES), ONES + 2)
     assert thunder.cache_option(with_options) is thunder.CACHE_OPTIONS.NO_CACHING
-    assert thunder.compile_data(with_options).compile_options == {"my_option": 3}
+    assert thunder.compile_data(with_options).compile_options == {"max_entries": 3}
     owner = Owner()
     assert torch.equal(owner.method(ONES), 3 * ONES)
     owner.k = 4
@@ -130,6 +134,8 @@ def test_metadata_of_the_original():
     assert compiled.__wrapped__ is scaled
     assert inspect.signature(compiled) == inspect.signature(scaled)
     assert repr(compiled) == "<thunder.jit of scaled>"
+    compiled(ONES, 2), compiled(ONES, 3)
+    assert repr(compiled) == "<thunder.jit of scaled: calls 2, programs 2, compiled again because n was 2, is 3>"
     assert compiled._lc_cs is thunder.compile_stats(compiled) and compiled._lc_transforms == []
 
 
@@ -166,17 +172,100 @@ def test_sharp_edges():
         refused(ONES)
 
 
-def test_compile_options_say_who_used_them(capsys):
-    class Asking:
-        def transform_trace_post_optimization(self, trace, **kwargs):
-            return trace
+@contextlib.contextmanager
+def declared(*args, **kwargs):
+    option = compile_option(*args, **kwargs)
+    try:
+        yield option
+    finally:
+        del COMPILE_OPTIONS[option.name]
 
-    compiled = thunder.jit(scaled, fusion_kind="dataflow", forgotten=True, transforms=[Asking()])
-    compiled._lc_cd.options.get("fusion_kind", "How regions are found.")
-    thunder.last_compile_options(compiled)
-    assert capsys.readouterr().out == "Used compile options:\n\tfusion_kind. How regions are found.\nUnused compile options:\n\tforgotten\n"
+
+def test_compile_options_are_declared_and_say_who_used_them(capsys):
+    described = "How regions are found.", "a test"
+    with declared("fusion_kind", str, "dataflow", described[0], owner=described[1]) as kind:
+
+        class Configured(thunder.extend.OperatorExecutor):
+            def configured(self, options):
+                chosen.append(options.get(kind))
+                return self
+
+        chosen = []
+        for given in ({}, {"fusion_kind": "consecutive"}):
+            compiled = thunder.jit(scaled, memory_budget=0.5, executors=[Configured("asks")], **given)
+        assert chosen == ["dataflow", "consecutive"]
+        thunder.last_compile_options(compiled)
+        expected = "Used compile options:\n\tfusion_kind. How regions are found.\nUnused compile options:\n\tmemory_budget\n"
+        assert capsys.readouterr().out == expected
+        with pytest.raises(OptionError, match="fusion_kind=3 is not an option; valid: values of type str .How regions"):
+            thunder.jit(scaled, fusion_kind=3)
+        with pytest.raises(OptionError, match="a test has declared one of that name"):
+            compile_option("fusion_kind", int, 3, "", owner="another")
+        assert "fusion_kind: str = 'dataflow'  How regions are found. (of a test)" in listed_options(capsys)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fusion_kind'"):
+        thunder.jit(scaled, fusion_kind="dataflow")
     thunder.last_compile_options(thunder.jit(scaled))
     assert capsys.readouterr().out.splitlines() == ["No used options", "No unused options"]
+
+
+def listed_options(capsys) -> str:
+    sys.argv, given = ["thunder", "options"], sys.argv
+    try:
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("thunder", run_name="__main__", alter_sys=False)
+    finally:
+        sys.argv = given
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_environment_is_read_in_one_file():
+    """thunder/capture knows os.environ as something that programs read."""
+    root = Path(thunder.__file__).parent
+    reading = {str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(r"os\.environ|getenv", p.read_text())}
+    assert reading - {"capture/calls.py", "capture/native.py", "tests/measuring.py"} == {"options.py"}
+
+
+def test_every_option_is_listed(capsys):
+    text = listed_options(capsys)
+    for name in (*inspect.signature(thunder.jit).parameters, *COMPILE_OPTIONS, *thunder.DebugOptions._registered):
+        assert name in ("fn", "compile_options") or f"  {name}: " in text, name
+    assert "cache: 'constant values' | 'symbolic values'" in text and "THUNDER_CACHE_DIR: str" in text
+
+
+@pytest.mark.parametrize(
+    "given, hint",
+    [
+        ({"executor": ["torch"]}, "did you mean executors="),
+        ({"memory_bugdet": 0.5}, "did you mean memory_budget="),
+        ({"fullgraph": True}, "it is torch.compile's; a program is one graph here: leave it out"),
+        ({"dynamic": True}, 'it is torch.compile\'s; cache="symbolic values" keeps sizes symbolic'),
+        ({"backend": "inductor"}, "it is torch.compile's; executors="),
+        ({"zzz": 1}, "`python -m thunder options` lists those there are"),
+    ],
+)
+def test_unknown_options_name_what_was_meant(given, hint):
+    (name,) = given
+    for compile in (lambda: thunder.jit(scaled, **given), lambda: thunder.jit(**given), lambda: thunder.functional.jit(scaled, **given)):
+        with pytest.raises(TypeError, match=re.escape(f"thunder.jit() got an unexpected keyword argument {name!r}: {hint}")):
+            compile()
+
+
+@pytest.mark.parametrize("name", ["fusion_type", "nv_enable_matmul", "torch_compile_fullgraph"])
+def test_options_of_2024_without_effect_say_so(name):
+    with pytest.warns(UserWarning, match=re.escape(f"{name}=...) has no effect: ")) as caught:
+        compiled = thunder.jit(scaled, **{name: True})
+    assert caught[0].filename == __file__ and torch.equal(compiled(ONES), 2 * ONES)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"max_entries": 0}, {"max_entries": True}, {"max_entries": 1.0}, {"triton_autotune": 1}, {"memory_budget": "half"}, {"disable_torch_autograd": 1}, {"record_history": "yes"}],
+)
+def test_options_of_a_wrong_type_or_value(given):
+    (name,) = given
+    with pytest.raises(OptionError, match=f"{name}=.* is not an option; valid: "):
+        thunder.jit(scaled, **given)
 
 
 def test_transforms_are_applied_in_order():
@@ -340,22 +429,6 @@ def test_recompile_warning_comes_once_and_says_why():
             module(torch.ones(n + 1, 2))
     (warning,) = caught
     assert warning.filename == __file__
-
-
-@pytest.mark.filterwarnings("ignore::thunder.errors.RecompileWarning")
-def test_least_recently_used_entries_go():
-    compiled = thunder.jit(scaled, cache="constant values")
-    for n in range(MAX_ENTRIES):
-        compiled(ONES, n)
-        compiled(ONES, 0)  # kept in use
-    misses = thunder.cache_misses(compiled)
-    assert misses == MAX_ENTRIES == len(thunder.compile_stats(compiled).interpreter_cache)
-    compiled(ONES, MAX_ENTRIES)
-    assert len(thunder.compile_stats(compiled).interpreter_cache) == MAX_ENTRIES
-    compiled(ONES, 0)
-    assert thunder.cache_misses(compiled) == misses + 1, "0 was used last but one and is still there"
-    compiled(ONES, 1)
-    assert thunder.cache_misses(compiled) == misses + 2, "1 was the least recently used"
 
 
 # ---------------------------------------------------------------------------------------------------------------- debug options
@@ -773,7 +846,7 @@ def test_default_device_outside_and_inside():
     assert thunder.cache_misses(compiled) == 2
 
 
-def test_a_program_that_leaves_modes_behind_is_refused():
+def test_a_program_that_leaves_a_default_device_behind_is_refused():
     def leaves(x):
         torch.set_default_device("meta")
         return x
@@ -783,9 +856,41 @@ def test_a_program_that_leaves_modes_behind_is_refused():
             thunder.jit(leaves)(ONES)
         finally:
             torch.set_default_device(None)
-    with pytest.raises(CaptureError, match="leaves another"):
-        thunder.jit(lambda x: torch.set_grad_enabled(False) and x)(ONES)
-    assert torch.is_grad_enabled()
+
+
+LEAVES = {
+    "grad": lambda: torch.set_grad_enabled(False),
+    "grad, as a context": lambda: torch.no_grad().__enter__(),
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "dtype of autocast": lambda: torch.set_autocast_dtype("cpu", torch.float16),
+    "cache of autocast": lambda: torch.set_autocast_cache_enabled(False),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "deterministic, warn": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "warnings": lambda: torch.set_warn_always(True),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_program_leaves_settings_as_eager_does(name, raises):
+    def program(x):
+        before = x * 2
+        LEAVES[name]()
+        if raises:
+            raise ValueError("after it")
+        return before, x * 3, torch.tensor(1.5)
+
+    compiled, found = thunder.jit(program), []
+    for run in (program, compiled, compiled):
+        with compat.modes_restored():
+            try:
+                results = [(t.dtype, t.requires_grad) for t in run(torch.ones(2, requires_grad=True))]
+            except ValueError:
+                results = []
+            found.append((results, compat.settings()))
+    assert found[0] == found[1] == found[2] and found[0][1] != compat.settings()
 
 
 class Noting(TorchFunctionMode):
@@ -951,3 +1056,43 @@ def test_garbage_is_not_looked_for_while_compiling():
         assert not gc.isenabled(), "as the user left it"
     finally:
         gc.enable()
+
+
+# ------------------------------------------------------------------------------------------------ calls that fail
+
+
+class Log(list):
+    def note(self, x):
+        self.append(tuple(x.shape))
+
+
+def test_a_program_that_raises_has_its_effects_once():
+    seen = Log()
+
+    def f(x):
+        seen.note(x)
+        raise ValueError("mine")
+
+    compiled = thunder.jit(f)
+    for times in (1, 2):
+        with pytest.raises(ValueError, match="^mine$") as raised:
+            compiled(torch.ones(2))
+        assert seen == [(2,)] * times and raised.value.__context__ is None
+    with pytest.raises(CaptureError, match="ValueError: mine"):
+        thunder.verify(compiled, torch.ones(2))
+    assert len(seen) == 2, "nothing runs where a program is only asked for"
+
+
+def test_where_thunder_fails_the_original_runs_once_and_its_result_counts(monkeypatch):
+    seen = Log()
+
+    def f(x):
+        seen.note(x)
+        return x + 1
+
+    monkeypatch.setattr("thunder.capture.EpilogueWriter", None)
+    compiled = thunder.jit(f)
+    with pytest.warns(UserWarning, match="thunder fails on it.*TypeError(.|\n)*The original function ran"):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(compiled(torch.zeros(2)), torch.ones(2)), "it warns once"
+    assert seen == [(2,), (2,)]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import thunder
+from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
 from thunder.executors.triton_kernels import layout
@@ -150,7 +151,7 @@ def rotate(x, cos, sin):
 
 @pytest.mark.parametrize("form", ["row-major", "heads", "gaps"])
 def test_a_rotation_is_laid_out_without_fake_tensors(form, monkeypatch):
-    monkeypatch.setattr(layout, "FakeTensorMode", None)
+    monkeypatch.setattr(compat, "FakeTensorMode", None)
     args = FORMS[form](), values(4, 6), values(4, 6)
     (found,) = strides_by_rule(rotate, *args).values()
     assert found == rotate(*args).stride()

@@ -1,5 +1,6 @@
 """memory_budget: what is saved for the backward is a minimum cut, bytes follow the budget, gradients stay what they are."""
 
+import copy
 import itertools
 
 import pytest
@@ -10,7 +11,7 @@ from tests.test_recompute import saved_bytes
 from thunder.core.proxies import TensorProxy
 from thunder.pipeline import joint_trace
 from thunder.transforms.dce import dce
-from thunder.transforms.memory_budget import _Flow, curve, nbytes, plan
+from thunder.transforms.memory_budget import _Flow, curve, nbytes, plan, roots
 
 
 def joint_of(f, *args):
@@ -54,6 +55,43 @@ def model():
     torch.manual_seed(0)
     layers = [torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 16), torch.nn.Tanh()) for _ in range(4)]
     return torch.nn.Sequential(*layers)
+
+
+def kept_inside(compiled) -> int:
+    """Bytes of what a backward inside of a program reads of its forward, without arguments."""
+    trace = next(t for t in thunder.last_traces(compiled) if "Recompute in Backward" in t.provenance)
+    inside = [line for line in trace.bound_symbols if line.context.backward]
+    made = {o for line in inside for o in line.outputs} | {a for a in trace.args if isinstance(a, TensorProxy)}
+    shown = roots(trace.bound_symbols, maybe=True)
+    return sum(nbytes(v) for v in {shown.get(i, i) for line in inside for i in line.inputs} - made)
+
+
+def test_a_budget_bounds_what_a_whole_step_keeps():
+    net, x = model(), torch.randn(32, 16)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        (net(x * 2).sin().sum() * 1e-3).backward()  # one more, into the same gradients
+        optimizer.step()
+        return loss
+
+    start = copy.deepcopy(net.state_dict())
+
+    def trained(run) -> list[torch.Tensor]:
+        net.load_state_dict(start)
+        optimizer.state.clear()
+        return [*(run(x).detach() for _ in range(3)), *(p.detach().clone() for p in net.parameters())]
+
+    want, kept = trained(step), []
+    for budget in (1.0, 0.6, 0.3, 0.01):
+        compiled = thunder.jit(step, memory_budget=budget)
+        for got, expected in zip(trained(compiled), want, strict=True):
+            assert torch.equal(got, expected)
+        kept.append(kept_inside(compiled))
+    assert kept[1] <= 0.6 * kept[0] and kept[2] <= 0.3 * kept[0] and kept[3] < kept[2]
 
 
 def test_a_budget_bounds_the_saved_bytes_and_leaves_the_gradients():

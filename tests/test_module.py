@@ -5,6 +5,7 @@ import gc
 import inspect
 import io
 import pickle
+import types
 import weakref
 
 import pytest
@@ -237,6 +238,59 @@ def test_attributes_fall_through(pair):
         del compiled.nonsense
     model.__dict__["forward"] = lambda x: x + 7
     assert torch.equal(compiled(X), X + 7)
+
+
+def _patched_module(module, monkeypatch):
+    """As accelerate does it: the function of the bound method is wrapped and bound again."""
+    before = module.forward.__func__
+    module.forward = types.MethodType(lambda self, *args, **kwargs: before(self, *args, **kwargs) + 100, module)
+
+
+def _patched_class(module, monkeypatch):
+    before = type(module).forward
+    monkeypatch.setattr(type(module), "forward", lambda self, *args, **kwargs: before(self, *args, **kwargs) + 100)
+
+
+@pytest.mark.parametrize("patch", [_patched_module, _patched_class])
+@pytest.mark.parametrize("of", ["model", "compiled"])
+@pytest.mark.parametrize("called_before", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_patched_forward_takes_effect(pair, patch, of, called_before, hooked, monkeypatch):
+    model, compiled = pair
+    compiled.eval()
+    want = model(X)
+    outer = thunder.jit(lambda x: compiled(x) * 2)
+    if called_before:
+        assert torch.equal(compiled(X), want) and torch.equal(outer(X), want * 2)
+    if hooked:
+        compiled.register_forward_hook(lambda module, inputs, output: output * 3)
+    patch(model if of == "model" else compiled, monkeypatch)
+    factor = 3 if hooked else 1
+    assert torch.equal(compiled(X), (want + 100) * factor)
+    assert torch.equal(outer(X), (want + 100) * factor * 2)
+    if patch is _patched_module:
+        assert torch.equal(copy.deepcopy(compiled)(X), (want + 100) * factor)
+        del (model if of == "model" else compiled).forward
+        assert torch.equal(compiled(X), want * factor)
+
+
+def test_methods_of_modules_can_be_replaced(pair):
+    _, compiled = pair
+    compiled.to = lambda *args: "replaced"
+    assert compiled.to("cpu") == "replaced"
+
+
+def _twice(module, inputs, output):
+    return output * 2
+
+
+def test_copies_keep_hooks_of_the_wrapper(pair):
+    model, compiled = pair
+    compiled.eval()
+    want = model(X) * 2
+    compiled.register_forward_hook(_twice)
+    for made in (copy.deepcopy(compiled), copy.copy(compiled), pickle.loads(pickle.dumps(compiled))):
+        assert torch.equal(made(X), want)
 
 
 def test_registration_goes_to_the_wrapped_module(pair):

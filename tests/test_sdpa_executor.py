@@ -1,6 +1,8 @@
 """The sdpa executor: which kernels it chooses, that they compute what eager computes, and that repeated keys and values are not made. Kernels need a GPU."""
 
 import contextlib
+import itertools
+import types
 
 import pytest
 import torch
@@ -165,6 +167,47 @@ def test_backends_that_the_program_sets_itself():
         assert torch.equal(a, b)
 
 
+# ---------------------------------------------------------------------------------------------------------------- layouts of biases
+
+
+def biases(queries, keys, device="cpu", dtype=torch.float32):
+    """Biases of 2 batches of 4 heads, by each shape that broadcasts, order of dimensions in memory, and place in a larger tensor."""
+    for shape in itertools.product((1, 2), (1, 4), (1, queries), (1, keys)):
+        for order in itertools.permutations(range(4)):
+            back = [order.index(d) for d in range(4)]
+            dense = torch.randn([shape[d] for d in order], device=device, dtype=dtype)
+            yield dense.permute(back)
+            yield torch.nn.functional.pad(dense, (3, 2) * 4)[(slice(3, -2),) * 4].permute(back)
+    yield torch.randn(queries, keys, device=device, dtype=dtype)
+    yield torch.randn(keys, queries, device=device, dtype=dtype).T
+    yield torch.randn(keys, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("queries, keys", [(16, 32), (3, 5), (1, 16), (16, 1), (40, 24)])
+def test_the_kernel_is_given_biases_as_it_reads_them(monkeypatch, queries, keys):
+    def record(place):
+        return types.SimpleNamespace(default=lambda *args, **kwargs: (args[place],) * 4)
+
+    kernels = types.SimpleNamespace(
+        _scaled_dot_product_efficient_attention=record(3), _scaled_dot_product_efficient_attention_backward=record(4)
+    )
+    monkeypatch.setattr(sdpaex, "aten", kernels)
+    query, key = torch.empty(2, 4, queries, 8), torch.empty(2, 4, keys, 8)
+    for bias in biases(queries, keys):
+        forward = sdpaex._efficient(query, key, key, bias, 0.0, False, None)
+        backward = sdpaex._efficient_backward(query, query, key, key, bias, query, query, None, None, 0.0, False, None)
+        for aligned in (forward[0], backward[0]):
+            assert torch.equal(aligned, bias.expand(2, 4, queries, keys))
+            assert aligned.stride(-1) == 1 and aligned.data_ptr() % 16 == 0
+            assert not any(s % 16 for s in aligned.stride()[:-1])
+
+
+def test_a_bias_that_is_aligned_is_not_copied():
+    for bias in (torch.randn(1, 4, 16, 32), torch.randn(16, 32), torch.randn(2, 1, 1, 64)[..., 16:48]):
+        query, key = torch.empty(2, 4, 16, 8), torch.empty(2, 4, 32, 8)
+        assert sdpaex._aligned(bias, query, key).data_ptr() == bias.data_ptr()
+
+
 # ---------------------------------------------------------------------------------------------------------------- kernels
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
@@ -239,6 +282,22 @@ def test_masks(mask, length, dtype):
     check(attend, given, "efficient", SDPBackend.EFFICIENT_ATTENTION)
     if dtype is torch.bfloat16:
         check(attend, given, "efficient" if mask == "float with grad" else "cudnn")
+
+
+@GPU
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("kernel", [sdpaex._cudnn, sdpaex._efficient])
+def test_biases_of_every_layout(kernel, dropout_p):
+    backward = {sdpaex._cudnn: sdpaex._cudnn_backward, sdpaex._efficient: sdpaex._efficient_backward}[kernel]
+    query, key = (heads(4, length, 64, device="cuda", dtype=torch.bfloat16) for length in (24, 40))
+    for bias in biases(24, 40, "cuda", torch.bfloat16):
+        results = []
+        for given in (bias, bias.contiguous()):
+            torch.manual_seed(3)
+            out = kernel(query, key, key, given, dropout_p, False, None)
+            results.append((out[0], *backward(query, query, key, key, given, *out, dropout_p, False, None)))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 @GPU

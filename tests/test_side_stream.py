@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import thunder
-from thunder import DebugOptions
+from thunder import DebugOptions, compat
 from thunder.executors.triton_kernels import launch
 from thunder.executors.triton_kernels.launch import FusedRegion
 from thunder.transforms import side_stream
@@ -53,10 +53,10 @@ def late(monkeypatch):
     monkeypatch.setattr(LateStream, "launched", [])
     cuda = types.SimpleNamespace(current_stream=lambda index: LateStream(index, 0), Stream=LateStream, Event=LateEvent)
     monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
-    monkeypatch.setattr(side_stream, "set_stream", set_stream)
-    monkeypatch.setattr(side_stream, "current_device", lambda: -1)  # of tensors on the CPU
-    monkeypatch.setattr(side_stream, "current_stream", lambda index: current)
-    monkeypatch.setattr(side_stream, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype).fill_(torch.nan))
+    monkeypatch.setattr(compat, "set_stream", set_stream, raising=False)
+    monkeypatch.setattr(compat, "current_device", lambda: -1)  # of tensors on the CPU
+    monkeypatch.setattr(compat, "current_stream", lambda index: current)
+    monkeypatch.setattr(compat, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype).fill_(torch.nan))
     monkeypatch.setattr(side_stream, "DEVICES", ("cpu",))
     monkeypatch.setattr(side_stream, "LEAST", 0)
     monkeypatch.setattr(side_stream, "_SIDES", side_stream._Sides())
@@ -219,8 +219,8 @@ def test_a_program_in_the_middle_of_another_streams(late, monkeypatch):
         torch.mm(a, b, out=out)
 
     event = types.SimpleNamespace(record=lambda stream: None, wait=lambda stream: None)
-    monkeypatch.setattr(side_stream, "set_stream", set_stream)
-    monkeypatch.setattr(side_stream, "current_stream", lambda index: current)
+    monkeypatch.setattr(compat, "set_stream", set_stream, raising=False)
+    monkeypatch.setattr(compat, "current_stream", lambda index: current)
     cuda = types.SimpleNamespace(current_stream=lambda index: LateStream(index, current), Stream=lambda index: LateStream(index, current + 100), Event=lambda: event)
     monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
     x = torch.randn(2, 4)
@@ -274,10 +274,10 @@ def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):
     numbers = iter(range(9))
     binary = lambda request: types.SimpleNamespace(result=lambda n=next(numbers): types.SimpleNamespace(load=lambda index: n, scratch=0, shared=0))  # noqa: E731
     monkeypatch.setattr(launch, "binary_of", binary)
-    monkeypatch.setattr(launch, "current_device", lambda: 0)
-    monkeypatch.setattr(launch, "current_stream", lambda index: "the program's")
-    monkeypatch.setattr(launch, "launch_kernel", lambda kernel, *rest: launched.append((kernel, rest[-2], rest[-1])))
-    monkeypatch.setattr(launch, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
+    monkeypatch.setattr(compat, "current_device", lambda: 0)
+    monkeypatch.setattr(compat, "current_stream", lambda index: "the program's")
+    monkeypatch.setattr(compat, "launch_kernel", lambda kernel, *rest: launched.append((kernel, rest[-2], rest[-1])), raising=False)
+    monkeypatch.setattr(compat, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     region, _, of_weight = backward_region()
     fused = FusedRegion(region, torch.device("cuda", 0), planned=True)

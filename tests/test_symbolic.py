@@ -1,9 +1,16 @@
 """cache="symbolic values": numbers and tensor sizes that stay symbolic. Each program is compared with itself in eager, call by call."""
 
+import collections
+import functools
+import itertools
 import math
+import operator
 import types
 import warnings
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -269,3 +276,97 @@ def test_floats_have_remainders(cache):
         space.n = n
         for got, want in zip(compiled(torch.ones(2), n), program(torch.ones(2), n), strict=True):
             assert torch.equal(got, want)
+
+
+WHAT_PYTHON_DOES_WITH_SIZES = {
+    "formatted": lambda s: (f"{s}", str(s), repr(s[2:]), f"{s[2]:03d}", "%d %s" % (s[2], s)),
+    "as keys": lambda s: ({s: 1}[s], {(4, 5): "a", (6, 7): "b"}.get(tuple(s[2:]), "none"), len({s[2], 6})),
+    "compared": lambda s: (s == torch.Size([1, 2, 4, 5]), s[2:] == (6, 7), 6 in s, s.count(7), s[2] < s[3], 4 <= s[2] < 8),
+    "compared with other numbers": lambda s: (s[2] == 4 + 0j, s[2] == Fraction(6), s[2] < Decimal("6.5"), s[2] == np.int64(9)),
+    "with other numbers": lambda s: (s[2] * 1j, 2j - s[2], s[2] / Fraction(1, 3), Decimal(2) ** s[2], s[2] + np.float64(0.5)),
+    "sequences": lambda s: (s * 2, 2 * s, s + (1,), [0] * s[2], "a" * s[2], sorted(s), list(reversed(s)), list(range(s[2]))),
+    "reduced": lambda s: (max(s), min(s), sum(s), math.prod(s), s.numel(), functools.reduce(operator.mul, s)),
+    "by functions": lambda s: (math.sqrt(s[2]), math.isqrt(s[2]), math.gcd(*s[2:]), hex(s[2]), chr(s[2] + 60), s[2].bit_length()),
+    "by operators": lambda s: (s[2] & 3, s[2] | 8, s[2] ^ 1, s[2] << 2, s[2] >> 1, ~s[2], -s[2], divmod(s[2], 3), pow(s[2], 2, 5)),
+    "powers": lambda s: (2 ** s[2], 2 ** -s[2], s[2] ** -1, (s[2] - 5) ** 0.5, s[2] ** (5 - s[2]), 0.5 ** (s[2] - 6)),
+    "rounded": lambda s: (round(s[2]), round(s[2], -1), round(s[2] / 3), round(s[2] / 3, 1), math.ceil(s[2] / 4), s[2] / 4 // 1),
+    "types": lambda s: (isinstance(s[2], int), type(s[2]) is int, type(s) is torch.Size, isinstance(s, tuple), bool(s[2])),
+    "copied": lambda s: (tuple(s), list(s), torch.Size(list(s[2:])), collections.deque(s, maxlen=2), collections.Counter(s)),
+}
+
+
+@pytest.mark.parametrize("name", WHAT_PYTHON_DOES_WITH_SIZES)
+def test_what_python_does_with_sizes(name):
+    function = WHAT_PYTHON_DOES_WITH_SIZES[name]
+
+    def program(x):
+        return function(x.shape)
+
+    compiled = thunder.jit(program, cache="symbolic values")
+    for n in (4, 6, 9, 6, 4):
+        x = torch.ones(1, 2, n, n + 1)
+        assert_same(compiled(x), program(x))
+
+
+# ------------------------------------------------------------------------------------------------ Python's data model
+
+OPERATORS = "+ - * / // % ** & | ^ << >> == != < <= > >=".split()
+OTHERS = ["2", "3", "-2", "0", "True", "2.5", "-0.5", "2j", "'ab'", "[1]", "(1,)", "Fraction(1, 3)", "n"]
+UNARY = ["-{}", "+{}", "~{}", "not {}", "[{}]", "({},)", "f'{{{}}}'", "f'{{{}:>8}}'", "{} and 5", "{} or 5", "7 if {} else 8"]
+FUNCTIONS = (
+    "abs bin chr complex divmod float format hash hex int isinstance len list max min next oct ord pow range "
+    "repr round set sorted str sum tuple type"
+).split()
+KEEPS = ("operator.itemgetter", "operator.attrgetter", "operator.methodcaller", "math.ldexp")  # native code, given a proxy
+CALLS = ["{f}({n})", "{f}({n}, 2)", "{f}(2, {n})", "{f}({n}, {n})", "{f}([{n}])", "{f}({n}, 3, 5)", "{f}({n}, int)"]
+
+
+def expressions(kind):
+    """Source of expressions of n: operators both ways round, built-in functions, those of `math` and `operator`, methods and attributes."""
+    for symbol, other in itertools.product(OPERATORS, OTHERS):
+        yield f"n {symbol} {other}"
+        yield f"{other} {symbol} n"
+    for form in UNARY:
+        yield form.format("n")
+    modules = [f"math.{f}" for f in dir(math)] + [f"operator.{f}" for f in dir(operator)]
+    for f in (*FUNCTIONS, *(f for f in modules if "._" not in f and f not in KEEPS and callable(eval(f)))):
+        for call in CALLS:
+            yield call.format(f=f, n="n")
+    for name in dir(kind):
+        if name not in ("__class__", "__doc__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__", "__sizeof__"):
+            value = getattr(kind(3), name)
+            yield from (f"n.{name}()", f"n.{name}(2)", f"n.{name}(2.5)") if callable(value) else (f"n.{name}",)
+
+
+def outcome(f, *args):
+    try:
+        return f(*args)
+    except Exception as error:  # noqa: BLE001 - the two are compared
+        return type(error)
+
+
+def described(value):
+    return type(value), repr(value)
+
+
+@pytest.mark.parametrize("kind, values", [(int, (4, 3, 0, 1, -3, 7)), (float, (4.0, 2.5, 0.0, -1.5, 1e6))])
+@pytest.mark.parametrize("part", range(6))
+@pytest.mark.filterwarnings("ignore:.*was compiled:thunder.errors.RecompileWarning")
+def test_numbers_are_pythons(kind, values, part):
+    wrong = []
+    for source in list(expressions(kind))[part::6]:
+        f = eval(f"lambda x, n: (x, {source})", {"math": math, "operator": operator, "Fraction": Fraction})
+        compiled = thunder.jit(f, cache="symbolic values")
+        for n in values:
+            theirs, ours = outcome(f, 1.0, n), outcome(compiled, 1.0, n)
+            if described(theirs) != described(ours):
+                wrong.append((source, n, theirs, ours))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_operators_of_ints_stay_symbolic():
+    def program(x, n):
+        quotient, rest = divmod(n * 3, 4)
+        return x + (n | 8), n & 6, 5 ^ n, n << 2, 1 << n, n >> 1, ~n, round(n), quotient, rest, 2**n
+
+    assert compilations(program, [(torch.ones(2), n) for n in (4, 3, 9, 12)]) == 1

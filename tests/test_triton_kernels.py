@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import thunder
-from thunder.frontend.triton_kernels import written_parameters
+from thunder.capture.library.triton_kernels import written_parameters
 
 if sys.platform != "linux":
     pytest.skip("Triton is made for Linux", allow_module_level=True)

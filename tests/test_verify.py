@@ -287,3 +287,26 @@ def test_the_rule():
     infinite = torch.tensor([1.0, float("inf")])
     assert _judge(infinite, infinite, infinite.double(), infinite.double()).agrees
     assert not _judge(torch.ones(2), infinite, infinite.double(), infinite.double()).agrees
+
+
+@pytest.mark.parametrize("kernel, agrees", [(lambda x: (x * x).sin(), True), (lambda x: (x * x).sin() * 1.01, False)])
+def test_an_executors_own_operation_is_compared_with_what_it_replaces(kernel, agrees):
+    from thunder.core.transforms import get_grad, put_grad
+    from thunder.extend import OperatorExecutor
+
+    def user(x):
+        return (x * x).sin()
+
+    def grad_transform(x):
+        out = own(x)
+        put_grad(x, get_grad(out) * torch.cos(x * x) * x * 2)
+        return out
+
+    executor = OperatorExecutor("of_this_test")
+    own = executor.register_operator("own", meta=lambda x: thunder.TensorProxy(like=x), fn=kernel, replaces=user)
+    executor.register_implementation(own, own, grad_transform=grad_transform)
+    compiled = thunder.jit(lambda x: user(x).sum(), executors=[executor])
+    for x in (torch.randn(5), torch.randn(5, requires_grad=True)):
+        first = thunder.verify(compiled, x).first
+        assert (first is None) is agrees
+        assert agrees or (first.operation, first.executor) == ("own", "of_this_test")

@@ -1,22 +1,69 @@
-"""`python -m thunder`: versions, devices, executors."""
+"""`python -m thunder`: versions, devices, executors. `python -m thunder options`: everything that can be set."""
 
 from __future__ import annotations
 
+import enum
+import inspect
 import platform
+import sys
 
 import torch
 
 import thunder
-import thunder.compiled
+from thunder.compat.names import NEWEST, OLDEST, missing
+from thunder.options import COMPILE_OPTIONS, ENVIRONMENT
 
 
-def main() -> None:
+def versions() -> None:
     print(f"thunder {thunder.__version__}, Python {platform.python_version()}, torch {torch.__version__}")
     names = ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count()))]
     print(f"devices: {', '.join(names)}")
     for executor in thunder.get_all_executors():
-        kind = "always" if executor in thunder.get_always_executors() else "default" if executor in thunder.get_default_executors() else "on request"
+        always, default = executor in thunder.get_always_executors(), executor in thunder.get_default_executors()
+        kind = "always" if always else "default" if default else "on request"
         print(f"executor {executor.name} {executor.version or ''} ({kind})")
+    lacks = missing()
+    print(f"private names of PyTorch: {len(lacks) or 'none'} missing (tried on PyTorch {OLDEST} to {NEWEST})")
+    for row in lacks:
+        print(f"  {row.path}, for {row.needed_for}: {row.lost}")
 
 
-main()
+def options() -> None:
+    thunder.get_all_executors()  # which declare options when they are imported
+    print("thunder.jit(fn, ...), see help(thunder.jit)")
+    for name, parameter in inspect.signature(thunder.jit).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            print(f"  {name}: {_kinds(str(parameter.annotation))} = {parameter.default!r}")
+    print("\ncompile options, keywords of thunder.jit as well")
+    for name in sorted(COMPILE_OPTIONS):
+        o = COMPILE_OPTIONS[name]
+        valid = f"; valid: {o.valid}" if o.valid else ""
+        print(f"  {name}: {o.kind_name} = {o.default!r}  {o.description} (of {o.owner}{valid})")
+    print("\nthunder.DebugOptions(...)")
+    for name, (kind, default, description) in thunder.DebugOptions._registered.items():
+        print(f"  {name}: {kind.__name__} = {default!r}  {description}")
+    print("\nthe environment")
+    for o in ENVIRONMENT:
+        print(f"  {o.name}: {o.kind.__name__} = {o.default!r}  {o.description}")
+
+
+def _kinds(annotation: str) -> str:
+    """An annotation, with the values that there are in the place of an enumeration's name."""
+    for name in ("CACHE_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "SHARP_EDGES_OPTIONS"):
+        kind: type[enum.Enum] = getattr(thunder, name)
+        annotation = annotation.replace(f"{name} | str", " | ".join(repr(m.value) for m in kind))
+    return annotation
+
+
+def main(arguments: list[str]) -> int:
+    commands = {(): versions, ("options",): options}
+    run = commands.get(tuple(arguments))
+    if run is None:
+        there_are = "`python -m thunder` and `python -m thunder options`"
+        print(f"python -m thunder has no command {' '.join(arguments)!r}: there are {there_are}")
+        return 2
+    run()
+    return 0
+
+
+sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = [
     "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError", "OptionError", "CollectiveError", "SharpEdgeError",
-    "SharpEdgeWarning", "RecompileWarning", "warn_user", "user_line", "add_location",
+    "SharpEdgeWarning", "RecompileWarning", "warn_user", "user_line", "calling_line", "add_location",
 ]  # fmt: skip
 
 
@@ -78,24 +78,47 @@ class RecompileWarning(UserWarning):
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
+def _libraries() -> tuple[str, ...]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.__file__:
+        return (_HERE,)
+    return (_HERE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+
+
 def user_line(error: BaseException) -> tuple[tuple | None, bool]:
     """Where an exception went through the user's code, and whether it was raised there.
 
-    (filename, line number, function name, source line) of the innermost line outside of thunder and torch, or else outside of thunder; None where there is none.
+    (filename, line number, function name, source line) of the innermost line outside of thunder and torch, or else
+    outside of thunder; None where there is none.
     """
-    torch = sys.modules.get("torch")
-    libraries = (_HERE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep) if torch is not None and torch.__file__ else (_HERE,)
+    libraries = _libraries()
     found, torchs, traceback, code = None, None, error.__traceback__, None
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if not code.co_filename.startswith(_HERE):
-            line = code.co_filename, traceback.tb_lineno, code.co_name, linecache.getline(code.co_filename, traceback.tb_lineno)
+            line = _line(code, traceback.tb_lineno)
             if code.co_filename.startswith(libraries):
                 torchs = line
             else:
                 found = line
         traceback = traceback.tb_next
     return found or torchs, code is not None and not code.co_filename.startswith(libraries)
+
+
+def calling_line() -> tuple | None:
+    """(filename, line number, function name, source line) of the innermost running line outside of thunder and torch."""
+    libraries, frame = _libraries(), sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(libraries) and not _is_test(frame.f_code):
+        frame = frame.f_back
+    return None if frame is None else _line(frame.f_code, frame.f_lineno)
+
+
+def _line(code: Any, number: int) -> tuple:
+    return code.co_filename, number, code.co_name, linecache.getline(code.co_filename, number)
+
+
+def _is_test(code: Any) -> bool:
+    return code.co_filename.startswith(_HERE + "tests")
 
 
 def add_location(error: BaseException, location: tuple) -> None:
@@ -107,6 +130,6 @@ def add_location(error: BaseException, location: tuple) -> None:
 def warn_user(text: str, category: type[Warning]) -> None:
     """A warning that points at the innermost line outside of thunder."""
     level, frame = 1, sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_HERE) and not frame.f_code.co_filename.startswith(_HERE + "tests"):
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE) and not _is_test(frame.f_code):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from thunder.capture.calls import NOT_OPERATIONS
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace
 from thunder.errors import ThunderError, warn_user
-from thunder.frontend.calls import NOT_OPERATIONS
 from thunder.inspection import last_entry
 from thunder.ops import inplace_of, lookup
 from thunder.transforms.memory_budget import nbytes, roots

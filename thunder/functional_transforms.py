@@ -10,19 +10,17 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from thunder.compiled import Compiled, jit
+from thunder.api import jit
+from thunder.capture.library.functional import JVP, VJP, Grad, Transformed, VMap
+from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
-from thunder.frontend.functional import JVP, VJP, Grad, Transformed, VMap
 from thunder.transforms.base import asked
 
 __all__ = ["grad", "value_and_grad", "vjp", "jvp", "vmap"]
 
 
 def _compiled(fn: Callable, transform: Callable[[Callable], Transformed], **options: Any) -> Compiled:
-    given = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None)
-    if not isinstance(given, Compiled):
-        given = jit(fn)
-        given = given if isinstance(given, Compiled) else given._compiled
+    given = compiled_of(fn) or compiled_of(jit(fn))
     changing = [type(t).__name__ for t in given.options.transforms if asked(t, "transform_module") or asked(t, "transform_traces_pre_prologue")]
     if changing:
         raise OptionError(f"{given!r} was compiled with {', '.join(changing)}, which changes what would be differentiated or mapped: transform the plain function")

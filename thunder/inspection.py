@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thunder.compiled import CacheEntry, Compiled, CompileStats
+from thunder.compiled import Compiled, compiled_of
 from thunder.core.symbol import OpTags
 from thunder.core.trace import Trace
+from thunder.history import CompileStats
 from thunder.options import CACHE_OPTIONS
+from thunder.program import CacheEntry
 
 __all__ = [
     "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces", "last_epilogue_traces", "cache_option", "cache_hits",
@@ -30,29 +32,33 @@ class CompileData:
 
 
 def _compiled(fn: Any) -> Compiled:
-    found = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None)
-    if not isinstance(found, Compiled):
-        raise TypeError(f"{getattr(fn, '__name__', type(fn).__name__)} is not a compiled function or module: thunder.jit makes one")
+    found = compiled_of(fn)
+    if found is None:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(f"{name} is not a compiled function or module: thunder.jit makes one")
     return found
+
+
+_LOWER = "compiled.lower(*args) for the program"
 
 
 def _called(fn: Any) -> Compiled:
     compiled = _compiled(fn)
     if compiled.stats.last_entry is None:
-        raise TypeError(f"{compiled!r} was not called yet, so there is nothing to show")
+        raise TypeError(f"{compiled!r} was not called yet, so there is nothing to show: call it, or ask {_LOWER}")
     return compiled
 
 
 def compile_data(fn: Any) -> CompileData | None:
     """What `fn` was compiled with, or None where it is not compiled."""
-    found = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None)
-    return CompileData(found) if isinstance(found, Compiled) else None
+    found = compiled_of(fn)
+    return None if found is None else CompileData(found)
 
 
 def compile_stats(fn: Any) -> CompileStats | None:
     """Counters, times and traces of `fn`, or None where it is not compiled."""
-    found = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None)
-    return found.stats if isinstance(found, Compiled) else None
+    found = compiled_of(fn)
+    return None if found is None else found.stats
 
 
 def last_traces(fn: Any) -> list[Trace]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from thunder.distributed.placement import seen_as
+from thunder.compiled import Compiled
+from thunder.distributed.placement import Placement, placement_of, seen_as
 from thunder.transforms.base import asked
 
 __all__ = ["ThunderModule"]
@@ -21,10 +22,14 @@ _SHARED = (
 )  # fmt: skip
 
 
+_OF_COMPILED = ("programs", "recompilations", "lower")  # unless the wrapped module has its own
+
+
 class ThunderModule(torch.nn.Module):
     """A module whose calls run compiled programs. It shares parameters, buffers and mode with the module it wraps.
 
-    Attributes and methods it does not have itself are the wrapped module's. Made by `thunder.jit`, not by users.
+    Attributes and methods it does not have itself are the wrapped module's, and then `programs`, `recompilations` and
+    `lower` of the compiled function. Made by `thunder.jit`, not by users.
     """
 
     def __init__(self, model: torch.nn.Module, compiled_model_call: Any):
@@ -39,7 +44,7 @@ class ThunderModule(torch.nn.Module):
     def __call__(self, *args, **kwargs):
         if self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks:
             return super().__call__(*args, **kwargs)
-        return self._compiled(*args, **kwargs)
+        return self.forward(*args, **kwargs)  # libraries put another one in its place
 
     def forward(self, *args, **kwargs):
         return self._compiled(*args, **kwargs)
@@ -70,7 +75,12 @@ class ThunderModule(torch.nn.Module):
         return f"ThunderModule(\n  (_model): {inside}\n)"
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_model"], name)
+        try:
+            return getattr(self.__dict__["_model"], name)
+        except AttributeError:
+            if name in _OF_COMPILED:
+                return getattr(self.__dict__["_compiled"], name)
+            raise
 
     def __dir__(self):
         return sorted({*super().__dir__(), *dir(self._model)})
@@ -86,7 +96,7 @@ class ThunderModule(torch.nn.Module):
         return self._model[index]  # type: ignore[index]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "training" or name.startswith("_") or name in type(self).__dict__:
+        if name.startswith("_") or hasattr(type(self), name):  # also a method that is replaced, `forward` or `to`
             super().__setattr__(name, value)
         else:
             setattr(self._model, name, value)
@@ -181,7 +191,7 @@ class ThunderModule(torch.nn.Module):
         problems = _key_problems(list(result.unexpected_keys), missing) if strict else []
         for name, was in overridden.items():
             if name in state_dict and was.shape != state_dict[name].shape:
-                problems.append(_size_problem(name, state_dict[name], was))
+                problems.append(_size_problem(name, state_dict[name], was.shape))
         _raise(problems, self)
         for name in overridden:
             if name in state_dict:
@@ -190,26 +200,43 @@ class ThunderModule(torch.nn.Module):
         return result
 
     def original_state_dict(self, *, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
-        """The state dict of the module as it was before transforms changed its weights; without such transforms the same as `state_dict`."""
+        """The state dict of the module as it was before transforms changed its weights and before it was distributed.
+
+        Where ranks hold parts of parameters, it has the whole ones, and every rank calls it.
+        """
         transforms = [t for t in reversed(self._lc_transforms) if asked(t, "reverse_transform_state_dict_for_submodule")]
-        if not transforms:
+        found = self.state_dict(keep_vars=True)
+        parts = {name: q for name, value in found.items() if (q := _split_placement(value)) is not None}
+        if not transforms and not parts:
             return self.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
-        found = self._by_submodule(self.state_dict(keep_vars=keep_vars))
+        found.update({name: q.whole_of(found[name].detach()) for name, q in parts.items()})
+        if not keep_vars:
+            found = {k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in found.items()}
         destination = {} if destination is None else destination
-        for name, part in found.items():
+        for name, part in self._by_submodule(found).items():
             for transform in transforms:
                 part = transform.reverse_transform_state_dict_for_submodule(self, name, part)
             destination.update({f"{prefix}{name}.{k}" if name else f"{prefix}{k}": v for k, v in part.items()})
         return destination
 
     def load_original_state_dict(self, state_dict) -> None:
-        """Loads a state dict of the module as it was before transforms: each puts the entries of each submodule into its own form. Errors are PyTorch's."""
+        """Loads what `original_state_dict` gives: transforms put the entries of each submodule into their own form, and
+        each rank takes its parts. Errors are PyTorch's."""
         transforms = [t for t in self._lc_transforms if asked(t, "transform_state_dict_for_submodule")]
         transformed = {}
         for name, part in self._by_submodule(state_dict).items():
             for transform in transforms:
                 part = transform.transform_state_dict_for_submodule(self, name, part)
             transformed.update({f"{name}.{k}" if name else k: v for k, v in part.items()})
+        problems = []
+        for name, held in self.state_dict(keep_vars=True).items():
+            placement = _split_placement(held)
+            if placement is not None and name in transformed:
+                if tuple(transformed[name].shape) == placement.seen_shape:
+                    transformed[name] = placement.part_of(transformed[name])
+                else:
+                    problems.append(_size_problem(name, transformed[name], torch.Size(placement.seen_shape)))
+        _raise(problems, self)
         self.load_state_dict(transformed)
 
     def _by_submodule(self, state_dict: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -264,16 +291,22 @@ class ThunderModule(torch.nn.Module):
 
     # --- copies keep module, options and overrides, and drop what was compiled
     def __deepcopy__(self, memo):
-        return _restored(copy.deepcopy(self._model, memo), self._compiled.options, copy.deepcopy(self._compiled.overrides, memo))
+        overrides = copy.deepcopy(self._compiled.overrides, memo)
+        made = _restored(copy.deepcopy(self._model, memo), self._compiled.options, overrides)
+        memo[id(self)] = made
+        made.__dict__.update(copy.deepcopy(self._own(), memo))
+        return made
 
     def __reduce__(self):
-        return _restored, (self._model, self._compiled.options, self._compiled.overrides)
+        return _restored, (self._model, self._compiled.options, self._compiled.overrides), self._own()
+
+    def _own(self) -> dict[str, Any]:
+        """What the wrapper has besides the wrapped module's: hooks, and methods that were replaced."""
+        return {name: value for name, value in self.__dict__.items() if name not in (*_SHARED, "_model", "_compiled")}
 
 
 def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> ThunderModule:
     """A compiled module with the overrides of another: transforms are not asked again for what they gave."""
-    from thunder.compiled import Compiled
-
     compiled = Compiled(model, options)
     for table, given in zip(compiled.overrides, overrides, strict=True):
         table.update(given)
@@ -293,6 +326,12 @@ def _overridden(overrides: dict, own: Iterator, prefix: str, recurse: bool, remo
             yield name, value
 
 
+def _split_placement(value: Any) -> Placement | None:
+    """The placement of a parameter of which each rank holds a part."""
+    placement = placement_of(value) if isinstance(value, torch.Tensor) else None
+    return placement if placement is not None and placement.is_split else None
+
+
 def _key_problems(unexpected: list[str], missing: list[str]) -> list[str]:
     found = []
     for keys, what in ((unexpected, "Unexpected key(s)"), (missing, "Missing key(s)")):
@@ -301,8 +340,11 @@ def _key_problems(unexpected: list[str], missing: list[str]) -> list[str]:
     return found
 
 
-def _size_problem(name: str, given: torch.Tensor, was: torch.Tensor) -> str:
-    return f"size mismatch for {name}: copying a param with shape {given.shape} from checkpoint, the shape in current model is {was.shape}."
+def _size_problem(name: str, given: torch.Tensor, was: torch.Size) -> str:
+    return (
+        f"size mismatch for {name}: copying a param with shape {given.shape} from checkpoint, "
+        f"the shape in current model is {was}."
+    )
 
 
 def _raise(problems: list[str], module: ThunderModule) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from thunder.errors import OptionError
+from thunder.errors import OptionError, warn_user
 
 __all__ = [
     "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions", "resolve_cache_option", "resolve_sharp_edges",
-    "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "MAX_ENTRIES", "cache_directory",
+    "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "cache_directory",
+    "CompileOption", "compile_option", "COMPILE_OPTIONS", "check_compile_options", "EnvironmentOption", "ENVIRONMENT",
 ]  # fmt: skip
 
 
@@ -50,19 +52,155 @@ class RNG_OPTIONS(enum.Enum):
 
 
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
-MAX_ENTRIES = 64  # compiled programs kept for one function; the least recently used goes
+
+
+
+# ------------------------------------------------------------------------------------------------------ the environment
+
+
+@dataclass(frozen=True)
+class EnvironmentOption:
+    """A variable of the environment that thunder asks for. kind: str or bool; default: the value where it is not set."""
+
+    name: str
+    kind: type
+    default: Any
+    description: str
+
+    @property
+    def value(self) -> Any:
+        given = os.environ.get(self.name)
+        if not given:
+            return self.default
+        return given.lower() in ("1", "true", "on", "yes", "y") if self.kind is bool else given
+
+
+CACHE_DIR = EnvironmentOption("THUNDER_CACHE_DIR", str, None, "where compiled kernels are kept from process to process")
+C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler that Triton launches kernels with")
+CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of Inductor's kernels on the CPU")
+SEARCH_PATH = EnvironmentOption("PATH", str, None, "where compilers are looked for")
+LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on its machine, which says its GPU")
+TRITON_INTERPRET = EnvironmentOption("TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device")
+ENVIRONMENT = (CACHE_DIR, C_COMPILER, CXX_COMPILER, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET)
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept from process to process: what THUNDER_CACHE_DIR says, or `thunder` where the platform keeps a user's caches."""
-    given = os.environ.get("THUNDER_CACHE_DIR")
+    """Where compiled kernels are kept: THUNDER_CACHE_DIR, or `thunder` where the platform keeps a user's caches."""
+    given = CACHE_DIR.value
     if given:
         return Path(given).expanduser().absolute()
     if sys.platform == "win32":
         home = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
     else:
-        home = os.environ.get("XDG_CACHE_HOME") or ("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
+        caches = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+        home = os.environ.get("XDG_CACHE_HOME") or caches
     return Path(home).expanduser().absolute() / "thunder"
+
+
+# ------------------------------------------------------------------------------------------------------ compile options
+
+
+@dataclass(frozen=True)
+class CompileOption:
+    """A keyword of `thunder.jit` that an executor or a pass declares where it reads it, by `compile_option`.
+
+    kind: the type of its values, or several; an int is a float, and a bool is no number. valid: in words, which values
+    of the type are accepted; check: whether one is. owner: the executor or pass.
+    """
+
+    name: str
+    kind: type | tuple[type, ...]
+    default: Any
+    description: str
+    owner: str
+    valid: str = ""
+    check: Callable[[Any], bool] = lambda value: True
+
+    @property
+    def kind_name(self) -> str:
+        return " or ".join(t.__name__ for t in (self.kind if isinstance(self.kind, tuple) else (self.kind,)))
+
+    def checked(self, value: Any) -> Any:
+        """The value. Raises OptionError for one of another type, and for one that is not accepted."""
+        kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
+        kinds = (*kinds, int) if float in kinds else kinds
+        fits = type(value) is bool if bool in kinds and isinstance(value, bool) else isinstance(value, kinds)
+        if isinstance(value, bool) and bool not in kinds:
+            fits = False
+        if not fits or not self.check(value):
+            valid = self.valid or f"values of type {self.kind_name}"
+            raise OptionError(f"{self.name}={value!r} is not an option; valid: {valid} ({self.description})")
+        return value
+
+
+COMPILE_OPTIONS: dict[str, CompileOption] = {}
+
+
+def compile_option(
+    name: str, kind: type | tuple[type, ...], default: Any, description: str, *, owner: str, valid: str = "",
+    check: Callable[[Any], bool] = lambda value: True,
+) -> CompileOption:  # fmt: skip
+    """Declares a keyword of `thunder.jit`, which is read by `options.get(option)` of a JitOptions.
+
+    Raises OptionError where another owner has declared the name.
+    """
+    known = COMPILE_OPTIONS.get(name)
+    if known is not None and known.owner != owner:
+        raise OptionError(f"the compile option {name} of {owner}: {known.owner} has declared one of that name")
+    option = COMPILE_OPTIONS[name] = CompileOption(name, kind, default, description, owner, valid, check)
+    return option
+
+
+_OF_TORCH_COMPILE = {
+    "fullgraph": "a program is one graph here: leave it out",
+    "dynamic": 'cache="symbolic values" keeps sizes symbolic',
+    "backend": "executors=[...] says who runs the operations",
+    "mode": "executors=[...] and transforms=[...] say what is done",
+    "options": "compile options are keywords themselves",
+    "disable": "call the function that was not compiled",
+}
+
+
+# accepted, since programs written for Lightning Thunder pass them; a warning says that they change nothing
+_OF_2024 = {
+    "torch_compile_fullgraph": "a region is always one graph",
+    "fusion_type": "regions join along the flow of data",
+    "use_apex_cross_entropy": 'executors=["apex"] asks for it',
+    "auto_recompute_intermediates": "memory_budget= says what is recomputed",
+    **dict.fromkeys(
+        ("sdpa_debug", "cudnn_sdpa_bwd_may_cat_grad_qkv", "disable_replace_uniform", "skip_inplace_alias_updates",
+         "disable_inplace_copy_check", "thunderfx_disable_split_autograd", "is_differentiable_outputs"),
+        "there is nothing to switch",
+    ),
+    **dict.fromkeys(
+        ("nv_enable_linear", "nv_enable_matmul", "nv_enable_sdpa", "nv_enable_scatter", "nv_enable_shape_only_fusion",
+         "nv_store_fusion_inputs", "nv_save_fake_inputs", "nv_enable_options", "nv_disable_options", "nv_skip_cache"),
+        "nvFuser takes nothing here",
+    ),
+}  # fmt: skip
+
+
+def check_compile_options(given: Mapping[str, Any], keywords: Iterable[str]) -> None:
+    """Raises TypeError for a keyword that nobody has declared, and OptionError for a value that is not valid.
+
+    keywords: those of `thunder.jit` itself.
+    """
+    for name, value in given.items():
+        if name in COMPILE_OPTIONS:
+            COMPILE_OPTIONS[name].checked(value)
+            continue
+        if name in _OF_2024:
+            warn_user(f"thunder.jit(..., {name}=...) has no effect: {_OF_2024[name]}", UserWarning)
+            continue
+        near = difflib.get_close_matches(name, [*keywords, *COMPILE_OPTIONS], 1)
+        if name in _OF_TORCH_COMPILE:
+            hint = f"it is torch.compile's; {_OF_TORCH_COMPILE[name]}"
+        else:
+            hint = f"did you mean {near[0]}=?" if near else "`python -m thunder options` lists those there are"
+        raise TypeError(f"thunder.jit() got an unexpected keyword argument {name!r}: {hint}")
+
+
+# ---------------------------------------------------------------------------------------------------------- thunder.jit
 
 
 def _resolve(kind: type[enum.Enum], given: Any, what: str):
@@ -81,7 +219,7 @@ def resolve_cache_option(given: CACHE_OPTIONS | str | None) -> CACHE_OPTIONS:
 
 def resolve_sharp_edges(given: SHARP_EDGES_OPTIONS | str | None) -> SHARP_EDGES_OPTIONS:
     """Raises OptionError, which names the valid values, for anything else."""
-    return SHARP_EDGES_OPTIONS.ALLOW if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
+    return SHARP_EDGES_OPTIONS.WARN if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
 
 
 def resolve_numerics(given: NUMERICS_OPTIONS | str | None, executors: Sequence, transforms: Sequence, asked_for: Sequence) -> tuple[NUMERICS_OPTIONS, tuple]:
@@ -126,13 +264,6 @@ def check_langctx(given: Any) -> None:
     value = getattr(given, "name", given)
     if value is not None and str(value).lower() not in ("torch", "languages.torch"):
         raise OptionError(f"langctx={given!r} is not an option; valid: None, 'torch'")
-
-
-def check_memory_budget(given: Any) -> float:
-    """The option `memory_budget`. Raises OptionError for anything but a number above 0 and at most 1."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given <= 1:
-        raise OptionError(f"memory_budget={given!r} is not an option; valid: a number above 0, at most 1 (the share of the bytes that are saved for the backward without it)")
-    return float(given)
 
 
 class DebugOptions:
@@ -180,7 +311,9 @@ class DebugOptions:
 
 @dataclass
 class JitOptions:
-    """Everything `thunder.jit` was told, resolved. `compile_options` are free-form: who reads one says why through `get`.
+    """Everything `thunder.jit` was told, resolved.
+
+    compile_options: those of the declared options that were given; `get` reads them.
 
     integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a cache). So it is where `cache` was not said.
     default_executors: whether no executors were named.
@@ -190,7 +323,7 @@ class JitOptions:
     executors: tuple = ()
     cache: CACHE_OPTIONS = CACHE_OPTIONS.CONSTANT_VALUES
     integers_may_change: bool = False
-    sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.ALLOW
+    sharp_edges: SHARP_EDGES_OPTIONS = SHARP_EDGES_OPTIONS.WARN
     disable_torch_autograd: bool = False
     transforms: Sequence = ()
     numerics: NUMERICS_OPTIONS = NUMERICS_OPTIONS.CLOSE
@@ -201,10 +334,10 @@ class JitOptions:
     compile_options: dict[str, Any] = field(default_factory=dict)
     used_compile_options: dict[str, str] = field(default_factory=dict)
 
-    def get(self, name: str, description: str, default: Any = None) -> Any:
-        """A free-form compile option; the description is what `thunder.last_compile_options` prints for it."""
-        self.used_compile_options[name] = description
-        return self.compile_options.get(name, default)
+    def get(self, option: CompileOption) -> Any:
+        """The value of a compile option; `thunder.last_compile_options` prints it as used."""
+        self.used_compile_options[option.name] = option.description
+        return self.compile_options.get(option.name, option.default)
 
     @property
     def replacements(self) -> dict:

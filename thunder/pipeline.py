@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from thunder.core.check import check
-from thunder.core.proxies import CollectionProxy, TensorProxy, like
+from thunder.core.proxies import CollectionProxy, Proxy, TensorProxy, like
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace, timed_pass
 from thunder.distributed.bucketing import bucket
-from thunder.distributed.schedule import BYTES_IN_FLIGHT, overlap
+from thunder.distributed.schedule import COMMUNICATION_BYTES_IN_FLIGHT, overlap
 from thunder.distributed.synchronize import gathered_again
 from thunder.extend import Executor, FusionExecutor, get_always_executors
 from thunder.ops import LTORCH
@@ -22,6 +22,7 @@ from thunder.ops.inplace import writes_back
 from thunder.ops.torch_types import to_torch_device
 from thunder.options import NUMERICS_OPTIONS, RNG_OPTIONS, JitOptions
 from thunder.transforms.autodiff import joint_trace
+from thunder.transforms.backward_inside import backwards_inside, recompute_inside
 from thunder.transforms.base import asked
 from thunder.transforms.dce import dce
 from thunder.transforms.del_last_used import del_last_used
@@ -30,7 +31,7 @@ from thunder.transforms.early_gradients import early_gradients
 from thunder.transforms.exact_derivatives import exact_derivatives
 from thunder.transforms.flat_products import flat_products
 from thunder.transforms.keep import keep
-from thunder.transforms.memory_budget import plan, roots
+from thunder.transforms.memory_budget import MEMORY_BUDGET, plan, roots
 from thunder.transforms.open_reductions import open_reductions
 from thunder.transforms.partition import ForwardBackward, as_saved_by, modified_in_place, overwritten_before, partition
 from thunder.transforms.pullback import gradients_of
@@ -58,7 +59,20 @@ def asked_for(program: Trace, options: JitOptions) -> JitOptions:
 
 def lower(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of a computation in the order they were made, the one that runs last."""
-    return _lowered(_before_derivatives(acquired, options, executors), acquired, options, executors)
+    traces = _before_derivatives(acquired, options, executors)
+    if not backwards_inside(traces[-1].bound_symbols):
+        return _lowered(traces, acquired, options, executors)
+    recomputed = functools.partial(_recomputed, options=options, executors=executors)
+    inside = ("Recompute in Backward", lambda trace: recompute_inside(trace, recomputed))
+    return _lowered(traces, acquired, options, executors, [inside])
+
+
+def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> frozenset:
+    """The values that a backward computes again, for the memory budget and under ZeRO-3."""
+    fusers = [e for e in executors if isinstance(e, FusionExecutor)]
+    budget = options.get(MEMORY_BUDGET)
+    chosen = plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
+    return chosen.union(gathered_again(joint)) if "communicates" in joint.tables else chosen
 
 
 def _lowered(traces: list[Trace], program: Trace, options: JitOptions, executors: Sequence, first: Sequence[tuple] = ()) -> list[Trace]:
@@ -91,7 +105,11 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
     return [
         *([("Communication Buckets", bucket)] if communicates else ()),
         ("Transform for execution", lambda trace: reinplace(dispatch(trace, executors))),
-        *([("Overlap Communication", lambda trace: overlap(trace, _bytes_in_flight(options)))] if communicates else ()),
+        *(
+            [("Overlap Communication", lambda trace: overlap(trace, options.get(COMMUNICATION_BYTES_IN_FLIGHT)))]
+            if communicates
+            else ()
+        ),
         ("Delete Last Used", del_last_used),
         *(
             (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
@@ -101,10 +119,6 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
         *([("Side Stream", side_stream)] if has_side_stream(program) else ()),
         *([("Reuse Memory", reuse_memory)] if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors) else ()),
     ]
-
-
-def _bytes_in_flight(options: JitOptions) -> int:
-    return options.get("communication_bytes_in_flight", "the limit on the bytes of collectives that run at once", BYTES_IN_FLIGHT)
 
 
 def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Trace]:
@@ -122,7 +136,7 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
 
     def differentiated(trace: Trace) -> Trace:
         joint = joint_trace(exact_derivatives(trace) if options.numerics is NUMERICS_OPTIONS.EAGER else trace, executors)
-        budget = options.get("memory_budget", "the share of the bytes saved for the backward that may be saved, the rest is computed again", 1.0)
+        budget = options.get(MEMORY_BUDGET)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
 
@@ -137,15 +151,23 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
         cut.append(partition(early_gradients(recompute(joint, chosen), fusers)))
         return cut[0].forward
 
+    place = len(traces)  # of the trace that the derivative makes
     forward = _lowered(traces, acquired, options, executors, [("Grad transform pass", differentiated)])
     saved = as_saved_by(forward[-1], cut[0])
+    saved.backward = saved.backward.replace(provenance=forward[place].provenance)
     return forward, _lowered([saved.backward], saved.backward, options, executors), saved
 
 
 def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
     """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
-    return _lowered([cut.backward], cut.backward, options, executors, [("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone))])
+    without = ("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone))
+    return _lowered([_copied(cut.backward)], cut.backward, options, executors, [without])
+
+
+def _copied(trace: Trace) -> Trace:
+    """The same for a program that is made later, for the numbers of another call."""
+    return trace.replace(bound_symbols=[line.copied() for line in trace.bound_symbols])
 
 
 def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], options: JitOptions) -> list[Trace]:
@@ -156,7 +178,7 @@ def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], opt
         ("Transform for execution", lambda trace: dispatch(trace, get_always_executors())),
         ("Delete Last Used", del_last_used),
     ]
-    return _run([cut.backward], passes, options)
+    return _run([_copied(cut.backward)], passes, options)
 
 
 def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
@@ -175,7 +197,7 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
     Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is not written again. Where an argument was
     written to after the gradients read it, the program raises PyTorch's error.
     """
-    lines = [line for line in acquired.bound_symbols if not writes_back(line)]
+    lines = [line.copied() for line in acquired.bound_symbols if not writes_back(line)]
     outputs = [o for o in cut.outputs if o.requires_grad]
     cotangents = [None if i in missing else like(o) for i, o in enumerate(outputs)]
     for c in cotangents:
@@ -210,7 +232,8 @@ class InputsBehind(NamedTuple):
 def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
     """The arguments that saved values were computed from, and all that are no tensors."""
     collections = [o.collection for o in cut.saved_others if isinstance(o, CollectionProxy)]
-    needed = {*cut.saved_tensors, *cut.saved_others, *itertools.chain(*collections)}
+    others = [o for o in cut.saved_others if isinstance(o, Proxy)]
+    needed = {*cut.saved_tensors, *others, *itertools.chain(*collections)}
     for line in reversed(cut.forward.bound_symbols):
         if not needed.isdisjoint(line.outputs) or not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE)):
             needed.update(line.inputs)

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from thunder.api import jit
+from thunder.compiled import compiled_of
 from thunder.core.dtypes import complex128, dtype, float64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -116,17 +118,17 @@ def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
 
     Raises OptionError for steps below 1; what fn itself raises leaves as it is.
     """
-    from thunder.compiled import Compiled, jit
-
     if type(steps) is not int or steps < 1:
         raise OptionError(f"thunder.verify(steps={steps!r}): valid: a number of calls, at least 1")
-    compiled = fn if isinstance(fn, Compiled) else getattr(fn, "_compiled", None) or jit(fn)
-    compiled = compiled if isinstance(compiled, Compiled) else compiled._compiled
+    compiled = compiled_of(fn) or compiled_of(jit(fn))
     found: list[Comparison] = []
     for step in range(steps):
         with _numbers_kept():
             entry, inputs = compiled.entry_for(args, kwargs)
-            _Step(step, entry, compiled.options, found).run(inputs)
+            arguments = zip(entry.captured.computation.args, inputs, strict=True)
+            values = {a.name: x for a, x in arguments if isinstance(a, NumberProxy)}
+            with entry.captured.decisions.anew(values):
+                _Step(step, entry, compiled.options, found).run(inputs)
         if step + 1 < steps:
             compiled(*args, **kwargs)
     return Report(tuple(found))
@@ -203,9 +205,23 @@ def _changed(x, generator: torch.Generator):
 
 def _program(inputs: Sequence[Proxy], lines: Sequence[BoundSymbol], output, names, change: Callable = _concrete) -> Callable:
     """The lines as PyTorch executes them. change: of their arguments, `_wide` for double precision."""
-    lines = [line.replace(args=map_structure(change, line.args), kwargs=map_structure(change, line.kwargs)) if line.sym.executor is None else line for line in lines]
-    trace = dispatch(Trace("reference", inputs, lines, output, names), _PYTORCH)
+    changed = []
+    for line in map(_as_eager, lines):
+        if line.sym.executor is None:
+            line = line.replace(args=map_structure(change, line.args), kwargs=map_structure(change, line.kwargs))
+        changed.append(line)
+    trace = dispatch(Trace("reference", inputs, changed, output, names), _PYTORCH)
     return no_autocast(trace.python_callable())
+
+
+def _as_eager(line: BoundSymbol) -> BoundSymbol:
+    """An executor's own operation as eager runs it: the user's function that it replaces, or its own."""
+    symbol, executor = line.sym, line.sym.executor
+    if executor is None or executor in _PYTORCH or symbol.is_fusion or symbol.decomposition is not None:
+        return line
+    function = next((f for f, replaced in executor.replacements.items() if replaced is symbol), symbol.fn)
+    eager = Symbol(symbol.name, symbol.meta, id=("eager", symbol.id), is_prim=True, tags=tuple(symbol.tags), fn=function)
+    return line.replace(sym=eager)
 
 
 class _numbers_kept:
@@ -387,7 +403,8 @@ class _Step:
                 self.derivative(line, wanted, values)
 
     def executed(self) -> Trace:
-        return dispatch(self.acquired, _PYTORCH)
+        lines = list(map(_as_eager, self.acquired.bound_symbols))
+        return dispatch(self.acquired.replace(bound_symbols=lines), _PYTORCH)
 
     def derivative(self, line: BoundSymbol, wanted: list, values: dict) -> None:
         inputs = list(dict.fromkeys(line.inputs))

@@ -320,7 +320,7 @@ def measured():
     return found
 
 
-BUDGETS = {"interpreted instructions": 700, "lines made": 50, "guards": 45, "prologue lines": 75, "interpreted frames": 30, "lines executed": 95}
+BUDGETS = {"interpreted instructions": 700, "lines made": 50, "guards": 90, "prologue lines": 75, "interpreted frames": 30, "lines executed": 95}
 
 
 @pytest.mark.parametrize("index, what", list(enumerate(BUDGETS)), ids=list(BUDGETS))

@@ -15,6 +15,7 @@ from thunder.core.check import check
 from thunder.core.codegen import line_owners
 from thunder.core.proxies import AnyProxy, CollectionProxy, IntegerProxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, Context, Names, OpTags, Recorder, Symbol, adopt, current_recorder, detached, recording
+from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace, TraceCtx, from_trace, is_tracing, timed_pass, tracectx
 from thunder.errors import MissingImplementationError, TraceCheckError
 from thunder.extend import resolve_executors
@@ -446,7 +447,7 @@ def test_a_transform_that_breaks_the_trace_is_found():
 
 def test_other_proxies_print():
     saved = CollectionProxy([tensor(2)], "C0")
-    number = IntegerProxy("i0", 3)
+    number = IntegerProxy("i0", Decisions({"i0": 3}))
     trace = Trace("backward_fn", [saved, number], [], (saved, number * 2 + 1), Names())
     assert trace.python(include_decorators=False).splitlines()[2:] == [
         "def backward_fn(C0, i0):", '  # C0: "Collection"', '  # i0: "int 3"', "  return (C0, (2*i0 + 1))",

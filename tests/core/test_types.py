@@ -31,6 +31,7 @@ from thunder.core.proxies import (
     type_string,
 )  # fmt: skip
 from thunder.core.pytree import tree_flatten, tree_flatten_with_dataclass, tree_iter, tree_map, tree_unflatten
+from thunder.core.symbolic import Decisions
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 IN_TORCH = [d for d in dtypes.all_dtypes if isinstance(getattr(torch, d.torch_name, None), torch.dtype)]
@@ -133,8 +134,8 @@ def test_type_strings():
     assert type_string(tensor()) == "cpu f32[]"
     assert type_string(TensorProxy(shape=(2, 128), dtype="bfloat16", device="cuda")) == "cuda:0 bf16[2, 128]"
     assert [type_string(v) for v in (8, 2.0, True, None, "text", (1,))] == ["int 8", "float 2.0", "bool True", "Any", "str", "tuple"]
-    assert [type_string(p) for p in (IntegerProxy("i0", 8), FloatProxy("f0", 2.5), CollectionProxy([], "C0"), AnyProxy("a", 3))] == ["int 8", "float 2.5", "Collection", "Any"]
-    n = IntegerProxy("n", 4)
+    assert [type_string(p) for p in (number("i0", 8), number("f0", 2.5), CollectionProxy([], "C0"), AnyProxy("a", 3))] == ["int 8", "float 2.5", "Collection", "Any"]
+    n = number("n", 4)
     assert type_string(TensorProxy(shape=(n * 2, 3), dtype="float32", device="cpu")) == "cpu f32[2*n, 3]"
 
 
@@ -154,26 +155,31 @@ def test_methods_come_from_the_operations():
 # ---------------------------------------------------------------------------------------------------------------- numbers
 
 
-class Told:
-    """The sink of guards: what a number was asked."""
+class Told(Decisions):
+    """What numbers were asked."""
 
-    def __init__(self):
-        self.guards = []
-
-    def __call__(self, a, relation, b, outcome):
-        self.guards.append((str(a), relation, str(b), outcome))
+    @property
+    def guards(self):
+        return [(str(a), relation, str(b), outcome) for (a, relation, b), outcome in self.relations.items()]
 
     def integer(self, name, value):
-        return IntegerProxy(name, value, guards=self)
+        self.values[name] = value
+        return IntegerProxy(name, self)
+
+
+def number(name, value):
+    return (IntegerProxy if type(value) is int else FloatProxy)(name, Decisions({name: value}))
 
 
 def test_arithmetic_of_numbers_asks_nothing():
     told = Told()
     n, m = told.integer("n", 6), told.integer("m", 4)
-    f = FloatProxy("f", 0.5, guards=told)
-    results = [n + 1, 2 * n, n - m, n // 4, n % 4, n * m, -n, abs(m - n), n / 4, n**2, 2**m, n + f, f * f, 1 - f, f // 0.2]
-    values = [7, 12, 2, 1, 2, 24, -6, 2, 1.5, 36, 16, 6.5, 0.25, 0.5, 2.0]
-    assert [r.value for r in results] == values
+    f = FloatProxy("f", told)
+    told.values["f"] = 0.5
+    results = [n + 1, 2 * n, n - m, n // 4, n % 4, n * m, -n, abs(m - n), n / 4, n**2, n + f, f * f, 1 - f, f // 0.2]
+    results += [n & m, n | 1, 1 ^ n, n << m, n >> 1, ~n, round(n), *divmod(n, m)]
+    values = [7, 12, 2, 1, 2, 24, -6, 2, 1.5, 36, 6.5, 0.25, 0.5, 2.0, 4, 7, 7, 96, 3, -7, 6, 1, 2]
+    assert [number_value(r) for r in results] == values
     assert [type(r) for r in results] == [FloatProxy if type(v) is float else IntegerProxy for v in values]
     assert all(r.expression.evaluate({"n": 6, "m": 4, "f": 0.5}) == v for r, v in zip(results, values))
     assert told.guards == []
@@ -186,14 +192,19 @@ def test_deciding_by_a_number_is_a_guard():
     n = told.integer("n", 6)
     assert n > 4 and not n == 7 and n != m_of(told) and n * 2 >= 12
     assert told.guards == [("n", ">", "4", True), ("n", "==", "7", False), ("n", "!=", "m", True), ("2*n", ">=", "12", True)]
-    del told.guards[:]
+    told.relations.clear()
+    assert type(2**n) is IntegerProxy and told.guards == [("n", ">=", "0", True)], "for others it is a float"
+    told.relations.clear()
     assert bool(n) and told.guards == [("n", "!=", "0", True)]
-    for use in (int, float, complex, hash, str, lambda n: f"{n:03d}", lambda n: [0] * 7 and list(range(7))[n], round, concrete, lambda n: {6: 1}[n]):
-        del told.guards[:]
+    for use in (int, float, complex, hash, str, lambda n: f"{n:03d}", lambda n: [0] * 7 and list(range(7))[n], lambda n: round(n, -1), concrete, lambda n: {6: 1}[n]):
+        told.relations.clear()
         use(n)
         assert told.guards[0] == ("n", "==", "6", True), use
     assert n == n and n + 1 > n, "what holds for every value needs no guard"
-    del told.guards[:]
+    told.relations.clear()
+    assert type(2**n) is IntegerProxy and type(n**-1) is FloatProxy and told.guards == [("n", ">=", "0", True)]
+    assert round(n) is n and divmod(n, 4) == (1, 2)
+    told.relations.clear()
     assert (n < n + 1) and (n - n == 0) and told.guards == []
     assert (n == "six") is False and (n == None) is False  # noqa: E711
     with pytest.raises(TypeError):
@@ -205,7 +216,7 @@ def m_of(told):
 
 
 def test_numbers_of_a_structure():
-    n, m = IntegerProxy("n", 2), IntegerProxy("m", 3)
+    n, m = number("n", 2), number("m", 3)
     x = tensor(n, 5)
     assert numbers_in([x, {"k": (m, slice(n, None))}, 3], []) == [n, m, n] and len(proxies_in([x, {"k": (m,)}, slice(x, 1)], [])) == 2
 

@@ -22,7 +22,7 @@ class Ranks:
         self.answers: dict[int, object] = {}  # of the ranks that gave one, by rank, of the last call
         self.folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("forkserver")  # a child of this process would share its threads' locks; the server imports once for all
-        context.set_forkserver_preload(["torch", "thunder.compiled", "thunder.distributed.data_parallel", "tests.distributed.training"])
+        context.set_forkserver_preload(["torch", "thunder.api", "thunder.distributed.data_parallel", "tests.distributed.training"])
         store = os.path.join(self.folder.name, f"store{next(_serial)}")
         self.pipes, self.processes = [], []
         for rank in range(size):

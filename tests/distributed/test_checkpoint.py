@@ -111,7 +111,7 @@ def loads_whole(rank, size, folder):
         checkpoint.load({}, folder / "nothing")
     other = torch.distributed.new_group([rank], use_local_synchronization=True)
     alone = fsdp(Tied().double(), process_group=other)
-    with pytest.raises(RuntimeError, match="shard of one of 1 ranks, and is loaded by one of 2"):
+    with pytest.raises(RuntimeError, match="is a part of one on 1 ranks along dimension 0, and is loaded by one on 2 ranks"):
         checkpoint.load_model_state_dict(checkpoint.get_model_state_dict(alone, OPTIONS), module, OPTIONS)
     replicated = ddp(Tied().double())
     assert not checkpoint.has_fsdp_modules(replicated)

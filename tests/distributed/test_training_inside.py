@@ -1,5 +1,6 @@
 """backward, and under ddp the optimizer's step, inside of the compiled function."""
 
+import collections
 import copy
 from unittest import mock
 
@@ -9,10 +10,13 @@ import torch
 import thunder
 from tests.distributed.training import agree, batches, close, optimizer_of
 from thunder.core import regions
-from thunder.distributed import FSDPType, column_parallel, ddp, fsdp, no_sync
+from thunder.distributed import FSDPBucketingStrategy, FSDPType, column_parallel, ddp, fsdp, no_sync
 from thunder.errors import CaptureError
 
-WAYS = {"ddp": ddp, "zero2": fsdp, "zero3": lambda m: fsdp(m, sharding_strategy=FSDPType.ZERO3)}
+LAYERS = {"sharding_strategy": FSDPType.ZERO3, "bucketing_strategy": FSDPBucketingStrategy.LAYER}
+WAYS = {
+    "ddp": ddp, "zero2": fsdp, "zero3": lambda m: fsdp(m, sharding_strategy=FSDPType.ZERO3), "zero3 by layers": lambda m: fsdp(m, **LAYERS),
+}  # fmt: skip
 
 
 def made():
@@ -21,8 +25,17 @@ def made():
     return torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.GELU(), torch.nn.Linear(7, 3)).double()
 
 
+def deeper():
+    return torch.nn.Sequential(*made(), torch.nn.GELU(), torch.nn.Linear(3, 3).double())
+
+
+def communicated(traces) -> collections.Counter:
+    names = (line.sym.name.removesuffix("_impl") for line in traces[-1].bound_symbols)
+    return collections.Counter(name for name in names if name.startswith(("all_gather", "all_reduce", "reduce_scatter")))
+
+
 def trains(rank, size, way, steps_inside):
-    whole, mine = made(), WAYS[way](made())
+    whole, mine = deeper(), WAYS[way](deeper())
     optimizers = optimizer_of(whole), optimizer_of(mine)
 
     @thunder.jit
@@ -47,8 +60,13 @@ def trains(rank, size, way, steps_inside):
             optimizers[1].step()
         agree(mine, whole, i)
     assert thunder.cache_misses(step) == 1 + steps_inside  # the optimizer has state from the second step on
-    names = [line.sym.name for line in thunder.last_traces(step)[-1].bound_symbols]
-    assert names.count("all_reduce_together_impl" if way == "ddp" else "reduce_scatter_impl") == (1 if way == "ddp" else 4)
+    names = communicated(thunder.last_traces(step))
+    if not steps_inside:
+        apart = thunder.jit(mine)
+        apart(x.chunk(size)[rank]).square().mean().backward()
+        assert names == communicated(thunder.last_traces(apart)) + communicated(thunder.last_backward_traces(apart))
+    gathered = {"ddp": (0, 0), "zero2": (6, 0), "zero3": (7, 0), "zero3 by layers": (0, 4)}[way]  # that of layer 2 twice
+    assert (names["all_gather"], names["all_gather_together"]) == gathered
 
 
 def accumulates(rank, size, way):

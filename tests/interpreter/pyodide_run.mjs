@@ -1,6 +1,6 @@
-// Runs the corpus under the CPython of npm's `pyodide` package (314.x is Python 3.14).
+// Runs the corpus under the CPython of npm's `pyodide` package (314.x is Python 3.14, 315.x is 3.15).
 //
-//     npm install --prefix DIRECTORY pyodide@314.0.7
+//     npm install --prefix DIRECTORY pyodide@314.0.7      # or pyodide@315.0.0-alpha.2, tried: Python 3.15.0rc1
 //     node tests/interpreter/pyodide_run.mjs DIRECTORY [word ...]
 //
 // The exit status is that of tests/interpreter/corpus_runner.py.

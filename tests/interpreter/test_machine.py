@@ -551,3 +551,9 @@ def test_exceptions_under_a_trace_function():
     program += "def trace(frame, event, arg):\n    frame.f_lineno\n    return trace\nsys.settrace(trace)\nprint(Host().interpret(f, (), {}))\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.strip().isdigit(), done.stderr
+
+
+def test_a_python_that_is_not_known_is_an_error_in_words(monkeypatch):
+    monkeypatch.setattr(sys.modules["thunder.interpreter.decode"], "VERSION", (3, 99))
+    with pytest.raises(UnsupportedError, match=r"Python 3.99 is not supported: the bytecode of Python 3.11 to 3.15 is known"):
+        Host().interpret(lambda: 1, ())

@@ -13,7 +13,7 @@ from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, Au
 
 import thunder
 from tests.ops.test_autocast import arguments, flat, half_lowered, lowered, make, sampled
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.proxies import TensorProxy, map_structure
 from thunder.core.symbol import Context, Names, Recorder, recording
 from thunder.ops import LTORCH

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import thunder.torch as ltorch
 from thunder.core.proxies import IntegerProxy, NumberProxy, TensorProxy
 from thunder.core.symbol import Context, Names, Recorder, recording
+from thunder.core.symbolic import Decisions, hold
 from thunder.ops.define import lookup
 
 
@@ -68,28 +69,23 @@ def shape_of(program, b, s) -> tuple:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_shapes_hold_for_other_sizes(name):
-    told: list = []
-    b, s = (IntegerProxy(n, v, guards=lambda *guard: told.append(guard)) for n, v in (("b", 3), ("s", 6)))
+    decisions = Decisions({"b": 3, "s": 6})
+    b, s = (IntegerProxy(n, decisions) for n in decisions.values)
     symbolic = shape_of(PROGRAMS[name], b, s)
-    fixed = [f"{a} {relation} {c}" for a, relation, c, outcome in told if (relation == "==") is outcome and relation in ("==", "!=")]
+    told = decisions.relations
+    fixed = [f"{a} {relation} {c}" for (a, relation, c), outcome in told.items() if (relation == "==") is outcome and relation in ("==", "!=")]
     assert not fixed, f"a size was fixed: {fixed}"
     for values in ({"b": 3, "s": 6}, {"b": 5, "s": 11}):
-        holds = all(_relation(a.evaluate(values), relation, c.evaluate(values)) is outcome for a, relation, c, outcome in told)
-        assert holds, f"a guard does not hold for {values}: {told}"
+        assert hold(told, values), f"a guard does not hold for {values}: {told}"
         expected = shape_of(PROGRAMS[name], values["b"], values["s"])
         assert tuple(n.expression.evaluate(values) if isinstance(n, NumberProxy) else n for n in symbolic) == expected
 
 
-def _relation(a, relation: str, c) -> bool:
-    return {"==": a == c, "!=": a != c, "<": a < c, "<=": a <= c, ">": a > c, ">=": a >= c}[relation]
-
-
 def test_the_number_of_parts_is_a_guard():
-    told: list = []
-    s = IntegerProxy("s", 6, guards=lambda *guard: told.append(guard))
+    s = IntegerProxy("s", Decisions({"s": 6}))
     with recording(Recorder(Context(Names()))):
         parts = TensorProxy("x", shape=(s, 2), device="cpu", dtype="float32").split(4)
-    assert [str(p.shape[0]) for p in parts] == ["4", "2"] and told
+    assert [str(p.shape[0]) for p in parts] == ["4", "2"] and s.decisions.relations
 
 
 def test_torch_agrees_about_an_odd_chunk():

@@ -14,7 +14,7 @@ from typing import Any
 
 from thunder.core.devices import Device
 from thunder.core.dtypes import dtype
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, type_string
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, has_numbers, proxies_in, type_string
 
 __all__ = ["Printer", "Text", "compile_source", "function_source", "line_owners"]
 
@@ -28,6 +28,8 @@ IMPORTS = {
     "devices": "import thunder.core.devices as devices",
     "math": "import math",
 }
+
+LONGEST = 256  # a longer list has a name in the text, which is not read for a thousand numbers
 
 OBJECT_NAMES: dict[type, Callable[[Any], str]] = {}  # how objects of a type are called in traces, where that says more than the type's name
 
@@ -71,6 +73,8 @@ class Printer:
             return repr(x)
         if t is float or t is complex:
             return _number(x)
+        if t is list and len(x) > LONGEST and {*map(type, x)} <= {int, float, bool, complex, str}:
+            return self.object(x)
         if t is tuple or t is list or t.__name__ == "Size":
             inside = ", ".join([self.value(e, prims) for e in x])
             return f"[{inside}]" if t is list else f"({inside},)" if len(x) == 1 else f"({inside})"
@@ -88,6 +92,9 @@ class Printer:
             return "..."
         if t.__module__ == "torch" and t.__name__ in ("dtype", "device"):
             return str(x) if t.__name__ == "dtype" else f'torch.device("{x}")'
+        if isinstance(x, (tuple, list, dict)) and (has_numbers(x) or proxies_in(x, [])):
+            plain = dict(x) if isinstance(x, dict) else tuple(x) if isinstance(x, tuple) else list(x)
+            return f"{self.object(t)}{'._make' * hasattr(x, '_make')}({self.value(plain, prims)})"
         return self.object(x)
 
     def _in_module(self, module: str, name: str) -> str:
@@ -97,8 +104,9 @@ class Printer:
 
     def function(self, sym) -> str:
         """A bare name for the function of a symbol, its own where no other function has it."""
-        reserved = self.variables | _BUILTINS
-        name = next(n for i in itertools.count() if self.context.get(n := f"{sym.name}_{i}" if i else sym.name, sym.fn) is sym.fn and n not in reserved)
+        names = itertools.chain([sym.name], (f"{sym.name}_{i}" for i in itertools.count(1)))
+        free = (n for n in names if n not in self.variables and n not in _BUILTINS)
+        name = next(n for n in free if self.context.get(n, sym.fn) is sym.fn)
         if not self._comment:
             self.context[name] = sym.fn
         return name

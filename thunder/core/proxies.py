@@ -1,20 +1,25 @@
 """Proxies: the values of a program while it is traced.
 
 A `TensorProxy` stands for a tensor: name, shape, dtype, device, requires_grad, nothing else. A `NumberProxy` stands for a Python number whose value may differ
-from call to call; it carries the value seen at capture as a hint, and using that value (a branch, an index, a native function) makes it a guard.
+from call to call. Its value is known to `symbolic.Decisions` alone: `concrete` is the one way to it, and makes it a guard.
 
 What `a + b` or `a.sin()` mean is not known here: `thunder.ops` fills `METHODS` when it is imported.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+import numbers
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
+from thunder.core.recording import user_location
+from thunder.core.symbolic import RELATIONS
 from thunder.errors import DataDependentError
 
 __all__ = [
@@ -33,6 +38,7 @@ __all__ = [
     "leaves",
     "like",
     "concrete",
+    "settled",
     "number_value",
     "element_count",
     "type_string",
@@ -41,6 +47,7 @@ __all__ = [
     "numbers_in",
     "extreme",
     "converted",
+    "Size",
     "same_shape",
     "map_structure",
 ]
@@ -266,8 +273,6 @@ class UnbackedNumber(Proxy):
 
 
 def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependentError:
-    from thunder.core.symbol import user_location
-
     origins = ", ".join(f"{u.name} is {u.origin}" for u in unbacked)
     return DataDependentError(
         f"{what} is known only when the program runs ({origins})",
@@ -310,19 +315,25 @@ for _name in ["int", "index", "float", "str", "format", "hash", "neg", "abs", "i
 class NumberProxy:
     """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, or that lines make of data.
 
-    value: what it was at capture (the hint). expression: what it is, in terms of the numbers the prologue passes in. guards: the sink
-    `guards(expression_a, relation, expression_b_or_None, outcome)` that is told whenever the value decides something. unbacked: the numbers in the expression that lines make of
-    data; then there is no value and no guard, and what it decides is an error unless arithmetic tells.
+    expression: what it is, in terms of the numbers the prologue passes in. decisions: where their values are, and where
+    what they decide is noted. unbacked: the numbers in the expression that lines make of data; then there is no value
+    and no guard, and what it decides is an error unless arithmetic tells.
     """
 
-    __slots__ = ("name", "value", "expression", "guards", "unbacked", "__weakref__")
+    __slots__ = ("name", "expression", "decisions", "unbacked", "__weakref__")
     python_type: type = int
 
     def __init__(
-        self, name: str, value, expression: symbolic.Expression | None = None, guards: Callable | None = None, unbacked: tuple[UnbackedNumber, ...] = ()
-    ):  # fmt: skip
-        self.name, self.value, self.guards, self.unbacked = name, value, guards, unbacked
+        self,
+        name: str,
+        decisions: symbolic.Decisions,
+        expression: symbolic.Expression | None = None,
+        unbacked: tuple[UnbackedNumber, ...] = (),
+    ):
+        self.name, self.decisions, self.unbacked = name, decisions, unbacked
         self.expression = symbolic.symbol(name) if expression is None else expression
+
+    value = property(lambda self: self.concrete())
 
     def __deepcopy__(self, memo):
         return self
@@ -338,15 +349,17 @@ class NumberProxy:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError where only the run tells it."""
         if self.unbacked:
             raise _undecided(f"the value of {self.expression}", self.unbacked)
-        if not self.expression.is_constant and self.guards is not None:
-            self.guards(self.expression, "==", symbolic.constant(self.value), True)
-        return self.value
+        value = _hint(self)
+        if not self.expression.is_constant:
+            self.decisions.decide(self.expression, "==", symbolic.constant(value))
+        return value
 
     def __bool__(self) -> bool:
         return bool(_compare(self, 0, "!="))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.expression}>" if self.unbacked else f"<{type(self).__name__} {self.expression}, {self.value!r} at capture>"
+        hint = "" if self.unbacked else f", {_hint(self)!r} at capture"
+        return f"<{type(self).__name__} {self.expression}{hint}>"
 
     def __hash__(self) -> int:
         return hash(self.concrete())
@@ -367,7 +380,7 @@ class NumberProxy:
         return complex(self.concrete())
 
     def __round__(self, digits=None):
-        return round(self.concrete(), digits)
+        return self if digits is None and self.python_type is int else round(self.concrete(), digits)
 
 
 class IntegerProxy(NumberProxy):
@@ -377,13 +390,16 @@ class IntegerProxy(NumberProxy):
     def __index__(self) -> int:
         return self.concrete()
 
+    def __round__(self, digits=None):
+        return self if digits is None else round(self.concrete(), digits)
+
 
 class FloatProxy(NumberProxy):
     __slots__ = ()
     python_type = float
 
 
-_NUMBERS = (bool, int, float, NumberProxy)
+_NUMBERS = frozenset((bool, int, float, IntegerProxy, FloatProxy))  # no classes derived from them, which have their own arithmetic
 
 
 def _expression(x) -> symbolic.Expression:
@@ -391,14 +407,20 @@ def _expression(x) -> symbolic.Expression:
 
 
 def _hint(x):
-    return x.value if isinstance(x, NumberProxy) else x
+    return x.expression.evaluate(x.decisions.values) if isinstance(x, NumberProxy) else x
 
 
-def _arithmetic(name: str, a, b=None):
+def _arithmetic(name: str, a, b: Any = None):
     """name(a, b) as a NumberProxy, or as a plain number where the result does not depend on an input."""
     operands = (a,) if b is None else (a, b)
     if unbacked := _unbacked(operands):
         return _unbacked_arithmetic(name, operands, unbacked)
+    if name == "pow":  # an int, a float or a complex number, as signs say
+        exponent = operands[-1]
+        if _type_of(exponent) is int:
+            bool(exponent >= 0)
+        elif not a >= 0:
+            return concrete(a) ** concrete(exponent)
     function = symbolic.APPLICATIONS[name][0]
     value = function(*map(_hint, operands))
     expressions = tuple(map(_expression, operands))
@@ -409,8 +431,8 @@ def _arithmetic(name: str, a, b=None):
         expression = symbolic.apply(name, *expressions, whole=type(value) is int)
     if expression.is_constant:
         return value
-    guards = next(x.guards for x in operands if isinstance(x, NumberProxy))
-    return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), value, expression, guards)
+    decisions = next(x.decisions for x in operands if isinstance(x, NumberProxy))
+    return (FloatProxy if type(value) is float else IntegerProxy)(str(expression), decisions, expression)
 
 
 def _unbacked(operands: tuple) -> tuple[UnbackedNumber, ...]:
@@ -423,8 +445,13 @@ def _type_of(x) -> type:
     return x.python_type if isinstance(x, NumberProxy) else type(x)
 
 
+_BITWISE = ("and", "or", "xor", "lshift", "rshift", "invert")
+
+
 def _result_kind(name: str, operands: tuple) -> type:
     """int or float: what Python makes of these operands."""
+    if name in _BITWISE:
+        return type(symbolic.APPLICATIONS[name][0](*(_type_of(x)(1) for x in operands)))  # raises for floats
     if name in ("int", "round", "trunc", "ceil", "floor"):
         return int
     if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
@@ -450,9 +477,12 @@ def _unbacked_arithmetic(name: str, operands: tuple, unbacked: tuple[UnbackedNum
     return number_of(expression, kind, unbacked)
 
 
+_UNDECIDED = symbolic.Decisions()
+
+
 def number_of(expression: symbolic.Expression, kind: type, unbacked: tuple[UnbackedNumber, ...]) -> NumberProxy:
     """A number that is made of numbers of data."""
-    return (FloatProxy if kind is float else IntegerProxy)(str(expression), None, expression, None, unbacked)
+    return (FloatProxy if kind is float else IntegerProxy)(str(expression), _UNDECIDED, expression, unbacked)
 
 
 def extreme(name: str, a, b):
@@ -461,16 +491,6 @@ def extreme(name: str, a, b):
     if isinstance(more, Condition):
         return _arithmetic(name, a, b)
     return a if more is (name == "max") else b
-
-
-RELATIONS: dict[str, Callable] = {
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
 
 
 def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
@@ -483,53 +503,67 @@ def _compare(a, b, relation: str) -> bool | Condition:
     if unbacked:
         found = _decided(a, relation, b, unbacked)
         return Condition(a, relation, b, unbacked) if found is None else found
-    outcome = RELATIONS[relation](_hint(a), _hint(b))
     ea, eb = _expression(a), _expression(b)
-    if type(_hint(a)) is type(_hint(b)) is int:
-        difference = ea - eb
-        if difference.is_constant:
-            return outcome
-    elif ea == eb:
-        return outcome
-    guards = next(x.guards for x in (a, b) if isinstance(x, NumberProxy))
-    if guards is not None:
-        guards(ea, relation, eb, outcome)
-    return outcome
+    if (ea - eb).is_constant if _type_of(a) is _type_of(b) is int else ea == eb:
+        return RELATIONS[relation](_hint(a), _hint(b))
+    return next(x.decisions for x in (a, b) if isinstance(x, NumberProxy)).decide(ea, relation, eb)
 
 
 def _binary_number(name: str, reflected: bool) -> Callable:
-    def method(self, other):
-        if not isinstance(other, _NUMBERS):
-            return NotImplemented
-        return _arithmetic(name, other, self) if reflected else _arithmetic(name, self, other)
+    calculate = _divmod if name == "divmod" else functools.partial(_arithmetic, name)
+
+    def method(self, other, *modulus):
+        if modulus:
+            return pow(self.concrete(), concrete(other), concrete(*modulus))
+        if type(other) in _NUMBERS:
+            return calculate(other, self) if reflected else calculate(self, other)
+        if isinstance(other, numbers.Number):  # a complex number, a fraction
+            function = divmod if name == "divmod" else symbolic.APPLICATIONS[name][0]
+            return function(other, self.concrete()) if reflected else function(self.concrete(), other)
+        return NotImplemented
 
     return method
 
 
 def _relation(relation: str) -> Callable:
     def method(self, other):
-        if not isinstance(other, _NUMBERS):
-            return NotImplemented
-        return _compare(self, other, relation)
+        if type(other) in _NUMBERS:
+            return _compare(self, other, relation)
+        return RELATIONS[relation](self.concrete(), other) if isinstance(other, numbers.Number) else NotImplemented
 
     return method
 
 
-for _name in "add sub mul truediv floordiv mod pow".split():
+def _divmod(a, b):
+    return _arithmetic("floordiv", a, b), _arithmetic("mod", a, b)
+
+
+NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
+for _name in "add sub mul truediv floordiv mod divmod pow and or xor lshift rshift".split():
     setattr(NumberProxy, f"__{_name}__", _binary_number(_name, False))
     setattr(NumberProxy, f"__r{_name}__", _binary_number(_name, True))
 for _stem, _symbol in zip("eq ne lt le gt ge".split(), RELATIONS, strict=True):
     setattr(NumberProxy, f"__{_stem}__", _relation(_symbol))
 NumberProxy.__neg__ = lambda self: _arithmetic("neg", self)  # type: ignore[method-assign, attr-defined]
+NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignore[attr-defined]
 NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
 NumberProxy.__pos__ = lambda self: self  # type: ignore[attr-defined]
 for _name in ("trunc", "floor", "ceil"):
     setattr(NumberProxy, f"__{_name}__", lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self))
 
 
+numbers.Integral.register(IntegerProxy)
+numbers.Real.register(FloatProxy)
+
+
 def concrete(x):
     """A plain number: a NumberProxy's value, which becomes a guard; anything else as it is."""
     return x.concrete() if isinstance(x, NumberProxy) else x
+
+
+def settled(x):
+    """`concrete(x)`, but for a number that only the run tells."""
+    return x if isinstance(x, NumberProxy) and x.unbacked else concrete(x)
 
 
 def converted(x, kind: type):
@@ -541,7 +575,7 @@ def converted(x, kind: type):
 
 def number_value(x):
     """The value seen at capture, without making it a guard: for messages and estimates only. A number that only the run tells counts as some."""
-    return x if not isinstance(x, NumberProxy) else x.python_type(_ESTIMATE) if x.unbacked else x.value
+    return x if not isinstance(x, NumberProxy) else x.python_type(_ESTIMATE) if x.unbacked else _hint(x)
 
 
 _ESTIMATE = 64
@@ -565,7 +599,7 @@ def type_string(x) -> str:
     if isinstance(x, TensorProxy):
         return f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} {x.dtype.shortname}[{', '.join([str(getattr(n, 'expression', n)) for n in x.shape])}]"
     if isinstance(x, NumberProxy):
-        return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {x.value!r}"
+        return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {_hint(x)!r}"
     if isinstance(x, UnbackedNumber):
         return x.python_type.__name__
     if isinstance(x, CollectionProxy):
@@ -575,19 +609,42 @@ def type_string(x) -> str:
     return f"{type(x).__name__} {x!r}" if isinstance(x, (bool, int, float, complex)) else type(x).__name__
 
 
+class Size(tuple):
+    """`torch.Size` with entries that stay symbolic, which PyTorch's own class takes for none."""
+
+    def numel(self):
+        """The product of the entries."""
+        return math.prod(self)
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        return Size(found) if isinstance(index, slice) else found
+
+    def __mul__(self, times):
+        return Size(super().__mul__(times))
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"torch.Size({[*map(concrete, self)]})"
+
+
+def _children(value) -> Iterable | None:
+    """The values directly inside a container; None for any other value."""
+    if isinstance(value, (tuple, list)):
+        return value
+    if isinstance(value, dict):
+        return value.values()
+    return (value.start, value.stop, value.step) if type(value) is slice else None
+
+
 def numbers_in(value, found: list) -> list:
     """Appends the symbolic numbers in a structure, and in the shapes of its tensors, to `found`."""
     if isinstance(value, NumberProxy):
         found.append(value)
-    elif isinstance(value, TensorProxy):
-        numbers_in(value.shape, found)
-    elif isinstance(value, (tuple, list)):
-        for x in value:
-            numbers_in(x, found)
-    elif isinstance(value, dict):
-        numbers_in(list(value.values()), found)
-    elif isinstance(value, slice):
-        numbers_in((value.start, value.stop, value.step), found)
+        return found
+    for x in (value.shape if isinstance(value, TensorProxy) else _children(value)) or ():
+        numbers_in(x, found)
     return found
 
 
@@ -598,12 +655,8 @@ def has_numbers(value) -> bool:
         return False
     if t is TensorProxy:
         value = value.shape
-    elif t is dict:
-        value = value.values()
-    elif t is slice:
-        value = (value.start, value.stop, value.step)
-    elif t is not tuple and t is not list and not isinstance(value, (tuple, list)):
-        return isinstance(value, NumberProxy)
+    elif (value := _children(within := value)) is None:
+        return isinstance(within, NumberProxy)
     for x in value:
         if type(x) is not int and has_numbers(x):
             return True
@@ -614,7 +667,7 @@ _CONSTANTS = frozenset((int, float, bool, str, type(None)))  # most of what stan
 
 
 def proxies_in(value, found: list) -> list:
-    """Appends the proxies in a structure of tuples, lists, dicts and slices, and those that its numbers are made of, to `found`, in order, repetitions kept."""
+    """Appends the proxies in a structure, and those of its numbers, to `found`, in order, repetitions kept."""
     t = type(value)
     if t is TensorProxy:
         found.append(value)
@@ -627,35 +680,43 @@ def proxies_in(value, found: list) -> list:
                 proxies_in(x, found)
     elif isinstance(value, Proxy):
         found.append(value)
-    elif t is dict:
-        for x in value.values():
-            proxies_in(x, found)
-    elif t is slice:
-        proxies_in((value.start, value.stop, value.step), found)
     elif t is IntegerProxy or t is FloatProxy:
         found.extend(value.unbacked)
-    elif isinstance(value, (tuple, list)):
-        for x in value:
+    else:
+        for x in _children(value) or ():
             proxies_in(x, found)
     return found
 
 
 def map_structure(function: Callable, value) -> Any:
-    """`value` with `function` applied to every leaf of its tuples, lists, dicts and slices; the same object where nothing changed."""
+    """`value` with `function` applied to every leaf of its containers; the same object where nothing changed."""
     t = type(value)
-    if t is tuple or t is list:
-        new = [map_structure(function, x) for x in value]
-        return value if all(a is b for a, b in zip(new, value)) else t(new)
-    if t is dict:
-        new_dict = {k: map_structure(function, x) for k, x in value.items()}
-        return value if all(new_dict[k] is value[k] for k in value) else new_dict
     if t is slice:
-        parts = [map_structure(function, x) for x in (value.start, value.stop, value.step)]
-        return slice(*parts)
-    if isinstance(value, tuple) and t.__name__ != "Size":
+        return slice(*[map_structure(function, x) for x in (value.start, value.stop, value.step)])
+    if t is dict or isinstance(value, dict):
+        new_dict = {k: map_structure(function, x) for k, x in value.items()}
+        return value if all(new_dict[k] is value[k] for k in value) else _rebuilt(value, new_dict)
+    if t is tuple or t is list or isinstance(value, (tuple, list)):
         new = [map_structure(function, x) for x in value]
-        return value._make(new) if hasattr(value, "_make") else t(new)  # type: ignore[attr-defined]
+        return value if all(a is b for a, b in zip(new, value)) else _rebuilt(value, new)
     return function(value)
+
+
+def _rebuilt(value, content):
+    """A container like `value` with other content. `torch.Size`, which takes ints only, becomes a `Size`."""
+    t = type(value)
+    if t is tuple or t is list or t is dict:
+        return t(content) if t is tuple else content
+    if isinstance(value, tuple):
+        make = Size if t.__name__ == "Size" else getattr(value, "_make", t)
+        return make(content)
+    made = copy.copy(value)
+    if isinstance(made, list):
+        list.__setitem__(made, slice(None), content)
+    else:
+        for k, x in content.items():
+            dict.__setitem__(made, k, x)
+    return made
 
 
 def leaves(value) -> list:

@@ -11,14 +11,18 @@ import enum
 import inspect
 from collections.abc import Callable, Iterator, KeysView
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
-from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
+from thunder.core.codegen import Printer
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, leaves, map_structure, numbers_in, proxies_in, settled
+from thunder.core.recording import RECORDER, current_recorder, recording, user_location
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError, MissingImplementationError
 
 __all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "user_location", "detached", "adopt"]
+
+
+UNBACKED: dict[str, Callable] = {}  # what is done about sizes that data decides; `thunder.core.unbacked` fills it
 
 
 class OpTags(enum.Enum):
@@ -74,14 +78,28 @@ class Names:
 class Context:
     """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of lines; never mutated.
 
-    checkpoint: the activation checkpoints that the line stands in, the outermost first.
+    checkpoint: the activation checkpoints that the line stands in, the outermost first. backward: which of the backwards
+    inside of the program it belongs to, counted from 1; 0: none.
     """
 
-    __slots__ = ("names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "_afterwards")
+    __slots__ = (
+        "names", "grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward", "_afterwards",
+    )  # fmt: skip
 
-    def __init__(self, names: Names, *, grad_enabled: bool = True, autocast=None, default_dtype=None, default_device=None, checkpoint: tuple = ()):
+    def __init__(
+        self,
+        names: Names,
+        *,
+        grad_enabled: bool = True,
+        autocast=None,
+        default_dtype=None,
+        default_device=None,
+        checkpoint: tuple = (),
+        backward: int = 0,
+    ):
         self.names, self.grad_enabled, self.autocast = names, grad_enabled, autocast
         self.default_dtype, self.default_device, self.checkpoint = default_dtype, default_device, checkpoint
+        self.backward = backward
         self._afterwards: Context | None = None
 
     @property
@@ -94,7 +112,8 @@ class Context:
         return self._afterwards
 
     def replace(self, **changes) -> Context:
-        fields = {k: getattr(self, k) for k in ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint")} | changes
+        kept = ("grad_enabled", "autocast", "default_dtype", "default_device", "checkpoint", "backward")
+        fields = {k: getattr(self, k) for k in kept} | changes
         return Context(changes.get("names", self.names), **{k: v for k, v in fields.items() if k != "names"})
 
 
@@ -125,33 +144,10 @@ class Recorder:
         return self.memory.latest(x) if self.memory is not None and self.memory.active else x
 
 
-_current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
-
-
-def current_recorder() -> Recorder | None:
-    return _current.get()
-
-
-def user_location() -> tuple | None:
-    """(filename, line, function, source line) of the user's code that is being traced, where that is known."""
-    recorder = _current.get()
-    return recorder.where() if recorder is not None and recorder.where is not None else None
-
-
-@contextmanager
-def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Calls of symbols are recorded in `recorder` inside the block."""
-    token = _current.set(recorder)
-    try:
-        yield recorder
-    finally:
-        _current.reset(token)
-
-
 @contextmanager
 def detached(context: Context | None = None) -> Iterator[Recorder]:
     """A recorder of its own for lines that do not belong to the program (a checker's probing, a decomposition)."""
-    outer = _current.get()
+    outer = current_recorder()
     with recording(Recorder(context or (outer.context if outer else None))) as recorder:
         yield recorder
 
@@ -205,7 +201,7 @@ class Symbol:
         return f"<Symbol {self.qualified_name}>"
 
     def __call__(self, /, *args, **kwargs):
-        recorder = _current.get()
+        recorder = RECORDER.get()
         if recorder is None:
             return self._run(args, kwargs)
         if kwargs:
@@ -230,10 +226,11 @@ class Symbol:
                 if not subsymbols and any(not o.name for o in proxies_in(out, [])):
                     self._become_prim()
         except DataDependentError as error:
-            from thunder.core.unbacked import typed_by_examples
-
-            return typed_by_examples(self, recorder, args, kwargs, error)
+            return UNBACKED["typed_by_examples"](self, recorder, args, kwargs, error)
         except Exception as error:
+            if any(isinstance(x, NumberProxy) and not x.unbacked for x in leaves((args, kwargs))):
+                # a rule that cannot take a symbolic number takes its value
+                return self(*map_structure(settled, args), **map_structure(settled, kwargs))
             if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
                 raise
             raise better from None
@@ -270,9 +267,7 @@ class Symbol:
         if recorder.memory is not None and OpTags.VIEW in self.tags:
             recorder.memory.add(line)
         if recorder.sizes:
-            from thunder.core.unbacked import read_sizes
-
-            read_sizes(recorder, line)
+            UNBACKED["read_sizes"](recorder, line)
         return list(out) if type(out) is list else dict(out) if type(out) is dict else out  # the caller's own, who may change it
 
     def connects(self, args, kwargs, inputs) -> bool:
@@ -391,9 +386,13 @@ class BoundSymbol:
     @property
     def subsymbols(self) -> tuple[BoundSymbol, ...]:
         """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim, and where it depends on sizes that data decides."""
-        if self._subsymbols is None:
-            self._subsymbols = self._decompose() if self.sym.decomposition is not None else ()
-        return self._subsymbols
+        if self._subsymbols is None and self.sym.decomposition is not None:
+            number = next((n for n in numbers_in([self.args, self.kwargs], []) if not n.unbacked), None)
+            if number is not None and number.decisions.closed:  # somebody looks at a program that is made
+                with number.decisions.anew({}):
+                    return self._decompose()
+            self._subsymbols = self._decompose()
+        return self._subsymbols or ()
 
     def _decompose(self) -> tuple[BoundSymbol, ...]:
         with detached(self.context) as inner:
@@ -406,18 +405,26 @@ class BoundSymbol:
         return tuple(lines)
 
     def replace(self, **changes) -> BoundSymbol:
-        """A copy with some of sym, args, kwargs, output, subsymbols changed. `from_bsym` is the same."""
+        """A copy with some of sym, args, kwargs, output, subsymbols, context changed. `from_bsym` is the same."""
         new = BoundSymbol(
             changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs), changes.get("output", self.output),
-            context=self.context, location=self.location,
+            context=changes.get("context", self.context), location=self.location,
+            inputs=None if "args" in changes or "kwargs" in changes else self.inputs, outputs=None if "output" in changes else self.outputs,
         )  # fmt: skip
         if "subsymbols" in changes:
             new._subsymbols = tuple(changes["subsymbols"])
         elif "args" not in changes and "kwargs" not in changes and "output" not in changes and "sym" not in changes:
-            new._subsymbols = self._subsymbols
+            new._subsymbols, new.aliases = self._subsymbols, self.aliases
         return new
 
     from_bsym = replace
+
+    def copied(self) -> BoundSymbol:
+        """A copy with a decomposition of its own: what is decided while it is made is decided for the copy."""
+        new = self.replace()
+        if self._subsymbols is not None:
+            new._subsymbols = tuple(line.copied() for line in self._subsymbols)
+        return new
 
     def swap(self, table: dict[Proxy, Any]) -> BoundSymbol:
         """A copy that reads and writes other values: `table` maps proxies to what takes their place."""
@@ -442,13 +449,9 @@ class BoundSymbol:
         return (self.sym.id, self.sym.module, hashable(self.args), hashable(self.kwargs))
 
     def __repr__(self) -> str:
-        from thunder.core.codegen import Printer
-
         return "\n".join(Printer(print_depth=1).line(self))
 
     def python(self, indent: int = 0, commented: bool = False, print_depth: int = 1) -> list[str]:
-        from thunder.core.codegen import Printer
-
         return Printer(print_depth=print_depth).line(self, indent, commented)
 
 

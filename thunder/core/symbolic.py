@@ -7,11 +7,17 @@ sizes that are always equal are the same expression, and comparing them needs no
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
-__all__ = ["Expression", "Facts", "symbol", "constant", "apply", "APPLICATIONS"]
+__all__ = ["Expression", "Decisions", "Facts", "symbol", "constant", "apply", "hold", "APPLICATIONS", "RELATIONS"]
+
+RELATIONS: dict[str, Callable] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
 
 APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how it is written)
     "add": (operator.add, "({} + {})"),  # of floats: kept in the order written, since float addition does not associate
@@ -21,6 +27,12 @@ APPLICATIONS: dict[str, tuple[Callable, str]] = {  # name -> (its meaning, how i
     "mod": (operator.mod, "({} % {})"),
     "truediv": (operator.truediv, "({} / {})"),
     "pow": (operator.pow, "({} ** {})"),
+    "and": (operator.and_, "({} & {})"),
+    "or": (operator.or_, "({} | {})"),
+    "xor": (operator.xor, "({} ^ {})"),
+    "lshift": (operator.lshift, "({} << {})"),
+    "rshift": (operator.rshift, "({} >> {})"),
+    "invert": (operator.invert, "(~{})"),
     "neg": (operator.neg, "(-{})"),
     "abs": (abs, "abs({})"),
     "max": (max, "max({}, {})"),
@@ -87,12 +99,12 @@ class Expression:
 
     def evaluate(self, values: dict[str, int | float]):
         """The number this stands for where `values` gives each symbol's."""
-        total = 0
+        total = None
         for mono, c in self.terms.items():
             for atom in mono:
                 c = c * (values[atom] if isinstance(atom, str) else APPLICATIONS[atom[0]][0](*(a.evaluate(values) for a in atom[1:])))
-            total = total + c
-        return total
+            total = c if total is None else total + c  # not 0 + c, which loses the sign of -0.0
+        return 0 if total is None else total
 
     def renamed(self, names: dict[str, str]) -> Expression:
         """The same of other input symbols."""
@@ -130,7 +142,7 @@ class Expression:
 def _monomial(mono: tuple, c) -> str:
     factors = [a if isinstance(a, str) else APPLICATIONS[a[0]][1].format(*map(_operand, a[1:])) for a in mono]
     if not factors:
-        return repr(c)
+        return repr(c) if math.isfinite(c) else f"math.{c}" if c != -math.inf else "(-math.inf)"
     product = "*".join(factors)
     return product if c == 1 else f"-{product}" if c == -1 else f"{c!r}*{product}"
 
@@ -159,6 +171,55 @@ def apply(name: str, *args: Expression, whole: bool = True) -> Expression:
     if name == "mod" and whole and args[0].divide_exactly(args[1]) is not None:
         return constant(0)
     return Expression({((name, *args),): 1})
+
+
+class Decisions:
+    """The relations between symbolic numbers that a program was made by, and the only place where their values are known.
+
+    values: those of the input symbols, at capture. sizes: symbols that are tensor sizes, which are at least 2. relations:
+    (a, relation, b) -> whether it holds, in the order they were decided. A program fits other values where the same
+    relations hold. Once `close`d, the decisions are checked by a program that is written: a new one is an error.
+    """
+
+    __slots__ = ("values", "sizes", "relations", "closed", "_lock")
+
+    def __init__(self, values: dict[str, int | float] | None = None):
+        self.values = values or {}
+        self.sizes: set[str] = set()
+        self.relations: dict[tuple, bool] = {}
+        self.closed = False
+        self._lock = threading.RLock()
+
+    def decide(self, a: Expression, relation: str, b: Expression) -> bool:
+        """Whether a relation holds, from now on for the whole program."""
+        outcome = RELATIONS[relation](a.evaluate(self.values), b.evaluate(self.values))
+        if b.is_constant and b.constant < 2 and type(b.constant) is int and str(a) in self.sizes:
+            return outcome  # follows from a size being at least 2
+        if (a, relation, b) not in self.relations:
+            assert not self.closed, f"{a} {relation} {b} is decided after the checks of the program were written"
+            self.relations[a, relation, b] = outcome
+        return outcome
+
+    def close(self) -> None:
+        self.closed = True
+
+    @contextlib.contextmanager
+    def anew(self, values: dict[str, int | float]) -> Iterator[dict[tuple, bool]]:
+        """Decides for other values that fit inside the block. Yields the relations which that adds."""
+        with self._lock:
+            before = self.values, self.relations, self.closed
+            self.values, self.relations, self.closed = self.values | values, {}, False
+            try:
+                yield (made := self.relations)
+                for known in made.keys() & before[1].keys():
+                    del made[known]
+            finally:
+                self.values, self.relations, self.closed = before
+
+
+def hold(relations: dict[tuple, bool], values: dict[str, int | float]) -> bool:
+    """Whether values agree with decisions."""
+    return all(RELATIONS[r](a.evaluate(values), b.evaluate(values)) is outcome for (a, r, b), outcome in relations.items())
 
 
 class Facts:

@@ -6,6 +6,6 @@ _FROM = {
     "thunder.functional_transforms": ("grad", "value_and_grad", "vjp", "jvp", "vmap"),
     "thunder.transforms.autodiff": ("get_grad", "put_grad", "put_grads"),
     "thunder.transforms.register_grad": ("register_grad", "register_augmented_forward", "register_backward", "VJPDual"),
-    "thunder.compiled": ("add_transform",),
+    "thunder.api": ("add_transform",),
 }
 __getattr__, __dir__ = names_from(__name__, _FROM)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from thunder.core.proxies import RELATIONS, Condition, NumberProxy, Proxy, TensorProxy, UnbackedNumber, like, map_structure, numbers_in, proxies_in
-from thunder.core.symbol import BoundSymbol, Names, OpTags, Recorder, Symbol, current_recorder, detached
+from thunder.core.symbol import UNBACKED, BoundSymbol, Names, OpTags, Recorder, Symbol, current_recorder, detached
 from thunder.errors import DataDependentError
 
 __all__ = ["fresh_size", "made_number", "assume", "check_shapes", "as_size", "read_sizes", "with_sizes", "typed_by_examples", "size_symbol", "check_sizes", "check_condition"]
@@ -275,3 +275,6 @@ def _constants(arguments) -> list[int]:
     walk([*arguments[0], *arguments[1].values()])
     found.update(dict.fromkeys([m // n for m in found for n in found if 1 < n < m and m % n == 0]))
     return sorted(found, key=abs)[:24]
+
+
+UNBACKED |= {"typed_by_examples": typed_by_examples, "read_sizes": read_sizes}

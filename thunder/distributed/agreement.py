@@ -14,7 +14,7 @@ from itertools import zip_longest
 import torch
 import torch.distributed as dist
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace

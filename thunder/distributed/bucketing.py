@@ -86,7 +86,9 @@ def _key(line: BoundSymbol) -> tuple | None:
     """What lines that are communicated together have in common; None for a line alone."""
     placement: Placement = line.args[1]
     if line.sym is synchronize:
-        return None if placement.bucket is None or placement.shards is None else (placement.shards, placement.bucket, placement.dtype)
+        if placement.bucket is None or placement.shards is None:
+            return None
+        return placement.shards, placement.bucket, placement.dtype, line.context is not None and line.context.backward
     if placement.bucket is None and not placement.bucket_bytes:
         return None
     return placement.shards, placement.replicas, placement.bucket, placement.reduce_dtype or placement.dtype

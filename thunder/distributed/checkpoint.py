@@ -15,7 +15,7 @@ import contextlib
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from thunder.distributed.placement import Placement, placed_parameters, placement_of
-from thunder.ops import LTORCH
 from thunder.ops.lost_ranks import failed
 
 __all__ = [
@@ -63,61 +62,90 @@ def _original(module: torch.nn.Module) -> torch.nn.Module:
 # ---------------------------------------------------------------------------------------------------------------- one tensor
 
 
-def _meshes() -> Callable[[Any, torch.device], DeviceMesh]:
-    """(group, device) -> the mesh of its ranks, made once for each."""
+Mesh = tuple[DeviceMesh, list[Shard]]
+
+
+def _meshes() -> Callable[[Placement, torch.device], Mesh]:
+    """(placement, device) -> the mesh of the ranks that hold the parts of a parameter, and how these lie on it.
+
+    A mesh is made once for each kind of placement. All ranks of it ask for the same ones in the same order.
+    """
     made: dict = {}
 
-    def mesh(group, device: torch.device) -> DeviceMesh:
-        key = group.group_name, device.type
+    def of(placement: Placement, device: torch.device) -> Mesh:
+        parts = [] if placement.slice is None else [(placement.slice.group, Shard(placement.slice.dim))]
+        parts += [] if placement.shards is None else [(placement.shards, Shard(0))]  # of the slice
+        groups = [group for group, _ in parts]
+        key = (*(group.group_name for group in groups), device.type)
         if key not in made:
-            made[key] = DeviceMesh.from_group(group, device.type)
-        return made[key]
+            made[key] = _mesh_of(groups, device.type)
+        return made[key], [part for _, part in parts]
 
-    return mesh
-
-
-def _own_rows(placement: Placement) -> int:
-    """How many rows of what the rank holds are no padding."""
-    rows = placement.held_shape[0]
-    return min(rows, max(0, placement.shape[0] - placement.shards.rank() * rows))
+    return of
 
 
-def _sharded(held: torch.Tensor, placement: Placement, mesh: Callable) -> torch.Tensor:
+def _mesh_of(groups: list, device_type: str) -> DeviceMesh:
+    """The mesh of one process group, or of two that cross."""
+    if len(groups) == 1:
+        return DeviceMesh.from_group(groups[0], device_type)
+    slices, shards = groups
+    rows: list = [None] * shards.size()
+    dist.all_gather_object(rows, dist.get_process_group_ranks(slices), group=shards)
+    names = ("slices", "shards")
+    return DeviceMesh.from_group(groups, device_type, mesh=torch.tensor(rows).t(), mesh_dim_names=names)
+
+
+def _as_dtensor(held: torch.Tensor, placement: Placement, meshes: Callable) -> DTensor:
     """What the rank holds as a DTensor on the same memory."""
-    stride = [math.prod(placement.shape[i + 1 :]) for i in range(len(placement.shape))]
-    own = held[: _own_rows(placement)]
-    return DTensor.from_local(own, mesh(placement.shards, held.device), [Shard(0)], run_check=False, shape=torch.Size(placement.shape), stride=tuple(stride))
+    shape, (mesh, parts) = placement.seen_shape, meshes(placement, held.device)
+    stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    own = held[: placement.own_rows]
+    return DTensor.from_local(own, mesh, parts, run_check=False, shape=torch.Size(shape), stride=stride)
 
 
-def _whole(held: torch.Tensor, placement: Placement) -> torch.Tensor:
-    return LTORCH["all_gather"].fn(held, placement.shards)[: placement.shape[0]]
+def _is_part(value: torch.Tensor, placement: Placement | None) -> bool:
+    """Whether a tensor of a module, or of an optimizer's state, is a part as the parameter is."""
+    return placement is not None and placement.is_split and tuple(value.shape) == placement.held_shape
 
 
-def _out(value: Any, placement: Placement | None, options: StateDictOptions, mesh: Callable) -> Any:
-    """How a tensor of a module or an optimizer stands in a state dict: a shard is one of a tensor that has the parameter's shape."""
+def _out(value: Any, placement: Placement | None, options: StateDictOptions, meshes: Callable) -> Any:
+    """How a tensor of a module or an optimizer stands in a state dict."""
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()
-    if placement is not None and placement.shards is not None and tuple(value.shape) == placement.held_shape:
-        value = _whole(value, placement) if options.full_state_dict else _sharded(value, placement, mesh)
+    if _is_part(value, placement):
+        value = placement.whole_of(value) if options.full_state_dict else _as_dtensor(value, placement, meshes)  # type: ignore[union-attr]
     return value.cpu() if options.cpu_offload else value
 
 
-def _in(value: Any, placement: Placement | None, held: torch.Tensor | None, name: str) -> Any:
+def _in(value: Any, placement: Placement | None, held: torch.Tensor | None, name: str, meshes: Callable) -> Any:
     """What the rank holds of a value in a state dict, where it is held as `held`. Raises RuntimeError where it does not fit."""
     if not isinstance(value, torch.Tensor) or held is None:
         return value
-    shards = placement is not None and placement.shards is not None and tuple(held.shape) == placement.held_shape
-    wanted = placement.shape if shards else tuple(held.shape)
+    part = placement if _is_part(held, placement) else None
+    wanted = tuple(held.shape) if part is None else part.seen_shape
     if tuple(value.shape) != wanted:
-        raise RuntimeError(f"size mismatch for {name}: copying a param with shape {value.shape} from checkpoint, the shape in current model is {torch.Size(wanted)}.")
+        raise RuntimeError(
+            f"size mismatch for {name}: copying a param with shape {value.shape} from checkpoint, "
+            f"the shape in current model is {torch.Size(wanted)}."
+        )
     if not isinstance(value, DTensor):
-        return placement.part_of(value) if shards else value
+        return value if part is None else part.part_of(value)
+    mesh, parts = (None, []) if part is None else meshes(part, held.device)
+    if part is None or mesh.shape != value.device_mesh.shape or parts != list(value.placements):
+        raise RuntimeError(
+            f"{name} is a part of one on {_spoken(value.device_mesh, value.placements)}, and is loaded by one on "
+            f"{_spoken(mesh, parts)}: use save and load, or full state dicts"
+        )
     local = value.to_local()
-    if not shards or len(local) != _own_rows(placement) or value.device_mesh.size() != placement.shards.size():
-        ranks = placement.shards.size() if shards else 1
-        raise RuntimeError(f"{name} is a shard of one of {value.device_mesh.size()} ranks, and is loaded by one of {ranks}: use save and load, or full state dicts")
-    return torch.nn.functional.pad(local, (*(0, 0) * (local.ndim - 1), 0, placement.held_shape[0] - len(local)))
+    return torch.nn.functional.pad(local, (*(0, 0) * (local.ndim - 1), 0, part.held_shape[0] - len(local)))
+
+
+def _spoken(mesh: DeviceMesh | None, parts: Sequence) -> str:
+    if mesh is None:
+        return "1 rank"
+    along = " and ".join(f"dimension {part.dim}" for part in parts)
+    return f"{' x '.join(map(str, mesh.shape))} ranks along {along}"
 
 
 def _is_first() -> bool:
@@ -134,8 +162,8 @@ def _tensors(module: torch.nn.Module) -> dict[str, Any]:
 @torch.no_grad()
 def get_model_state_dict(module: torch.nn.Module, options: StateDictOptions | None = None, rank: int | None = None) -> dict[str, Any]:
     """Parameters and buffers by name. Every rank calls it; rank: accepted as in the interface of 2024, the process group knows it."""
-    options, mesh = options or StateDictOptions(), _meshes()
-    found = {name: _out(value, _placement(value), options, mesh) for name, value in _tensors(module).items()}
+    options, meshes = options or StateDictOptions(), _meshes()
+    found = {name: _out(value, _placement(value), options, meshes) for name, value in _tensors(module).items()}
     return found if _is_first() or not options.rank0_only else {}
 
 
@@ -149,13 +177,13 @@ def load_model_state_dict(state_dict: dict[str, Any], module: torch.nn.Module, o
 
     Raises RuntimeError, in PyTorch's words, for missing and unexpected keys where `strict`, and for tensors that do not fit; nothing is loaded then.
     """
-    options, own = options or StateDictOptions(), _tensors(module)
+    options, own, meshes = options or StateDictOptions(), _tensors(module), _meshes()
     given = _from_first(state_dict, own) if options.rank0_only and dist.is_initialized() else state_dict
     missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
     if options.strict and (missing or unexpected):
         said = [f"{what} key(s) in state_dict: {', '.join(map(repr, keys))}. " for what, keys in (("Missing", missing), ("Unexpected", unexpected)) if keys]
         raise RuntimeError(f"Error(s) in loading state_dict for {type(_original(module)).__name__}:\n\t" + "\n\t".join(said))
-    values = {k: _in(given[k], _placement(t), t if isinstance(t, torch.Tensor) else None, k) for k, t in own.items() if k in given}
+    values = {k: _in(given[k], _placement(t), t if isinstance(t, torch.Tensor) else None, k, meshes) for k, t in own.items() if k in given}
     for name, value in values.items():
         if isinstance(value, torch.Tensor):
             own[name].copy_(value)
@@ -199,22 +227,25 @@ def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict
 @torch.no_grad()
 def get_optimizer_state_dict(module: torch.nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None = None) -> dict[str, Any]:
     """The optimizer's state by the names of parameters, `{"state": {name: {...}}, "param_groups": [...]}`. Every rank calls it. Before the first step it is one to load into."""
-    options, mesh, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
+    options, meshes, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
     found = _state_of(module, optimizer)
-    found["state"] = {name: {k: _out(v, placements.get(name), options, mesh) for k, v in state.items()} for name, state in found["state"].items()}
+    found["state"] = {name: {k: _out(v, placements.get(name), options, meshes) for k, v in state.items()} for name, state in found["state"].items()}
     return found if _is_first() or not options.rank0_only else {}
 
 
 @torch.no_grad()
 def load_optimizer_state_dict(state_dict: dict[str, Any], module: torch.nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None = None) -> None:
     """Fills an optimizer of the module's parameters. Every rank calls it. Raises RuntimeError for state that does not fit a parameter."""
-    options, placements = options or StateDictOptions(), _placements_by_name(module)
+    options, meshes, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
     if options.rank0_only and dist.is_initialized():
         given = [state_dict if _is_first() else None]
         dist.broadcast_object_list(given, src=0)
         state_dict = given[0]
     held = _state_of(module, optimizer)["state"]
-    state = {name: {k: _in(v, placements.get(name), held.get(name, {}).get(k), f"{k} of {name}") for k, v in values.items()} for name, values in state_dict["state"].items()}
+    state = {}
+    for name, values in state_dict["state"].items():
+        own, placement = held.get(name, {}), placements.get(name)
+        state[name] = {k: _in(v, placement, own.get(k), f"{k} of {name}", meshes) for k, v in values.items()}
     torchs.set_optimizer_state_dict(_original(module), optimizer, {"state": state, "param_groups": state_dict["param_groups"]})
 
 

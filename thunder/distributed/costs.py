@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from thunder import compat
 from thunder.core.dtypes import FLOAT
 from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, number_value
 from thunder.core.symbol import BoundSymbol, OpTags
@@ -232,7 +233,7 @@ class Memory:
         outputs = _tensors(line.outputs)
         if may_view(original) and len(tensors) == 1 and not isinstance(tensors[0], FutureTensorProxy):
             values: dict = {tensors[0]: self._stand_in(tensors[0])}
-            with torch._C.DisableTorchFunction(), torch.no_grad():
+            with compat.DisableTorchFunction(), torch.no_grad():
                 run_line(original, values)
             found = [values[o] for o in original.outputs if isinstance(o, TensorProxy)]
             self._lie(outputs, [t.stride() for t in found])

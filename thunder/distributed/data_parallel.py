@@ -5,7 +5,6 @@ Each rank's loss is the mean over its own data, and gradients are averaged over 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import torch
@@ -16,6 +15,7 @@ from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Place
 from thunder.errors import OptionError
 from thunder.ops.collectives import group_of
 from thunder.ops.lost_ranks import introduce
+from thunder.options import LOCAL_RANK
 
 __all__ = ["ddp", "fsdp", "copy_default_process_group"]
 
@@ -184,7 +184,7 @@ def _device(given, group) -> torch.device | None:
         return torch.device(given)
     if not torch.cuda.is_available() or "nccl" not in str(dist.get_backend_config(group)):
         return None
-    local = os.environ.get("LOCAL_RANK")
+    local = LOCAL_RANK.value
     return torch.device("cuda", int(local) if local is not None else dist.get_rank() % torch.cuda.device_count())
 
 

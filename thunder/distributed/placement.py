@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.errors import CaptureError
+from thunder.ops import LTORCH
 
 __all__ = [
     "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "seen_as", "placed_parameters",
@@ -96,6 +97,17 @@ class Placement:
         return self.shards is not None or bool(self.replicas)
 
     @property
+    def is_split(self) -> bool:
+        """Whether every rank holds another part."""
+        return self.shards is not None or self.slice is not None
+
+    @property
+    def own_rows(self) -> int:
+        """How many rows of what this rank holds are no padding."""
+        rows = self.held_shape[0]
+        return rows if self.shards is None else min(rows, max(0, self.shape[0] - self.shards.rank() * rows))
+
+    @property
     def is_whole(self) -> bool:
         """Whether every rank holds what programs see."""
         return self.shards is None and self.slice is None and self.dtype is self.held_dtype
@@ -125,6 +137,13 @@ class Placement:
         mine = whole[self.shards.rank() * rows : (self.shards.rank() + 1) * rows]
         held[: len(mine)] = mine
         return held
+
+    def whole_of(self, held: torch.Tensor) -> torch.Tensor:
+        """The inverse of `part_of`: the whole parameter, of what each rank holds. All ranks that hold parts call it."""
+        gather = LTORCH["all_gather"].fn
+        if self.shards is not None:
+            held = gather(held, self.shards)[: self.shape[0]]
+        return held if self.slice is None else gather(held, self.slice.group, False, self.slice.dim)
 
     def __repr__(self) -> str:
         return f"<Placement of {self.name}>"

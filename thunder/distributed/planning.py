@@ -15,7 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from thunder.compiled import jit_with
+from thunder import compat
+from thunder.api import jit_with
+from thunder.capture import Captured, FailsWithParts, capture
 from thunder.core.devices import Device
 from thunder.core.proxies import TensorProxy, proxies_in
 from thunder.core.utils import without_collection
@@ -24,7 +26,6 @@ from thunder.distributed.data_parallel import check_bucket_size, check_member, m
 from thunder.distributed.placement import FSDPBucketingStrategy, FSDPType, Placement, place, placing_copies
 from thunder.errors import OptionError
 from thunder.extend import add_executor_lists, get_always_executors, get_default_executors
-from thunder.frontend import Captured, FailsWithParts, capture
 from thunder.options import NUMERICS_OPTIONS, JitOptions
 from thunder.pipeline import asked_for, lower, lower_with_derivatives
 from thunder.transforms.cudagraph import CUDAGraphTransform
@@ -215,6 +216,7 @@ def _captured(compiled, args: tuple, kwargs: dict, options: JitOptions) -> tuple
     except FailsWithParts as failure:
         raise failure.__cause__ from failure.__cause__.__cause__  # type: ignore[misc,union-attr]
     captured.transform(options, overrides, compiled)
+    captured.close()
     return captured, asked_for(captured.computation, options)
 
 
@@ -224,7 +226,7 @@ class _Held:
     def __init__(self, module: torch.nn.Module, args: tuple, kwargs: dict, state: Callable[[torch.Tensor], int]):
         parameters = list(module.parameters())
         trained = [p for p in parameters if p.requires_grad]
-        given = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        given = [t for t in compat.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self.parameters = sum(p.nbytes for p in parameters)
         self.trained = sum(p.nbytes for p in trained)
         self.optimizer = sum(map(state, trained))

@@ -16,11 +16,16 @@ from collections.abc import Sequence
 from thunder.core.proxies import FutureTensorProxy, Proxy
 from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
+from thunder.options import compile_option
 from thunder.transforms.memory_budget import nbytes
 
-__all__ = ["overlap", "BYTES_IN_FLIGHT"]
+__all__ = ["overlap", "BYTES_IN_FLIGHT", "COMMUNICATION_BYTES_IN_FLIGHT"]
 
 BYTES_IN_FLIGHT = 512 * 2**20  # the default limit: a few layers of a large model, some milliseconds of NVLink
+COMMUNICATION_BYTES_IN_FLIGHT = compile_option(
+    "communication_bytes_in_flight", int, BYTES_IN_FLIGHT, "the limit on the bytes of collectives that run at once",
+    owner="schedule", valid="a number of bytes, 0 or more", check=lambda n: n >= 0,
+)  # fmt: skip
 
 
 def overlap(trace: Trace, limit: int = BYTES_IN_FLIGHT) -> Trace:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import shutil
 import threading
 import weakref
@@ -21,9 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from thunder._torch_compat import compile_with_inductor, quiet_fake_tensors, tensor_batch_check
+from thunder import compat
 from thunder.core.dtypes import COMPLEX, INTEGER
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
@@ -38,6 +36,7 @@ from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.define import PRIMS
 from thunder.ops.layout import run_line
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.options import CXX_COMPILER, SEARCH_PATH
 
 __all__ = ["inductor_ex", "torch_compile_ex", "torch_compile_cat_ex"]
 
@@ -170,7 +169,7 @@ class InductorRegion:
                     program, self.program = self.program(), _nothing
                     if program is not None:
                         program.begin(state, self, tensors)
-                    check = tensor_batch_check(tensors, [t.shape for t in tensors], strides=True)
+                    check = compat.tensor_batch_check(tensors, [t.shape for t in tensors], strides=True)
                     run, results = self._compiled_for(key, tensors)
                     self._variants[key] = run
                     self._usual.setdefault(state, (check, run))
@@ -181,7 +180,7 @@ class InductorRegion:
         """Has code made for tensors like these: what runs it, the strides that PyTorch gives its results, and what waits until it can be called."""
         if key not in self._begun:
             on_cpu = self.region.outputs[0].device.type == "cpu"
-            run, results, wait = compile_with_inductor(self._run_lines, tensors, self._reused(tensors), *([joined_by_parts] if on_cpu else ()))
+            run, results, wait = compat.compile_with_inductor(self._run_lines, tensors, self._reused(tensors), *([joined_by_parts] if on_cpu else ()))
             if any(r.dtype != to_torch_dtype(o.dtype) for r, o in zip(results, self.region.outputs, strict=True)):
                 run = self._run_by_pytorch  # its rules for fake tensors, and so Inductor's, say another type than its kernels: means of layer_norm whose weight is of another type
             self._begun[key] = run, [r.stride() for r in results], wait
@@ -231,7 +230,7 @@ class _Program:
 
     def __init__(self, trace: Trace, before: _Program | None):
         self.trace, self.before = trace, before
-        self.mode = FakeTensorMode()
+        self.mode = compat.FakeTensorMode()
         self.values: dict[Proxy, Any] = {}  # fake tensors
         self.strides: dict[str, tuple] = {}  # that are known, by names of values
 
@@ -243,7 +242,7 @@ class _Program:
             self.strides = {p.name: t.stride() for p, t in self.before.values.items()}
         line = next(line for line in self.trace.bound_symbols if line.sym.fn is first)
         self.strides |= {p.name: t.stride() for p, t in zip(line.inputs, tensors, strict=True)}
-        with torch._C.DisableTorchFunction(), torch.no_grad(), quiet_fake_tensors():
+        with compat.DisableTorchFunction(), torch.no_grad(), compat.quiet_fake_tensors():
             for line in self.trace.bound_symbols:
                 with contextlib.suppress(Exception):  # which comes again when it runs
                     self._follow(line, state)
@@ -304,8 +303,8 @@ def _layout(shape: Sequence[int], strides: Sequence[int]) -> list:
 def _missing(kind: str) -> str | None:
     """What Inductor needs and does not find, for a kind of device."""
     if kind == "cpu":
-        own = os.environ.get("CXX")
-        if _is_there(own, os.environ.get("PATH")):
+        own = CXX_COMPILER.value
+        if _is_there(own, SEARCH_PATH.value):
             return None
         return f"Inductor needs a C++ compiler on the CPU, and none is found ({own or ', '.join(_COMPILERS)}): install one, or set CXX"
     if kind == "cuda":

@@ -17,6 +17,8 @@ import torch
 from torch.fx import Interpreter, Node
 from torch.fx.node import map_arg
 
+from thunder import compat
+
 __all__ = ["joined_by_parts"]
 
 _ATEN = torch.ops.aten
@@ -172,7 +174,7 @@ def _order(permute: Node) -> list[int]:
 
 
 def _is_elementwise(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags and isinstance(node.meta.get("val"), torch.Tensor)
+    return isinstance(node.target, compat.OpOverload) and torch.Tag.pointwise in node.target.tags and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_join(node: Node) -> bool:

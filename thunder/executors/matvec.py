@@ -24,16 +24,20 @@ from thunder.core.dtypes import bfloat16, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import OpTags
 from thunder.core.utils import has_triton
-from thunder.errors import OptionError
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.torch_types import to_torch_device
+from thunder.options import C_COMPILER, compile_option
 
 __all__ = ["matvec_ex"]
 
 ROWS = 16  # at most
 SMALLEST = 1 << 22  # elements of a weight; smaller ones were not measured
 LARGEST = 1 << 31  # what kernels count to
+MATVEC_ROWS = compile_option(
+    "matvec_rows", int, 1, "how many rows of a linear layer the matvec executor takes, at most",
+    owner="matvec", valid=f"0 to {ROWS}", check=lambda n: 0 <= n <= ROWS,
+)  # fmt: skip
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -58,9 +62,7 @@ class MatvecExecutor(OperatorExecutor):
         self.register_implementation(LTORCH["linear"], self.few_rows_linear, checker=self._checker)
 
     def configured(self, options) -> MatvecExecutor:
-        rows = options.get("matvec_rows", "how many rows of a linear layer the matvec executor takes, at most: 0 to 16", 1)
-        if type(rows) is not int or not 0 <= rows <= ROWS:
-            raise OptionError(f"matvec_rows={rows!r}: valid: 0 to {ROWS}")
+        rows = options.get(MATVEC_ROWS)
         return self if rows == self.rows else _made(rows, self.usable)
 
     def planned(self) -> MatvecExecutor:
@@ -83,7 +85,7 @@ class MatvecExecutor(OperatorExecutor):
 
 @functools.cache
 def _can_launch() -> bool:
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    compiler = C_COMPILER.value or shutil.which("gcc") or shutil.which("clang")
     return has_triton() and compiler is not None and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from thunder._torch_compat import current_device, current_stream
+from thunder import compat
 
 __all__ = ["RepeatedLaunch"]
 
@@ -30,9 +30,9 @@ class RepeatedLaunch:
         device = tensors[0].get_device()
         key = (*key, device)
         found = None if together % ALIGNMENT else self._known.get(key)
-        if found is not None and current_device() == device:
+        if found is not None and compat.current_device() == device:
             run, function, metadata, programs, numbers = found
-            return run(programs, 1, 1, current_stream(device), function, metadata, None, None, None, *addresses, *numbers)
+            return run(programs, 1, 1, compat.current_stream(device), function, metadata, None, None, None, *addresses, *numbers)
         programs, numbers, warps = settings()
         with torch.cuda.device_of(tensors[0]):
             compiled = self.kernel[(programs,)](*tensors, *numbers, num_warps=warps)

@@ -23,10 +23,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.devices import cpu
 from thunder.core.dtypes import float32, int64, uint64
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like
@@ -36,7 +34,7 @@ from thunder.core.trace import Trace
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
 from thunder.ops.attention import attention_bias, attention_with_dropout, differentiated_by_products, fits_flash_for_cpu, scaled_dot_product_attention, scores
-from thunder.ops.backward import aten, sum_to
+from thunder.ops.backward import sum_to
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["sdpa_ex"]
@@ -50,52 +48,61 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _for_every_key(bias, key):
+    return None if bias is None else _rows(bias.expand(*bias.shape[:-1], key.shape[2]))
+
+
 # forwards are called by PyTorch's bindings in C, which take the host 3 to 5 us less than `torch.ops`; backwards have none
 
 
 def _cudnn(query, key, value, bias, dropout_p, is_causal, scale):
-    found = torch._scaled_dot_product_cudnn_attention(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale)
+    bias = _for_every_key(bias, key)
+    found = compat.cudnn_attention(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale)
     return found[0], found[1], found[6], found[7]
 
 
 def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
-    return aten._scaled_dot_product_cudnn_attention_backward.default(
+    bias = _for_every_key(bias, key)
+    return compat.kernel("_scaled_dot_product_cudnn_attention_backward")(
         g, _rows(query), _rows(key), _rows(value), out, sums, seed, offset, bias, None, None, query.shape[2], key.shape[2], dropout_p, is_causal, scale=scale
     )
 
 
 def _flash(query, key, value, bias, dropout_p, is_causal, scale):
-    found = torch._scaled_dot_product_flash_attention(_rows(query), _rows(key), _rows(value), dropout_p, is_causal, False, scale=scale)
+    found = compat.flash_attention(_rows(query), _rows(key), _rows(value), dropout_p, is_causal, False, scale=scale)
     return found[0], found[1], found[6], found[7]
 
 
 def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
-    return aten._scaled_dot_product_flash_attention_backward.default(
+    return compat.kernel("_scaled_dot_product_flash_attention_backward")(
         g, _rows(query), _rows(key), _rows(value), out, sums, None, None, query.shape[2], key.shape[2], dropout_p, is_causal, seed, offset, scale=scale
     )
 
 
 def _efficient(query, key, value, bias, dropout_p, is_causal, scale):
     bias = _aligned(bias, query, key)
-    return aten._scaled_dot_product_efficient_attention.default(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, scale=scale)
+    return compat.kernel("_scaled_dot_product_efficient_attention")(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, scale=scale)
 
 
 def _efficient_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, of_bias=False):
     bias = _aligned(bias, query, key)
-    found = aten._scaled_dot_product_efficient_attention_backward.default(
+    found = compat.kernel("_scaled_dot_product_efficient_attention_backward")(
         g, _rows(query), _rows(key), _rows(value), bias, out, sums, seed, offset, dropout_p, [True, True, True, of_bias], is_causal, scale=scale
     )
     return found if of_bias else found[:3]
 
 
 def _aligned(bias, query, key):
-    """A bias for every head and row, whose rows begin at multiples of 16 elements."""
+    """A bias for every head and row as the kernel reads it: dense rows that begin at multiples of 16 elements."""
     if bias is None:
         return None
-    n = bias.shape[-1]
-    if n % 16:
-        bias = F.pad(bias, (0, -n % 16))[..., :n]
-    return bias.expand(*query.shape[:3], key.shape[2])
+    keys = key.shape[2]
+    bias = bias.expand(*bias.shape[:-1], keys)
+    *outer, last = bias.stride()
+    if last != 1 or any(s % 16 for s in outer) or bias.data_ptr() % 16:
+        rows = bias.new_zeros if keys % 16 else bias.new_empty
+        bias = rows(*bias.shape[:-1], keys + -keys % 16)[..., :keys].copy_(bias)
+    return bias.expand(*query.shape[:3], keys)
 
 
 def _on_the_host(query):
@@ -179,7 +186,7 @@ def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal
 def _usable(described: tuple, dropout_p: float, is_causal: bool, enable_gqa: bool, backends: tuple) -> Kernel | None:
     order = backends[-1]
     # memory that nobody writes to is had for nothing, while the first fake tensor of a process imports Dynamo
-    with torch._C.DisableTorchFunction(), contextlib.nullcontext() if torch.cuda.is_available() else FakeTensorMode():
+    with compat.DisableTorchFunction(), contextlib.nullcontext() if torch.cuda.is_available() else compat.FakeTensorMode():
         query, key, value, *mask = [torch.empty(shape, dtype=dtype, device=device, requires_grad=wanted) for shape, dtype, device, wanted in described]
         arguments = torch.backends.cuda.SDPAParams(query, key, value, mask[0] if mask else None, dropout_p, is_causal, enable_gqa)
         for kernel in KERNELS if order is None else sorted(KERNELS, key=lambda k: order.index(k.number)):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
+from thunder.core.symbolic import Decisions, hold
 from thunder.extend.saved import SavedTogether
 from thunder.ops.random import generator_of
 
@@ -60,8 +61,9 @@ class ThunderFunction(torch.autograd.Function):
         saved = [list(tensors), others]
         del tensors, others, kept
         if compat.in_forward_mode() or any(map(compat.is_batch, given)):
-            return (None, *program.batched(missing)(saved, given))
-        return (None, *(program.without(missing) if missing else program.backward)(saved, given))
+            return (None, *program.batched(missing, ctx.numbers)(saved, given))
+        run = program.without(missing, ctx.numbers) if missing else program.backward
+        return (None, *run(saved, given))
 
 
 def _apart(tensors: Sequence, others: Sequence) -> tuple[list, list, list[tuple]]:
@@ -88,7 +90,7 @@ def _differentiable_gradients(ctx, program: _Program, tensors: Sequence, kept: S
                 f"one of the variables needed for gradient computation has been modified by an inplace operation: [{x.type()} {list(x.shape)}], an input of a compiled "
                 f"function, is at version {now}; expected version {version} instead."
             )
-    run, needed = program.again(missing)
+    run, needed = program.again(missing, ctx.numbers)
     kept_at, saved_at, numbers_at = program.inputs
     values = dict(zip(kept_at, kept, strict=True)) | dict(zip(numbers_at, ctx.numbers, strict=True)) | {i: tensors[place] for i, place in saved_at}
     with _restored(program.random, ctx.generators):
@@ -135,42 +137,51 @@ class _Program:
 
     __slots__ = (
         "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense",
+        "decisions", "names",
     )  # fmt: skip
 
     def __init__(
         self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence,
-        random: Sequence | None, dense: Sequence[int],
+        random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
     ):  # fmt: skip
         self.backward, self.make_without, self.make_batched, self.make_again = backward, make_without, make_batched, make_again
-        self.made: dict[tuple, Callable] = {}
+        self.decisions, self.names = decisions, names
+        self.made: dict[tuple, list] = {}  # programs that are made later, each with the relations that it was made by
         self.lock = threading.Lock()
         self.differentiable = [i for i, r in enumerate(requires_grad) if r]
         self.not_differentiable = [i for i, r in enumerate(requires_grad) if r is False]
         self.inputs, self.random, self.dense = inputs, random, dense
         self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
 
-    def once(self, key: tuple, make: Callable):
-        """`make()`, made when first asked for, in whichever of autograd's threads."""
+    def once(self, kind: str, make: Callable, missing: tuple, numbers: Sequence):
+        """`make(missing)` for a call with these numbers, made when first asked for, in whichever of autograd's threads."""
+        values = dict(zip(self.names, numbers, strict=True))
         with self.lock:
-            if key not in self.made:
-                self.made[key] = make()
-            return self.made[key]
+            known = self.made.setdefault((kind, missing), [])
+            for relations, made in known:
+                if hold(relations, values):
+                    return made
+            with self.decisions.anew(values) as relations:
+                made = make(missing)
+            known.insert(0, (relations, made))
+            return made
 
-    def without(self, missing: tuple) -> Callable:
+    def without(self, missing: tuple, numbers: Sequence) -> Callable:
         """The backward for outputs that play no part."""
-        return self.once(("without", missing), lambda: self.make_without(missing))
+        return self.once("without", self.make_without, missing, numbers)
 
-    def batched(self, missing: tuple) -> Callable:
+    def batched(self, missing: tuple, numbers: Sequence) -> Callable:
         """The backward for cotangents that are batches of vmap's, or have tangents."""
-        return self.once(("batched", missing), lambda: self.make_batched(missing))
+        return self.once("batched", self.make_batched, missing, numbers)
 
-    def again(self, missing: tuple) -> tuple[Callable, list[int]]:
-        return self.once(("again", missing), lambda: self.make_again(missing))
+    def again(self, missing: tuple, numbers: Sequence) -> tuple[Callable, list[int]]:
+        """The backward as a function that can be differentiated."""
+        return self.once("again", self.make_again, missing, numbers)
 
 
 def connected(
     forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable, make_batched: Callable, make_again: Callable,
-    inputs: Sequence, random: Sequence | None, dense: Sequence[int],
+    inputs: Sequence, random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
 ) -> Callable:  # fmt: skip
     """A function of the program's inputs: its result, connected to autograd.
 
@@ -180,9 +191,10 @@ def connected(
     make_without(missing) gives the backward that is handed None for the cotangents in these places, make_batched(missing) the same for batches of cotangents, and
     make_again(missing) the backward as a differentiable function of some inputs and of the cotangents that are not missing, and which inputs these are. `inputs` says where
     these come from: places of tensors that are kept, (place, place among the saved tensors) of others, and places of what is no tensor. random: the devices whose generators the
-    forward may draw from; None where it cannot be run again. dense: places of the cotangents that are written out where they come broadcast.
+    forward may draw from; None where it cannot be run again. dense: places of the cotangents that are written out where they come broadcast. decisions: those by symbolic
+    numbers, which programs that are made later add to; names: what they call the inputs that are no tensors.
     """
-    program = _Program(backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense)
+    program = _Program(backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, decisions, names)
     apply = compat.applying(ThunderFunction)
 
     def run(*inputs):
@@ -203,12 +215,14 @@ def with_grad(function: Callable) -> Callable:
 
 
 def _in_grad_mode(function: Callable, enabled: bool) -> Callable:
+    set_grad_enabled = compat.set_grad_enabled
+
     def run(*inputs):
         before = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(enabled)
+        set_grad_enabled(enabled)
         try:
             return function(*inputs)
         finally:
-            torch._C._set_grad_enabled(before)
+            set_grad_enabled(before)
 
     return run

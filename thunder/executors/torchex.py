@@ -9,6 +9,7 @@ import functools
 
 import torch
 
+from thunder import compat
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.extend import Executor, Implementation, add_always_executor, register_executor
 from thunder.ops.define import torch_path
@@ -54,9 +55,11 @@ def no_autocast(function):
     Costs one flag test when autocast is off.
     """
 
+    any_autocast = compat.any_autocast
+
     @functools.wraps(function)
     def run(*args, **kwargs):
-        if not torch._C._is_any_autocast_enabled():
+        if not any_autocast():
             return function(*args, **kwargs)
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         for kind in kinds:

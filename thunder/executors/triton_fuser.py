@@ -25,8 +25,14 @@ from thunder.extend.fusion import FusionExecutor, fusible
 from thunder.ops.backward import parts
 from thunder.ops.random import uniform_philox
 from thunder.ops.torch_types import to_torch_device
+from thunder.options import compile_option
 
 __all__ = ["triton_fuser"]
+
+TRITON_AUTOTUNE = compile_option(
+    "triton_autotune", bool, False,
+    "whether blocks of kernels are chosen by measuring when a region runs first, and kept on the disk", owner="triton_fuser",
+)  # fmt: skip
 
 
 class TritonFuser(FusionExecutor):
@@ -46,7 +52,7 @@ class TritonFuser(FusionExecutor):
         self._plans: TritonFuser | None = None
 
     def configured(self, options) -> TritonFuser:
-        if not options.get("triton_autotune", "whether the Triton fuser measures which blocks of its kernels are fastest, and keeps what it finds on the disk", False):
+        if not options.get(TRITON_AUTOTUNE):
             return self
         if self._tuning is None:
             self._tuning = type(self)(self.name, autotune=True, version=self.version)

@@ -380,4 +380,9 @@ def add_executor_lists(first: Iterable[Executor], second: Iterable[Executor]) ->
 
 
 # what stands in files of its own, which import this one
-__getattr__, __dir__ = names_from(__name__, {"thunder.extend.fusion": ("FusionExecutor",), "thunder.extend.stateful": ("StatefulExecutor", "TemporaryExecutor")})
+_ELSEWHERE = {
+    "thunder.extend.fusion": ("FusionExecutor",),
+    "thunder.extend.stateful": ("StatefulExecutor", "TemporaryExecutor"),
+    "thunder.options": ("compile_option",),
+}
+__getattr__, __dir__ = names_from(__name__, _ELSEWHERE)

@@ -20,3 +20,4 @@ from thunder.interpreter.host import Host as Host
 from thunder.interpreter.machine import Frame as Frame
 from thunder.interpreter.protocols import ProtocolHost as ProtocolHost
 from thunder.interpreter.tracebacks import hide as hide
+from thunder.interpreter.tracebacks import release as release

@@ -14,8 +14,11 @@ from thunder.interpreter.recursion import set_original_limit
 from thunder.interpreter.tracebacks import stub_frame
 
 
-def frame_locals(frame):
-    """The variables of a frame by name, cells unwrapped; a class body's or exec's namespace itself."""
+def frame_locals(host, frame):
+    """The variables of a frame by name, cells unwrapped; a class body's or exec's namespace itself.
+
+    Before 3.13 it is one dict for each frame, which keeps what the program puts into it under other names.
+    """
     if frame.names is not None:
         return frame.names
     code = frame.fn.__code__
@@ -24,11 +27,21 @@ def frame_locals(frame):
     for name, value in frame.locals.items():
         if name in cells and type(value) is types.CellType:
             try:
-                value = value.cell_contents
-            except ValueError:
+                value = host.load_cell(frame.fn, value, name)
+            except NameError:
                 continue
         values[name] = value
-    return values
+    if _SNAPSHOTS:
+        return values
+    if frame.snapshot is None:
+        frame.snapshot = {}
+    for name in frame.snapshot.keys() & {*code.co_varnames, *cells} - values.keys():
+        del frame.snapshot[name]
+    frame.snapshot.update(values)
+    return frame.snapshot
+
+
+_SNAPSHOTS = sys.version_info >= (3, 13)  # PEP 667
 
 
 def _super(host, function, args, kwargs):
@@ -57,7 +70,7 @@ def _super(host, function, args, kwargs):
 
 
 def _locals(host, function, args, kwargs):
-    return frame_locals(host.stack_of_frames[-1]) if host.stack_of_frames else function()
+    return frame_locals(host, host.stack_of_frames[-1]) if host.stack_of_frames else function()
 
 
 def _globals(host, function, args, kwargs):
@@ -82,7 +95,7 @@ def _namespaces(host, args):
     given_globals = args[0] if args else None
     given_locals = args[1] if len(args) > 1 else None
     if given_globals is None:
-        names = given_locals if given_locals is not None else frame_locals(frame)
+        names = given_locals if given_locals is not None else frame_locals(host, frame)
         return frame.fn.__globals__, names
     given_globals.setdefault("__builtins__", builtins)
     return given_globals, given_locals if given_locals is not None else given_globals
@@ -123,7 +136,7 @@ def _get_frame(host, function, args, kwargs):
     if depth >= len(frames):
         return sys._getframe(depth - len(frames) + 1)
     frame = frames[-1 - depth]
-    real, frame.record.stub = stub_frame(frame.fn.__code__, frame.record.stub, frame.fn.__globals__, frame_locals(frame))
+    real, frame.record.stub = stub_frame(frame.fn.__code__, frame.record.stub, frame.fn.__globals__, dict(frame_locals(host, frame)))
     return real
 
 

@@ -11,7 +11,7 @@ def construct(host, cls, args, kwargs):
     """Call a class, as type.__call__ does, but with Python-level `__call__`, `__new__` and `__init__` interpreted."""
     kind = type(cls)
     if kind is not type:
-        method = _lookup(kind, "__call__")
+        method = host.lookup(kind, "__call__")
         if type(method) is FUNCTION:
             return host.call(method, [cls, *args], kwargs)
         if method is not _TYPE_CALL:
@@ -21,8 +21,8 @@ def construct(host, cls, args, kwargs):
 
 def type_call(host, cls, args, kwargs):
     """type.__call__(cls, ...)."""
-    new = _lookup(cls, "__new__")
-    initialize = _lookup(cls, "__init__")
+    new = host.lookup(cls, "__new__")
+    initialize = host.lookup(cls, "__init__")
     if type(new) is staticmethod:
         new = new.__func__
     new_is_python, initialize_is_python = type(new) is FUNCTION, type(initialize) is FUNCTION
@@ -36,7 +36,7 @@ def type_call(host, cls, args, kwargs):
         made = host.call_native(cls.__new__, [cls, *args], kwargs)
     if not isinstance(made, cls):
         return made
-    initialize = _lookup(type(made), "__init__")
+    initialize = host.lookup(type(made), "__init__")
     if type(initialize) is FUNCTION:
         result = host.call(initialize, [made, *args], kwargs)
     else:
@@ -49,11 +49,13 @@ def type_call(host, cls, args, kwargs):
 _TYPE_CALL = type.__dict__["__call__"]
 
 
-def _lookup(cls, name):
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return None
+def _type_call(host, function, args, kwargs):
+    """type.__call__ called by name: `super().__call__(...)` in a metaclass."""
+    return type_call(host, args[0], args[1:], kwargs)
+
+
+_TYPE_CALL = type.__dict__["__call__"]
+CALLS = {_TYPE_CALL: _type_call}
 
 
 def build_class(host, body, name, bases, keywords):

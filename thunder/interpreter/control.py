@@ -11,6 +11,7 @@ import types
 
 from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.instructions import NULL, provides, take
+from thunder.interpreter.tables import ITERATOR
 
 RETURN, YIELD = -1, -2
 CO_ITERABLE_COROUTINE = 0x100
@@ -60,9 +61,9 @@ def GET_ITER(frame, stack, _):
 
 def FOR_ITER(frame, stack, target):
     try:
-        stack.append(frame.host.next(stack[-1]))
+        stack.append(frame.host.next(stack[ITERATOR]))
     except StopIteration:
-        stack.pop()
+        del stack[ITERATOR:]
         return target
 
 
@@ -75,6 +76,12 @@ def RETURN_VALUE(frame, stack, _):
 
 def RETURN_GENERATOR(frame, stack, _):
     stack.append(None)  # the generator object was made at the call; CPython leaves a value here that POP_TOP drops
+
+
+def RETURN_STARTED_GENERATOR(frame, stack, _):
+    """What stands before it has run at the call."""
+    stack.append(None)
+    return YIELD
 
 
 def YIELD_VALUE(frame, stack, _):
@@ -98,22 +105,21 @@ def GET_YIELD_FROM_ITER(frame, stack, _):
 
 def SEND(frame, stack, target):
     host, value = frame.host, stack.pop()
-    receiver = stack[-1]
+    receiver = stack[ITERATOR]
     try:
         if value is None and provides(type(receiver), "__next__"):
             stack.append(host.next(receiver))
         else:
             stack.append(host.call(host.load_attr(receiver, "send"), [value], {}))
     except StopIteration as stop:
-        stack[-1] = stop.value
+        stack[ITERATOR:] = [stop.value]
         return target
 
 
 def CLEANUP_THROW(frame, stack, _):
     error = stack[-1]
     if isinstance(error, StopIteration):
-        del stack[-3:]
-        stack.append(error.value)
+        stack[ITERATOR - 2 :] = [error.value]
         return
     frame.reraising = True
     raise error
@@ -402,9 +408,10 @@ def WITH_EXCEPT_START(frame, stack, depth):
 def _intrinsic_code(opname, number, arguments):
     """Code of a native function that runs one CALL_INTRINSIC instruction on its arguments: type parameters and aliases
     have no Python spelling that keeps their lazy evaluation."""
-    steps = [("RESUME", 0)] + [("LOAD_FAST", k) for k in range(arguments)] + [(opname, number), ("RETURN_VALUE", 0)]
+    steps = [*(("LOAD_FAST", k) for k in range(arguments)), (opname, number), ("RETURN_VALUE", 0)]
     template = ((lambda a, b: None) if arguments == 2 else (lambda a: None)).__code__
-    body = b"".join(bytes((dis.opmap[name], argument)) for name, argument in steps)
+    begin = next(i for i in range(2, len(template.co_code), 2) if template.co_code[i])  # after RESUME and its inline caches
+    body = template.co_code[:begin] + b"".join(bytes((dis.opmap[name], argument)) for name, argument in steps)
     return template.replace(co_code=body, co_stacksize=4, co_exceptiontable=b"")
 
 

@@ -17,7 +17,8 @@ import weakref
 from typing import NamedTuple
 
 from thunder.interpreter import control, instructions
-from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, Raw, given
+from thunder.interpreter.errors import UnsupportedError
+from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, VERSION, VERSIONS, Raw, given
 
 OPNAME, EXTENDED_ARG, NOP = dis.opname, dis.opmap["EXTENDED_ARG"], dis.opmap["NOP"]
 HANDLERS = {name: function for module in (instructions, control) for name, function in vars(module).items() if name.isupper() and isinstance(function, types.FunctionType)}
@@ -37,7 +38,7 @@ class Record:
 
     __slots__ = (
         "program", "handlers", "offsets", "reference", "stub", "logged", "line_of",
-        "arguments", "argument_count", "parameter_count", "by_keyword", "plain", "simple", "kind",
+        "arguments", "argument_count", "parameter_count", "by_keyword", "plain", "simple", "kind", "starts",
     )  # fmt: skip
 
     def __init__(self, code, program, handlers, offsets):
@@ -52,6 +53,7 @@ class Record:
         # A call with exactly the positional arguments needs no binding.
         self.simple = self.plain and not code.co_kwonlyargcount
         self.kind = flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)
+        self.starts = bool(self.kind) and any(handler is control.RETURN_STARTED_GENERATOR for handler, _ in program)
 
     def line(self, code, index):
         """The line of a canonical instruction; None where the compiler gave none. Computed when first asked for."""
@@ -69,6 +71,10 @@ def decode(code: types.CodeType) -> Record:
     """The record of a code object, made at the first call."""
     record = _records.get(id(code))
     if record is None:
+        if VERSION not in VERSIONS:
+            running, *_, oldest, newest = (".".join(map(str, version)) for version in (VERSION, min(VERSIONS), max(VERSIONS)))
+            reason = f"the bytecode of Python {oldest} to {newest} is known"
+            raise UnsupportedError(f"Python {running}", reason, code.co_filename, code.co_firstlineno, code.co_qualname)
         record = _records[id(code)] = _decode(code)
     return record
 

@@ -13,6 +13,7 @@ import sys
 import types
 from typing import Any
 
+from thunder.interpreter.attributes import type_attribute
 from thunder.interpreter.binding import bind
 from thunder.interpreter.builtin_calls import FRAME_CALLS
 from thunder.interpreter.construction import build_class, construct
@@ -91,7 +92,11 @@ class Host:
             return construct(self, f, args, kwargs)
         if kind is functools.partial:
             return self.call(f.func, partial_arguments(f, args), {**f.keywords, **kwargs})
-        method = type_attribute(kind, "__call__")
+        if kind is types.MethodWrapperType:  # of `super().__setattr__(...)` and the like
+            wrapper = type_attribute(f.__objclass__, f.__name__)
+            if (special := self.frame_calls.get(id(wrapper))) is not None:
+                return special(self, wrapper, [f.__self__, *args], kwargs)
+        method = self.lookup(kind, "__call__")
         if type(method) is FUNCTION:
             return self.call(method, [f, *args], kwargs)
         return self.call_native(f, args, kwargs)
@@ -110,6 +115,8 @@ class Host:
         if self.log is not None:
             self.log.call(self, f)
         if record.kind:
+            if record.starts:
+                frame.run()
             driver: Any = DRIVERS[record.kind]
             if code.co_flags & CO_ITERABLE_COROUTINE:
                 driver = drive_awaitable
@@ -160,6 +167,9 @@ class Host:
 
     # ---------------------------------------------------------------- attributes, items, truth
 
+    # (class, name, after=None): the attribute as it stands in a class or its bases, not bound, or NULL. Every protocol
+    # asks classes through this method.
+    lookup = staticmethod(type_attribute)
     load_attr = staticmethod(getattr)
     store_attr = staticmethod(setattr)
     delete_attr = staticmethod(delattr)
@@ -173,13 +183,13 @@ class Host:
     same = staticmethod(operator.is_)
     pattern_type = staticmethod(type)
 
-    def touch(self, value):
+    def materialize(self, value):
         """The value is about to be read as a whole; returns it."""
         return value
 
     def mapping(self, value):
         """`**value`, `{**value}`: the value, or a dict of what is in it."""
-        return self.touch(value)
+        return self.materialize(value)
 
     def steps(self, value):
         """`iterate`, for native code."""
@@ -190,7 +200,7 @@ class Host:
 
     def load_special(self, value, name):
         """A special method looked up on the type, bound to the value; NULL when there is none."""
-        attribute = type_attribute(type(value), name)
+        attribute = self.lookup(type(value), name)
         if attribute is NULL:
             return NULL
         get = getattr(type(attribute), "__get__", None)
@@ -306,10 +316,3 @@ def partial_arguments(f, args):
         raise TypeError(f"missing positional arguments in 'partial' call; expected at least {sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}")
     return [*merged, *given]
 
-
-def type_attribute(kind, name) -> Any:
-    """The attribute as it stands in the class or its bases, not bound; NULL when there is none."""
-    for base in kind.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return NULL

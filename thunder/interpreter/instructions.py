@@ -14,6 +14,7 @@ import typing
 from typing import Any
 
 from thunder.interpreter.matching import match_class, match_keys
+from thunder.interpreter.tables import VERSION
 
 
 class _Null:
@@ -366,12 +367,16 @@ def DICT_UPDATE(frame, stack, n):
     stack[-n].update(values)
 
 
+def before_stars(function):
+    return f"{function_text(function)} argument" if VERSION < (3, 15) else "Value"
+
+
 def DICT_MERGE(frame, stack, depths):
     """`**values` of a call: like DICT_UPDATE, but a key may come once only."""
     n, callable_depth = depths
     values, target, function = frame.host.mapping(stack.pop()), stack[-n], stack[-callable_depth]
     if not hasattr(values, "keys"):
-        raise TypeError(f"{function_text(function)} argument after ** must be a mapping, not {type(values).__name__}")
+        raise TypeError(f"{before_stars(function)} after ** must be a mapping, not {type(values).__name__}")
     for key in values.keys():
         if key in target:
             raise TypeError(f"{function_text(function)} got multiple values for keyword argument {key!r}")
@@ -527,15 +532,15 @@ def CALL_FUNCTION_EX(frame, stack, flags):
     function, positional = _callee(stack, [])
     if type(arguments) is not tuple and not _is_iterable(arguments):
         kind = type(arguments).__name__
-        raise TypeError(f"{function_text(function)} argument after * must be an iterable, not {kind}")
+        raise TypeError(f"{before_stars(function)} after * must be an iterable, not {kind}")
     positional += host.steps(arguments)
     if keywords is NULL:
         keywords = {}
     else:
-        host.touch(keywords)
+        host.materialize(keywords)
         if not hasattr(keywords, "keys"):
             kind = type(keywords).__name__
-            raise TypeError(f"{function_text(function)} argument after ** must be a mapping, not {kind}")
+            raise TypeError(f"{before_stars(function)} after ** must be a mapping, not {kind}")
         keywords = dict(keywords)  # pyright: ignore[reportCallIssue, reportArgumentType]
         for key in keywords:
             if not isinstance(key, str):

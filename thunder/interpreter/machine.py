@@ -9,7 +9,8 @@ import types
 
 from thunder.interpreter.control import RETURN, YIELD, AsyncYield, set_context, stop_iteration_error
 from thunder.interpreter.recursion import run_deeper
-from thunder.interpreter.tracebacks import clean, entry
+from thunder.interpreter.tables import ITERATOR
+from thunder.interpreter.tracebacks import clean, entry, release
 
 
 class Frame:
@@ -17,7 +18,7 @@ class Frame:
 
     __slots__ = (
         "fn", "record", "program", "host", "locals", "names", "stack", "ip", "exc", "outer_exc", "delegate",
-        "suspended", "reraising", "named_type",
+        "suspended", "reraising", "named_type", "snapshot",
     )  # fmt: skip
 
     def __init__(self, fn, record, variables, host, names=None):
@@ -25,7 +26,7 @@ class Frame:
         self.names = names  # the namespace of a class body or of exec'd code
         self.program = record.program if host.log is None else host.log.program(fn.__code__, record)
         self.stack, self.ip = [], 0
-        self.exc = self.outer_exc = self.delegate = None
+        self.exc = self.outer_exc = self.delegate = self.snapshot = None
         self.suspended = self.reraising = False
         self.named_type = host.named_type
 
@@ -84,36 +85,42 @@ class Frame:
 
     def catch(self, error):
         """Note the exception's traceback and context; the index of the handler, or the exception goes on."""
-        host = self.host
-        if isinstance(error, host.uncatchable):
-            raise error
-        traceback = clean(error.__traceback__)
+        try:
+            if isinstance(error, self.host.uncatchable):
+                raise error
+            self.note(error)
+            handler = self.record.handlers[self.ip]
+            if handler is None:
+                if self.record.kind:  # 3.11 leaves this to the generator object; later versions have an instruction for it
+                    error = stop_iteration_error(self.record.kind, error)
+                raise error
+            release(error)
+            target, depth, keeps_instruction = handler
+            stack = self.stack
+            del stack[depth:]
+            if keeps_instruction:
+                stack.append(self.ip)
+            stack.append(error)
+            return target
+        finally:
+            del error  # its traceback leads to this frame: they would hold each other
+
+    def note(self, error):
+        """Give an exception the traceback and the context that the interpreted frame's would have."""
         if self.reraising:
             self.reraising = False
-        else:
-            traceback = entry(self, traceback)
-            if host.exc is not None and error.__context__ is None:
-                set_context(error, host.exc)
-        error.__traceback__ = traceback
-        handler = self.record.handlers[self.ip]
-        if handler is None:
-            if self.record.kind:  # 3.11 leaves this to the generator object; later versions have an instruction for it
-                error = stop_iteration_error(self.record.kind, error)
-            raise error
-        target, depth, keeps_instruction = handler
-        stack = self.stack
-        del stack[depth:]
-        if keeps_instruction:
-            stack.append(self.ip)
-        stack.append(error)
-        return target
+            error.__traceback__ = clean(error.__traceback__)
+            return
+        error.__traceback__ = entry(self, clean(error.__traceback__))
+        if self.host.exc is not None and error.__context__ is None:
+            set_context(error, self.host.exc)
 
     def throw(self, error):
         """Raise at the yield where the frame is suspended; an inner iterator of `yield from` or `await` comes first."""
         if self.delegate is None:
             raise error
         host, stack = self.host, self.stack
-        iterator = stack[-2]
+        iterator = stack[ITERATOR - 1]
         if isinstance(error, GeneratorExit):
             close = getattr(iterator, "close", None)
             if close is not None:
@@ -126,8 +133,7 @@ class Frame:
             stack[-1] = host.call(throw, [error], {})
             return YIELD
         except StopIteration as stop:
-            stack.pop()
-            stack[-1] = stop.value
+            stack[ITERATOR - 1 :] = [stop.value]
         return self.delegate
 
 
@@ -135,13 +141,18 @@ def drive(frame):
     """An interpreted generator is a real generator: native code may iterate it, and each step comes back here."""
     sent = thrown = None
     while True:
-        value = frame.run(sent, thrown)
+        try:
+            value = frame.run(sent, thrown)
+        finally:
+            sent = thrown = None  # the traceback leads to this frame: they would hold each other
         if not frame.suspended:
             return value
         sent = thrown = None
         try:
             sent = yield value
         except BaseException as error:  # noqa: BLE001 - it is raised in the interpreted frame
+            if not hasattr(frame.host, "stack_of_frames"):
+                return None  # the host has been emptied
             thrown = error
 
 

@@ -258,11 +258,31 @@ V3_14 = V3_13 | {
     "POP_ITER": (("POP_TOP", nothing),),
 }
 
+# 3.15: an iterator has a second slot above it, genexprs take their iterator when they are called, more common constants, lazy imports
+COMMON_CONSTANTS = (*COMMON_CONSTANTS, list, set, None, "", True, False, -1)
+
+
+def iterator(raw):
+    return (("GET_YIELD_FROM_ITER" if raw.arg else "GET_ITER", nothing), ("PUSH_NULL", nothing))
+
+
+def imported(raw):
+    return (("UNSUPPORTED", given("lazy import")) if raw.arg & 1 else ("IMPORT_NAME", lambda raw: raw.names[raw.arg >> 2]),)
+
+
+V3_15 = V3_14 | {
+    "IMPORT_NAME": imported,
+    "GET_ITER": iterator,
+    "POP_ITER": (("POP_TOP", nothing), ("POP_TOP", nothing)),
+    "RETURN_GENERATOR": lambda raw: (("RETURN_GENERATOR" if raw.previous != "GET_ITER" else "RETURN_STARTED_GENERATOR", nothing),),
+}
+
 VERSIONS = {
     (3, 11): V3_11,
     (3, 12): V3_12,
     (3, 13): V3_13,
     (3, 14): V3_14,
+    (3, 15): V3_15,
 }
 
 # What the compiler emits for dropping an exhausted iterator, at the target of FOR_ITER.
@@ -271,13 +291,15 @@ LOOP_ENDS = {
     (3, 12): ("END_FOR",),
     (3, 13): ("END_FOR", "POP_TOP"),
     (3, 14): ("END_FOR", "POP_ITER"),
+    (3, 15): ("END_FOR", "POP_ITER"),
 }
 
 # Canonical instructions whose argument is a jump target.
 JUMPS = frozenset("JUMP FOR_ITER SEND YIELD_FROM POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split())
 
 VERSION = sys.version_info[:2]
-TABLE = VERSIONS.get(VERSION, V3_14)
-LOOP_END = LOOP_ENDS.get(VERSION, LOOP_ENDS[3, 14])
+TABLE = VERSIONS.get(VERSION, {})  # of a version that is not known nothing is decoded
+LOOP_END = LOOP_ENDS.get(VERSION, ())
+ITERATOR = -2 if VERSION >= (3, 15) else -1  # where the iterator of a loop, of `yield from` and of `await` stands on the stack
 # 3.11 counts jumps from the end of the instruction itself, later versions from the end of its inline caches.
 JUMPS_FROM_CACHES = VERSION >= (3, 12)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import inspect
 import os
 import sys
 import types
@@ -19,6 +20,7 @@ HIDDEN = {os.path.join(_DIRECTORY, name) for name in os.listdir(_DIRECTORY) if n
 HIDDEN.add(__file__)
 _GET_FRAME = "<frame>"  # no identifier: it cannot clash with the user's names
 _NOTHING = bytes((dis.opmap["NOP"], 0))
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # clearing would close them
 _STUB = compile("f()", "<stub>", "eval").replace(co_names=(_GET_FRAME,))
 
 
@@ -100,3 +102,34 @@ def clean(traceback):
     for native in reversed(kept):
         rest = types.TracebackType(rest, native.tb_frame, native.tb_lasti, native.tb_lineno)
     return rest
+
+
+def release(error):
+    """Empty the machine's frames that an exception leads to, where they have ended.
+
+    A traceback holds its frames, each frame its caller, and several have the exception in a variable: they would hold
+    each other, and all that the program was called with, until the garbage collector runs.
+    """
+    errors, seen = [error], set()
+    while errors:
+        error = errors.pop()
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
+        errors += error.__context__, error.__cause__
+        traceback = error.__traceback__
+        while traceback is not None:
+            _release_frames(traceback.tb_frame, seen)
+            traceback = traceback.tb_next
+
+
+def _release_frames(frame, seen):
+    while frame is not None and id(frame) not in seen:
+        seen.add(id(frame))
+        caller, code = frame.f_back, frame.f_code
+        if code.co_names != _STUB.co_names and not code.co_flags & _SUSPENDS:
+            try:
+                frame.clear()
+            except RuntimeError:  # it runs
+                return
+        frame = caller

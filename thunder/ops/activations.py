@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 
+from thunder import compat
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import backward
@@ -49,33 +49,27 @@ def activation(*torch_functions: Callable, meta: Callable | None = None, autocas
     return define
 
 
-def _nn(name: str) -> tuple[Callable, ...]:
-    """Every callable of PyTorch's that goes by this name."""
-    spaces = (F, torch, torch.Tensor, torch._C._nn)
-    return tuple(dict.fromkeys(f for space in spaces if (f := getattr(space, name, None)) is not None))
-
-
-@activation(*_nn("relu"))
+@activation(*compat.functions_called("relu"))
 def relu(a, inplace=False):
     return where(a > 0, a, 0) if a.dtype.category < 2 else where(LTORCH["isnan"](a), a, LTORCH["maximum"](a, LTORCH["zeros_like"](a)))
 
 
-@activation(*_nn("relu6"))
+@activation(*compat.functions_called("relu6"))
 def relu6(a, inplace=False):
     return clamp(a, 0, 6)
 
 
-@activation(*_nn("leaky_relu"))
+@activation(*compat.functions_called("leaky_relu"))
 def leaky_relu(a, negative_slope=0.01, inplace=False):
     return where(a > 0, a, a * negative_slope)
 
 
-@activation(*_nn("elu"))
+@activation(*compat.functions_called("elu"))
 def elu(a, alpha=1.0, inplace=False):
     return where(a > 0, a, alpha * LTORCH["expm1"](a))
 
 
-@activation(*_nn("celu"))
+@activation(*compat.functions_called("celu"))
 def celu(a, alpha=1.0, inplace=False):
     return where(a > 0, a, alpha * LTORCH["expm1"](a / alpha))
 
@@ -84,7 +78,7 @@ def celu(a, alpha=1.0, inplace=False):
 _SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
-@activation(*_nn("selu"))
+@activation(*compat.functions_called("selu"))
 def selu(a, inplace=False):
     alpha, scale = _SELU
     return scale * where(a > 0, a, alpha * LTORCH["expm1"](a))
@@ -96,7 +90,7 @@ def _gelu_meta(a, *, approximate="none"):
     return _float_like(a)
 
 
-@activation(*_nn("gelu"), meta=_gelu_meta)
+@activation(*compat.functions_called("gelu"), meta=_gelu_meta)
 def gelu(a, *, approximate="none"):
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (a + 0.044715 * a * a * a)
@@ -110,17 +104,17 @@ def _(make):
     yield (make(4, 3),), {"approximate": "tanh"}
 
 
-@activation(*_nn("silu"))
+@activation(*compat.functions_called("silu"))
 def silu(a, inplace=False):
     return a * sigmoid(a)
 
 
-@activation(*_nn("mish"))
+@activation(*compat.functions_called("mish"))
 def mish(a, inplace=False):
     return a * tanh(softplus(a))
 
 
-@activation(*_nn("softplus"), autocast="cuda:float32")
+@activation(*compat.functions_called("softplus"), autocast="cuda:float32")
 def softplus(a, beta=1.0, threshold=20.0):
     scaled = a * beta
     return where(scaled > threshold, a, log1p(exp(clamp(scaled, None, threshold))) / beta)
@@ -132,22 +126,22 @@ def _hardtanh_meta(a, min_val=-1.0, max_val=1.0):
     return _float_like(a)
 
 
-@activation(*_nn("hardtanh"), meta=_hardtanh_meta)
+@activation(*compat.functions_called("hardtanh"), meta=_hardtanh_meta)
 def hardtanh(a, min_val=-1.0, max_val=1.0, inplace=False):
     return convert(clamp(a, min_val, max_val), a.dtype)
 
 
-@activation(*_nn("hardsigmoid"))
+@activation(*compat.functions_called("hardsigmoid"))
 def hardsigmoid(a, inplace=False):
     return clamp(a + 3, 0, 6) / 6
 
 
-@activation(*_nn("hardswish"))
+@activation(*compat.functions_called("hardswish"))
 def hardswish(a, inplace=False):
     return a * clamp(a + 3, 0, 6) / 6
 
 
-@activation(*_nn("hardshrink"))
+@activation(*compat.functions_called("hardshrink"))
 def hardshrink(a, lambd=0.5):
     return where(abs(a) <= lambd, 0.0, a)
 
@@ -158,7 +152,7 @@ def _softshrink_meta(a, lambd=0.5):
     return _float_like(a)
 
 
-@activation(*_nn("softshrink"), meta=_softshrink_meta)
+@activation(*compat.functions_called("softshrink"), meta=_softshrink_meta)
 def softshrink(a, lambd=0.5):
     return where(a > lambd, a - lambd, where(a < -lambd, a + lambd, a * 0))
 
@@ -177,12 +171,12 @@ def tanhshrink(a):
     return a - tanh(a)
 
 
-@activation(F.logsigmoid, *_nn("log_sigmoid"))
+@activation(F.logsigmoid, *compat.functions_called("log_sigmoid"))
 def logsigmoid(a):
     return clamp(a, None, 0.0) - log1p(exp(-abs(a)))
 
 
-@composite(*_nn("threshold"), meta=_float_like)
+@composite(*compat.functions_called("threshold"), meta=_float_like)
 def threshold(a, threshold, value, inplace=False):
     return convert(where(a <= threshold, value, a), a.dtype)
 
@@ -207,7 +201,7 @@ def _prelu_meta(a, weight):
     return like(a)
 
 
-@composite(*_nn("prelu"), meta=_prelu_meta, autocast="lower")
+@composite(*compat.functions_called("prelu"), meta=_prelu_meta, autocast="lower")
 def prelu(a, weight):
     if not a.shape:
         weight = LTORCH["reshape"](weight, ())
@@ -223,7 +217,7 @@ def _(make):
     yield make(), make(1)
 
 
-@composite(*_nn("rrelu"), meta=_float_like, tags=(OpTags.RANDOM_OP,))
+@composite(*compat.functions_called("rrelu"), meta=_float_like, tags=(OpTags.RANDOM_OP,))
 def rrelu(a, lower=1 / 8, upper=1 / 3, training=False, inplace=False):
     if training:
         raise RuntimeError("rrelu with training=True draws random numbers: it has no decomposition")
@@ -245,7 +239,7 @@ def _glu_meta(a, dim=-1):
     return like(a, (*a.shape[:d], a.shape[d] // 2, *a.shape[d + 1 :]))
 
 
-@composite(*_nn("glu"), meta=_glu_meta)
+@composite(*compat.functions_called("glu"), meta=_glu_meta)
 def glu(a, dim=-1):
     left, right = LTORCH["chunk"](a, 2, dim)
     return left * sigmoid(right)

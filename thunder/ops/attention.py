@@ -7,7 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.dtypes import float32, float64
 from thunder.core.proxies import TensorProxy, element_count, like, number_value
 from thunder.core.symbol import OpTags, Symbol, current_recorder
@@ -173,13 +173,13 @@ def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool
 def _run_flash(query, key, value, attn_mask, is_causal, scale, enable_gqa):
     """(result, logarithms of the rows' sums). These are empty where the flags or the layout of the moment forbid the kernel, and PyTorch takes another way."""
     if torch.backends.cuda.flash_sdp_enabled() and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
-        return backward.aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
+        return compat.kernel("_scaled_dot_product_flash_attention_for_cpu")(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
     return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa), query.new_empty(0)
 
 
 def _run_flash_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
     if sums.numel():
-        return backward.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+        return compat.kernel("_scaled_dot_product_flash_attention_for_cpu_backward")(
             g, query, key, value, out, sums, 0.0, is_causal, attn_mask=attn_mask, scale=scale
         )
     with torch.enable_grad():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder._torch_compat import keeps_graph
+from thunder import compat
 from thunder.core.dtypes import bfloat16, bool8, float16, float32
 from thunder.core.proxies import NumberProxy, TensorProxy, like, same_shape
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, adopt, recording
@@ -85,7 +85,7 @@ log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_fir
 
 def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
     """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent would wait for it, a kernel looks."""
-    if keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+    if compat.keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
         return gradient * cotangent
     if gradient.is_cuda and has_triton() and gradient.nbytes == gradient.untyped_storage().nbytes():  # all of its memory, not a part with gaps
         from thunder.ops.scale_kernel import scale
@@ -131,7 +131,7 @@ slice_backward = kernel("slice_backward", "default", lambda g, sizes, dim, start
 
 
 def _index_backward(g, shape, indices):
-    return aten._index_put_impl_.default(g.new_zeros(shape), indices, g, True, True)
+    return compat.kernel("_index_put_impl_")(g.new_zeros(shape), indices, g, True, True)
 
 
 # zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked

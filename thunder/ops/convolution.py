@@ -42,6 +42,11 @@ def _fit(name: str, a, weight, bias, channels_in, channels_out, groups: int, ran
     same_device(a, weight)
 
 
+def _channels_out(channels_in, weight):
+    """PyTorch gives back no channels where none come in."""
+    return 0 if type(channels_in) is int and channels_in == 0 else weight.shape[0]
+
+
 @prim(torch.convolution, tags=_TAGS)
 def convolution(a, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     """A convolution of a batch; stride and the rest have one number for each spatial dimension."""
@@ -51,7 +56,7 @@ def convolution(a, weight, bias, stride, padding, dilation, transposed, output_p
             spatial.append((n - 1) * stride[i] - 2 * padding[i] + dilation[i] * (k - 1) + output_padding[i] + 1)
         else:
             spatial.append(_length(n, k, stride[i], 2 * padding[i], dilation[i]))
-    return like(a, (a.shape[0], weight.shape[1] * groups if transposed else weight.shape[0], *spatial))
+    return like(a, (a.shape[0], weight.shape[1] * groups if transposed else _channels_out(a.shape[1], weight), *spatial))
 
 
 @alias(torch.convolution)
@@ -97,7 +102,7 @@ def _conv(rank: int) -> Symbol:
         padded = sides(weight, stride, padding, dilation)
         steps, gaps = pair(stride, rank), pair(dilation, rank)
         spatial = tuple([_length(n, k, steps[i], sum(padded[i]), gaps[i]) for i, (n, k) in enumerate(zip(a.shape[-rank:], weight.shape[2:], strict=True))])
-        return like(a, (*a.shape[: -rank - 1], weight.shape[0], *spatial))
+        return like(a, (*a.shape[: -rank - 1], _channels_out(a.shape[-rank - 1], weight), *spatial))
 
     def decomposition(a, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         a, single = _batched(a, rank)

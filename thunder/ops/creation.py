@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import torch
 
+from thunder import compat
 from thunder.core import dtypes
 from thunder.core.devices import to_device
 from thunder.core.dtypes import to_dtype
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, like, map_structure, number_value
+from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, concrete, like, map_structure, settled
 from thunder.core.symbol import OpTags, Symbol, current_recorder, user_location
 from thunder.core.unbacked import as_size, fresh_size
 from thunder.errors import DataDependentError
@@ -70,7 +71,10 @@ def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     kwargs = dict(kwargs)
     size = kwargs.pop("size", None)
     shape, value = (args[0], args[1]) if len(args) > 1 else (size if size is not None else args[0], kwargs.pop("fill_value"))
-    kind = value.dtype if type(value) is TensorProxy else number_dtype(value)
+    if type(value) is TensorProxy:  # its value counts, as a number's
+        kind = number_dtype((False, 0, 0.0, 0j)[value.dtype.category])
+    else:
+        kind = number_dtype(value)
     return (_shape_of((shape,)), value), _options(kwargs, kind)
 
 
@@ -203,7 +207,7 @@ def new(a, *data, device=None):
 def _count(start, end, step):
     """How many elements a range has; of symbolic ends as well."""
     if isinstance(step, (int, NumberProxy)) and not isinstance(step, bool) and all(isinstance(x, (int,)) or getattr(x, "python_type", None) is int for x in (start, end, step)):
-        upwards = step > 0 if getattr(step, "unbacked", ()) else number_value(step) > 0
+        upwards = step > 0
         return (end - start + step - 1) // step if upwards else (start - end - step - 1) // (0 - step)
     return math.ceil((end - start) / step)
 
@@ -219,9 +223,9 @@ def _arange_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     inexact = any((x.python_type if isinstance(x, NumberProxy) else type(x)) is float for x in (start, end, step))
     if any(isinstance(x, NumberProxy) and x.unbacked for x in (start, end, step)):  # refused when it runs
         return (start, end, step), _options(kwargs, default_dtype() if inexact else dtypes.int64)
-    if number_value(step) == 0:
+    if step == 0:
         raise RuntimeError("step must be nonzero")
-    if (number_value(end) - number_value(start)) * (1 if number_value(step) > 0 else -1) < 0:
+    if start > end if step > 0 else start < end:
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     return (start, end, step), _options(kwargs, default_dtype() if inexact else dtypes.int64)
 
@@ -339,7 +343,7 @@ def _data_shape(data) -> tuple:
 
 def _tensor_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     data = args[0] if args else kwargs.pop("data")
-    data = map_structure(lambda x: x.concrete() if isinstance(x, NumberProxy) and not x.unbacked else x, data)
+    data = map_structure(settled, data)
     leaves = _leaf_types(data, [])
     kind = default_dtype()
     if leaves and all(is_number(x) for x in leaves):
@@ -371,7 +375,7 @@ def tensor_of(data, *, dtype=None, device=None, requires_grad=False, pin_memory=
         return LTORCH["to"](LTORCH["clone"](LTORCH["detach"](data)), dtype=dtype, device=device)
     leaves = _leaf_types(data, [])
     if not all(type(x) in _NUMBERS or isinstance(x, NumberProxy | TensorProxy) for x in leaves):
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             found = torch.tensor(map_structure(concrete, data), device="cpu")
         dtype = found.dtype if dtype is None else dtype  # numpy's numbers have their own
         if not found.numel():

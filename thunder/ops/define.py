@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from thunder import compat
+from thunder.compat.names import NN_BINDINGS
 from thunder.core.proxies import METHODS
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
@@ -39,7 +41,7 @@ def lookup(function) -> Callable | None:
         found = _BY_TORCH.get(function)
     except TypeError:  # unhashable: no function of torch's
         return None
-    if found is None and STAND_INS and isinstance(function, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
+    if found is None and STAND_INS and isinstance(function, (compat.OpOverloadPacket, compat.OpOverload)):
         return STAND_INS.get(str(getattr(function, "_qualified_op_name", None) or function._schema.name))
     return found
 
@@ -72,7 +74,7 @@ _NAMESPACES = [
     ("torch.linalg", torch.linalg),
     ("torch.fft", torch.fft),
     ("Tensor", torch.Tensor),
-    ("torch._C._nn", torch._C._nn),  # pyright: ignore[reportAttributeAccessIssue]
+    (NN_BINDINGS, compat.nn_bindings),
     ("torch.ops.aten", torch.ops.aten),
 ]
 
@@ -117,7 +119,7 @@ def register(symbol: Symbol, *torch_functions: Callable, method: str | None = No
 
 def register_inplace(symbol: Symbol, name: str) -> None:
     """Makes every callable of PyTorch's called `name_` the in-place form of `symbol`."""
-    for space in (torch.Tensor, torch, torch.nn.functional, torch._C._nn):  # pyright: ignore[reportAttributeAccessIssue]
+    for space in (torch.Tensor, torch, torch.nn.functional, compat.nn_bindings):
         function = getattr(space, f"{name}_", None)
         if function is not None and not name.startswith("__"):
             _INPLACE[function] = symbol
@@ -140,7 +142,7 @@ def operand_places(*functions: Callable) -> dict[str, int]:
             operands = itertools.takewhile(lambda p: p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty, inspect.signature(function).parameters.values())
             places = {p.name: i for i, p in enumerate(operands)} | places
             continue
-        for schema in torch._C._jit_get_schemas_for_operator(f"aten::{getattr(function, '__name__', '')}"):
+        for schema in compat.schemas_of(f"aten::{getattr(function, '__name__', '')}"):
             operands = [(i, a.name) for i, a in enumerate(schema.arguments) if not a.kwarg_only and str(a.type).removeprefix("Optional[").startswith(("Tensor", "number"))]
             places = {name: i for i, name in operands} | places
     places = {"input": places.get("self", 0)} | places
@@ -149,8 +151,9 @@ def operand_places(*functions: Callable) -> dict[str, int]:
 
 
 def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:
+    """torch_functions: None among them stands for one that this PyTorch does not have."""
     symbol.explain, symbol.places = explain.as_pytorch, operand_places
-    return register(symbol, *torch_functions, **options)
+    return register(symbol, *(f for f in torch_functions if f is not None), **options)
 
 
 def prim(fn: Callable | None = None, *, name: str | None = None, tags: tuple[OpTags, ...] = ()) -> Callable[[Callable], Symbol]:

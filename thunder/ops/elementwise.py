@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy
 import torch
 
+from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
@@ -334,7 +335,7 @@ def operator_methods(symbol: Callable, operator: str) -> None:
 
     for name, function in ((f"__{operator}__", plain), (f"__r{operator}__", reflected)):
         METHODS[name] = function
-        if name in vars(torch._C.TensorBase) or hasattr(torch.Tensor, name):
+        if name in vars(compat.TensorBase) or hasattr(torch.Tensor, name):
             alias(getattr(torch.Tensor, name))(function)
 
 

@@ -10,10 +10,11 @@ import math
 
 import torch
 
+from thunder import compat
 from thunder.core.dtypes import int32, int64, real_of
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, current_recorder
-from thunder.ops.backward import aten, kernel, sum_to
+from thunder.ops.backward import kernel, sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.factorizations import _CPU, matrices, mT, of_square, product, square, types
@@ -74,7 +75,7 @@ def _solve_parts(A, B, left, check_errors):
 
 
 solve_kernel = Symbol(
-    "solve_with_factors", _solve_parts, id="solve_with_factors", is_prim=True, fn=lambda A, B, left, check: aten._linalg_solve_ex.default(A, B, left=left, check_errors=check)
+    "solve_with_factors", _solve_parts, id="solve_with_factors", is_prim=True, fn=lambda A, B, left, check: compat.kernel("_linalg_solve_ex")(A, B, left=left, check_errors=check)
 )
 check_errors = kernel("_linalg_check_errors", "default", lambda info, name, *, is_matrix: None, tags=(OpTags.DONT_DCE,))
 
@@ -83,7 +84,7 @@ check_errors = kernel("_linalg_check_errors", "default", lambda info, name, *, i
 def _factorizes_transposed(kind: str) -> bool:
     """Whether PyTorch factorizes the transposed of a contiguous matrix, which saves a copy: its versions differ."""
     a = torch.tensor([[1.0, 2.0], [4.0, 3.0]], device=kind)
-    return not torch.equal(aten._linalg_solve_ex.default(a, a)[1], torch.linalg.lu_factor(a)[0])
+    return not torch.equal(compat.kernel("_linalg_solve_ex")(a, a)[1], torch.linalg.lu_factor(a)[0])
 
 
 def _run_solve_transposed(A, LU, pivots, B, left):

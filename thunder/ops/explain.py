@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from thunder import compat
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure, number_value
 from thunder.errors import ThunderError
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
@@ -51,7 +52,7 @@ def as_pytorch(symbol, args: tuple, kwargs: dict, error: Exception) -> Exception
     if symbol.fn is None or isinstance(error, ThunderError):
         return None
     try:
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with compat.DisableTorchFunction(), torch.no_grad():
             symbol.fn(*map_structure(stand_in, args), **map_structure(stand_in, kwargs))
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as better:
         return better.with_traceback(None)

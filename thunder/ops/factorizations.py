@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import torch
 
+from thunder import compat
 from thunder.core.dtypes import complex_of, int32, real_of
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
-from thunder.ops.backward import aten, kernel, sum_to
+from thunder.ops.backward import kernel, sum_to
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
@@ -192,7 +193,7 @@ cholesky_ex = of_square(
 )  # fmt: skip
 
 
-@torch_prim(torch.cholesky, torch.Tensor.cholesky, name="cholesky", autocast=_CPU)
+@torch_prim(*compat.unless_removed("cholesky"), name="cholesky", autocast=_CPU)
 def old_cholesky(a, upper=False):
     square("cholesky", a)
     return like(a)
@@ -332,7 +333,7 @@ def _svd_parts(a, full: bool) -> tuple:
 
 
 def _run_svd(a, driver):
-    return aten._linalg_svd.default(a, False, True, driver=driver)
+    return compat.kernel("_linalg_svd")(a, False, True, driver=driver)
 
 
 # what PyTorch runs for singular values that are differentiated
@@ -441,7 +442,7 @@ def linalg_qr(A, mode="reduced"):
     return types.linalg_qr((like(A, (0,)) if mode == "r" else like(A, (*batch, m, k)), like(A, (*batch, k, n))))
 
 
-@composite(torch.qr, torch.Tensor.qr, name="qr", autocast=_CPU)
+@composite(*compat.unless_removed("qr"), name="qr", autocast=_CPU)
 def old_qr(a, some=True):
     return types.qr(linalg_qr(a, "reduced" if some else "complete"))
 

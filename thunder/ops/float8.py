@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from thunder import compat
 from thunder.core.dtypes import bfloat16, dtype, float32
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
@@ -92,7 +93,7 @@ def _product_meta(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast):
 
 
 scaled_mm = Symbol(
-    "scaled_mm", _product_meta, id="ltorch.scaled_mm", module="ltorch", is_prim=True, tags=(OpTags.MATMUL_OP, OpTags.DETACHED), fn=torch._scaled_mm
+    "scaled_mm", _product_meta, id="ltorch.scaled_mm", module="ltorch", is_prim=True, tags=(OpTags.MATMUL_OP, OpTags.DETACHED), fn=lambda *args: compat.scaled_mm(*args)
 )  # fmt: skip
 
 

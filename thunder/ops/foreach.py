@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
+from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.ops.define import LTORCH, composite, register_list_inplace
 
@@ -19,15 +18,15 @@ def _of(x, i: int):
 
 
 def _define(name: str, each: Callable) -> None:
-    function = getattr(torch, f"_foreach_{name}")
+    function, inplace = compat.foreach(name)
 
     def decomposition(tensors, *rest, **kwargs):
         count = len(tensors if isinstance(tensors, (tuple, list)) else rest[0])
         return tuple(each(_of(tensors, i), *(_of(x, i) for x in rest), **{k: _of(v, i) for k, v in kwargs.items()}) for i in range(count))
 
-    symbol = composite(function, name=f"_foreach_{name}")(decomposition)
+    symbol = composite(*[function] if function else (), name=f"_foreach_{name}")(decomposition)
     symbol.info["by_parts"] = True
-    register_list_inplace(symbol, getattr(torch, f"_foreach_{name}_", None))
+    register_list_inplace(symbol, inplace)
 
 
 def _operation(name: str):

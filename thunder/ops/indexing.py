@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from thunder import compat
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, user_location
 from thunder.core.unbacked import fresh_size
@@ -57,7 +58,7 @@ def _bools(x) -> bool:
 
 def _nonzero(x) -> list[list[int]]:
     """For nested lists of bools: the indices of the true ones, dimension by dimension."""
-    with torch._C.DisableTorchFunction():  # no operation of the program
+    with compat.DisableTorchFunction():  # no operation of the program
         return torch.tensor(x).nonzero(as_tuple=False).t().tolist()
 
 

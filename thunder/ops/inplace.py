@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from thunder import compat
 from thunder.core.proxies import METHODS, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, current_recorder, hashable, user_location
 from thunder.core.unbacked import check_shapes
@@ -129,7 +130,7 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
     repeats = memory.repeats(target)
     if not (others or repeats) or function is None:
         return
-    with torch._C.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
+    with compat.DisableTorchFunction(), torch.random.fork_rng(devices=[]), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             layouts = {memory.holder(p): memory.layout(p) for p in (target, *others)}

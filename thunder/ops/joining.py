@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -295,6 +296,7 @@ def _(make):
     yield make(7, 2), 3
     yield make(7, 2), (2, 5)
     yield make(2, 5), (1, -1), 1
+    yield make(7, 2), (4, 2)
 
 
 def _axis_split(name: str, rank: int, axis: int) -> None:
@@ -511,8 +513,19 @@ def _rejoined(symbol):
     symbol.vjp(rule)
 
 
-for _symbol in (split, chunk, tensor_split):
+for _symbol in (split, chunk):
     _rejoined(_symbol)
+
+
+@tensor_split.vjp
+def _(a, indices_or_sections=None, dim=0):
+    pieces = yield tensor_split(a, indices_or_sections, dim)
+    d = wrap_dim(dim, len(a.shape))
+    bounds = _tensor_split_sizes(a, indices_or_sections, d)
+    if all(end == start for (_, end), (start, _) in zip(bounds, bounds[1:])):
+        return (cat(list(pieces), d),)
+    spread = (backward.slice_backward(g, a.shape, d, *bound, 1) for g, bound in zip(pieces, bounds))  # they overlap
+    return (functools.reduce(LTORCH["add"], spread),)
 
 
 @unbind.vjp

@@ -519,7 +519,7 @@ def _grouped_meta(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     return like(mat_a, (a[0], a[1], b[2]) if len(a) == len(b) else (a[-2], b[-1]))
 
 
-@torch_prim(F.grouped_mm, tags=MATMUL)
+@torch_prim(getattr(F, "grouped_mm", None), tags=MATMUL)  # from torch 2.10 on
 def grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
     """A product for each group of rows or columns, which end at `offs`."""
     return _grouped_meta(mat_a, mat_b, offs=offs, bias=bias, out_dtype=out_dtype)

@@ -12,7 +12,7 @@ import time
 
 import torch.distributed as dist
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.errors import CollectiveError
 
 __all__ = ["introduce", "failed"]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from thunder import compat
 from thunder.core.proxies import Proxy, TensorProxy, leaves, like, map_structure
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol, current_recorder, user_location
 from thunder.errors import CaptureError
@@ -38,7 +39,8 @@ class Memory:
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
-        self.stale: set[Proxy] = set()  # views to make again before they are read
+        self.stale: set[Proxy] = set()  # views to make again before they are read, with all that show them
+        self.fresh: dict[Proxy, dict[Proxy, None]] = {}  # value -> its views, where they may not be stale
         self.histories: dict[Proxy, TensorProxy] = {}  # views that autograd does not see through -> the last value written to them, which says where they come from
         self.copies: set[Proxy] = set()  # what turned out to be a copy
         self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
@@ -71,6 +73,12 @@ class Memory:
     def _show(self, view: Proxy, line: BoundSymbol, shown: TensorProxy) -> None:
         self.view_of[view] = line, shown
         self.views.setdefault(shown, []).append(view)
+        self.fresh.setdefault(shown, {})[view] = None
+
+    def _freshen(self, x: Proxy) -> None:
+        self.stale.discard(x)
+        if x in self.view_of:
+            self.fresh.setdefault(self.view_of[x][1], {})[x] = None
 
     def holder(self, x: TensorProxy) -> TensorProxy:
         """The proxy that the program holds, for a value that was written into it."""
@@ -116,7 +124,7 @@ class Memory:
             self._deriving = False
         for old, new in zip(line.outputs, leaves(made), strict=True):
             if old in self.stale:
-                self.stale.discard(old)
+                self._freshen(old)
                 if (history := self.histories.get(old)) is not None and not new.requires_grad:
                     with _grad_enabled(True):
                         new = _holding.record(current_recorder(), (history, new), {}, like(new))
@@ -210,14 +218,14 @@ class Memory:
                 self.undecided.setdefault(self.base(x), []).append(x)
                 continue
             line, shown = self.view_of[x]
-            with torch._C.DisableTorchFunction():
+            with compat.DisableTorchFunction():
                 copied = self.layout(x).untyped_storage()._cdata != self.layout(base).untyped_storage()._cdata
             if copied:
                 self.copies.add(x)
                 del self.view_of[x]
                 self.views[shown] = [v for v in self.views[shown] if v is not x]
             elif line.sym.name == "as_strided":  # says places in memory, whatever it was called on
-                with torch._C.DisableTorchFunction():
+                with compat.DisableTorchFunction():
                     part = part_shown(self.layout(x, True), self.layout(base, True))
                 if part is not None:
                     self.views[shown] = [v for v in self.views[shown] if v is not x]
@@ -226,15 +234,20 @@ class Memory:
     def _hold(self, target: TensorProxy, value: TensorProxy, kept: TensorProxy | None = None) -> None:
         self.current[target], self.owner[value] = value, target
         self.versions[value.name] = target.name
-        self.stale.discard(target)
+        self._freshen(target)
         self._outdate(target, kept)
 
     def _outdate(self, x: Proxy, kept: TensorProxy | None) -> None:
-        for view in self.views.get(x, ()):
-            if view is not kept:
-                self.stale.add(view)
-                self.current.pop(view, None)
-                self._outdate(view, None)
+        """Views of `x` are made again before they are read. Those that are stale are not visited again: a write costs what was read since the last one."""
+        for view in self.fresh.pop(x, ()):
+            if view in self.stale or view not in self.view_of or self.view_of[view][1] is not x:
+                continue
+            if view is kept:
+                self._freshen(view)
+                continue
+            self.stale.add(view)
+            self.current.pop(view, None)
+            self._outdate(view, None)
 
     def _lose_shared(self, target: TensorProxy) -> None:
         """Everything that may show the memory of `target` through a result of an operation that nothing is known of."""
@@ -285,7 +298,7 @@ class Memory:
         x = self.holder(x)
         self.active = True
         self.current[x], self.owner[value], self.formed[x] = value, x, value
-        self.stale.discard(x)
+        self._freshen(x)
 
     def rearrange(self, x: TensorProxy, symbol: Symbol, args: tuple, back: tuple[Symbol, tuple] | None) -> None:
         """`x` shows its memory as `symbol(x, *args)` from now on; `back` undoes that. Raises CaptureError for what came from outside and can not be undone.
@@ -347,7 +360,7 @@ class Memory:
                 self.stale.add(view)
                 self._outdate(view, None)
             if line.context is None:  # another name from outside: it is what it names
-                self.stale.discard(view)
+                self._freshen(view)
 
 
 @contextmanager
@@ -497,7 +510,7 @@ def _placed(line: BoundSymbol, view, whole, part):
 def _placed_once(size_and_stride: Callable) -> Callable:
     def write(line: BoundSymbol, view, whole, part):
         size, stride = size_and_stride(line, view)
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             offsets = torch.as_strided(torch.arange(1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))), size, stride) if math.prod(size) else torch.arange(0)
             overlaps = offsets.unique().numel() != offsets.numel()
         if overlaps:

@@ -7,8 +7,8 @@ import math
 import operator
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from thunder import compat
 from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, UnbackedNumber, concrete, converted, map_structure, numbers_in
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, positional_parameters, user_location
 from thunder.core.unbacked import made_number
@@ -153,10 +153,10 @@ def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
         absent = isinstance(x, torch.device) and x.type == "cuda" and not torch.cuda.is_available()  # of a program that is planned
         return torch.device("cpu") if absent else x
 
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with compat.DisableTorchFunction(), torch.no_grad():
         for line in (line for line in recorder.bound_symbols if line in needed):
             result = line.sym.fn(*map_structure(given, line.args), **map_structure(given, line.kwargs))
-            values |= zip(line.outputs, [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True)
+            values |= zip(line.outputs, [x for x in compat.tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True)
     return values[a]
 
 
@@ -169,7 +169,7 @@ def _needs_value(name: str, what: str, remedy: str):
     def refuse(a, *args, **kwargs):
         value = _fixed_value(a) if read is not None else None
         if value is not None:
-            with torch._C.DisableTorchFunction():
+            with compat.DisableTorchFunction():
                 return read(value)  # type: ignore[misc]
         raise CaptureError(f"{what}, which is known only when the program runs", location=user_location(), remedy=remedy)
 
@@ -227,7 +227,7 @@ def item(a: TensorProxy):
     """`a.item()`: a number that only the run tells, or the number itself where it depends on no input."""
     value = _fixed_value(a)
     if value is not None:
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             return value.item()
     if (a.numel_value != 1) is True:
         raise RuntimeError(f"a Tensor with {a.numel_value} elements cannot be converted to Scalar")
@@ -254,7 +254,7 @@ def tolist(a: TensorProxy):
     """`a.tolist()`: the same in lists."""
     value = _fixed_value(a)
     if value is not None:
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             return value.tolist()
     if any(isinstance(n, NumberProxy) and n.unbacked for n in a.shape) or math.prod(map(concrete, a.shape)) > _MOST_NUMBERS:
         raise CaptureError(".tolist() asks for the values of a tensor that is large, or as large as data decides", location=user_location(), remedy=_VALUE)
@@ -265,7 +265,7 @@ def _asked(symbol: Symbol, *args, **kwargs):
     """What an operation says that gives a bool: a condition that only the run tells, or the bool itself where it depends on no input."""
     values = [_fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
     if all(v is not None for v in values) and not any(isinstance(x, TensorProxy) for x in kwargs.values()):
-        with torch._C.DisableTorchFunction():
+        with compat.DisableTorchFunction():
             return symbol.fn(*values, **kwargs)  # type: ignore[misc]
     return symbol(*args, **kwargs).number()
 
@@ -395,7 +395,7 @@ def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
     """`a.type()`: the name of its type. `a.type(dtype)`: converted to a dtype, to a type of torch's or to the type of that name."""
     if isinstance(dtype, torch.dtype):
         return LTORCH["to"](a, dtype=dtype)
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         if dtype is None:
             return torch.empty(0, dtype=to_torch_dtype(a.dtype), device="cpu").type().replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
         made = torch.empty(0, device="cpu").type(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder import compat
 from thunder.core.dtypes import bool8, float32, to_dtype
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
@@ -13,14 +14,6 @@ from thunder.ops.inplace import overwrite
 from thunder.ops.normalization import compute_dtype
 from thunder.ops.promotion import to_float
 from thunder.ops.torch_types import to_torch_dtype
-
-aten = torch.ops.aten
-
-
-def _operators(name: str) -> tuple:
-    """The operator, and its default overload, that a program may call instead of the function."""
-    packet = getattr(aten, name)
-    return packet, packet.default
 
 
 def _op(name: str, *args, **kwargs):
@@ -35,7 +28,7 @@ def _native_layer_norm_meta(a, normalized_shape, weight, bias, eps):
     return backward._layer_norm_meta(a, normalized_shape, weight, bias, eps)
 
 
-@composite(torch.native_layer_norm, *_operators("native_layer_norm"), meta=_native_layer_norm_meta, autocast="cuda:float32")
+@composite(*compat.operators("native_layer_norm"), meta=_native_layer_norm_meta, autocast="cuda:float32")
 def native_layer_norm(a, normalized_shape, weight, bias, eps):
     dims = normalization._normalized("layer_norm", a, normalized_shape, weight, bias)
     x, mean, rstd = normalization._whiten(_op("to", a, dtype=compute_dtype(a.dtype)), dims, eps)
@@ -72,7 +65,7 @@ def _native_group_norm_meta(a, weight, bias, N, C, HxW, group, eps):
     return like(a), narrow, like(narrow)
 
 
-@composite(torch.native_group_norm, *_operators("native_group_norm"), meta=_native_group_norm_meta)
+@composite(*compat.operators("native_group_norm"), meta=_native_group_norm_meta)
 def native_group_norm(a, weight, bias, N, C, HxW, group, eps):
     x = _op("reshape", _op("to", a, dtype=compute_dtype(a.dtype)), (N, group, C // group * HxW))
     x, mean, rstd = normalization._whiten(x, (2,), eps)
@@ -110,7 +103,7 @@ def _(make):
     yield make(4, 3, 2), make(3), make(3), None, None, True, 0.1, 1e-5
 
 
-@alias(torch.native_batch_norm, *_operators("native_batch_norm"))
+@alias(*compat.operators("native_batch_norm"))
 def _native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps):
     """In training mode the running statistics are written to."""
     if not training or running_mean is None:
@@ -121,14 +114,14 @@ def _native_batch_norm(a, weight, bias, running_mean, running_var, training, mom
     return out, mean, rstd
 
 
-@alias(torch._native_batch_norm_legit, aten._native_batch_norm_legit, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats)
+@alias(*compat.operators("_native_batch_norm_legit", "default", "no_stats"))
 def _native_batch_norm_legit(a, weight, bias, *args):
     """With running statistics and without: `(training, momentum, eps)`."""
     statistics = args[:-3] or (None, None)
     return _native_batch_norm(a, weight, bias, *statistics, *args[-3:])
 
 
-@alias(*_operators("_native_batch_norm_legit_functional"))
+@alias(*compat.operators("_native_batch_norm_legit_functional"))
 def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, training, momentum, eps):
     if training:
         return normalization.native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
@@ -214,7 +207,7 @@ def _batch_norm_update_stats(a, running_mean, running_var, momentum):
 # ---------------------------------------------------------------------------------------------------------------- softmax
 
 
-@composite(torch._safe_softmax, *_operators("_safe_softmax"))
+@composite(*compat.operators("_safe_softmax"))
 def _safe_softmax(a, dim, dtype=None):
     """softmax, 0 where all of a row is -inf."""
     out = LTORCH["softmax"](a, dim, dtype=dtype)
@@ -244,13 +237,13 @@ def _of_softmax(grad_output, output, dim, input_dtype):
     return like(grad_output, dtype=to_dtype(input_dtype))
 
 
-@composite(torch._softmax_backward_data, *_operators("_softmax_backward_data"), meta=_of_softmax, name="softmax_backward")
+@composite(*compat.operators("_softmax_backward_data"), meta=_of_softmax, name="softmax_backward")
 def softmax_backward(grad_output, output, dim, input_dtype):
     slope = grad_output * output
     return _op("to", slope - output * _op("sum", slope, dim, True), dtype=to_torch_dtype(input_dtype))
 
 
-@composite(torch._log_softmax_backward_data, *_operators("_log_softmax_backward_data"), meta=_of_softmax, name="log_softmax_backward")
+@composite(*compat.operators("_log_softmax_backward_data"), meta=_of_softmax, name="log_softmax_backward")
 def log_softmax_backward(grad_output, output, dim, input_dtype):
     return _op("to", grad_output - _op("exp", output) * _op("sum", grad_output, dim, True), dtype=to_torch_dtype(input_dtype))
 
@@ -266,8 +259,8 @@ for _symbol in (softmax_backward, log_softmax_backward):
 # ---------------------------------------------------------------------------------------------------------------- backwards of other operations
 
 
-def _row(name: str, function, operator: str, meta, samples) -> Symbol:
-    symbol = torch_prim(function, *_operators(operator), name=name)(meta)
+def _row(name: str, operator: str, meta, samples) -> Symbol:
+    symbol = torch_prim(compat.kernel(operator), *compat.operators(operator), name=name)(meta)
     symbol.samples(samples)
     return symbol
 
@@ -297,14 +290,14 @@ def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by
 
 
 native_dropout_backward = _row(
-    "native_dropout_backward", aten.native_dropout_backward.default, "native_dropout_backward", lambda g, mask, scale: like(g, dtype=to_float(g.dtype)), _dropout_backward_samples
+    "native_dropout_backward", "native_dropout_backward", lambda g, mask, scale: like(g, dtype=to_float(g.dtype)), _dropout_backward_samples
 )
-embedding_backward = _row("embedding_backward", aten.embedding_backward.default, "embedding_backward", _embedding_backward_meta, _embedding_backward_samples)
+embedding_backward = _row("embedding_backward", "embedding_backward", _embedding_backward_meta, _embedding_backward_samples)
 nll_loss_backward = _row(
-    "nll_loss_backward", aten.nll_loss_backward.default, "nll_loss_backward", lambda g, a, target, weight, reduction, ignore_index, total_weight: like(a), _nll_backward_samples
+    "nll_loss_backward", "nll_loss_backward", lambda g, a, target, weight, reduction, ignore_index, total_weight: like(a), _nll_backward_samples
 )  # fmt: skip
 adaptive_avg_pool2d_backward = _row(
-    "adaptive_avg_pool2d_backward", aten._adaptive_avg_pool2d_backward.default, "_adaptive_avg_pool2d_backward", lambda g, a: like(a), _pool_backward_samples
+    "adaptive_avg_pool2d_backward", "_adaptive_avg_pool2d_backward", lambda g, a: like(a), _pool_backward_samples
 )
 
 
@@ -314,7 +307,8 @@ def _(g, mask, scale):
     return (native_dropout_backward(again, mask, scale),)
 
 
-max_pool2d_with_indices_backward = torch_prim(aten.max_pool2d_with_indices_backward.default, aten.max_pool2d_with_indices_backward, name="max_pool2d_with_indices_backward")(
+_name = "max_pool2d_with_indices_backward"
+max_pool2d_with_indices_backward = torch_prim(compat.kernel(_name), *compat.operators(_name), name=_name)(
     lambda g, a, kernel_size, stride, padding, dilation, ceil_mode, indices: like(a)
 )
 
@@ -336,7 +330,7 @@ def _native_dropout_meta(a, p, train):
     return like(a), like(a, dtype=bool8)
 
 
-native_dropout = torch_prim(torch.native_dropout, *_operators("native_dropout"), name="native_dropout", tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))(_native_dropout_meta)
+native_dropout = torch_prim(*compat.operators("native_dropout"), name="native_dropout", tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))(_native_dropout_meta)
 
 
 @native_dropout.vjp
@@ -356,7 +350,7 @@ def _(make):
 # ---------------------------------------------------------------------------------------------------------------- attention, products
 
 
-@torch_prim(torch._native_multi_head_attention, *_operators("_native_multi_head_attention"), name="native_multi_head_attention")
+@torch_prim(*compat.operators("_native_multi_head_attention"), name="native_multi_head_attention")
 def native_multi_head_attention(
     query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask=None, need_weights=True, average_attn_weights=True, mask_type=None
 ):
@@ -375,7 +369,7 @@ def _(make):
         yield q, q, q, 8, 2, make(24, 8), make(24), make(8, 8), make(8), None, *options
 
 
-@torch_prim(torch._grouped_mm, *_operators("_grouped_mm"), name="_grouped_mm")
+@torch_prim(*compat.operators("_grouped_mm"), name="_grouped_mm")
 def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
     """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice), or of batches; offs: where groups end."""
     ranks = len(a.shape), len(b.shape)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import NumberProxy, like
 from thunder.core.symbol import Symbol
@@ -261,7 +261,7 @@ def _(make):
 
 
 def _update_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, _, _, mean, var = torch.ops.aten._native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    out, _, _, mean, var = compat.kernel("_native_batch_norm_legit_functional")(a, weight, bias, running_mean, running_var, True, momentum, eps)
     return out, mean, var
 
 
@@ -588,7 +588,7 @@ def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=F
 
 
 def _run_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
-    return torch.ops.aten._native_batch_norm_legit_functional.default(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    return compat.kernel("_native_batch_norm_legit_functional")(a, weight, bias, running_mean, running_var, True, momentum, eps)
 
 
 def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
@@ -597,7 +597,7 @@ def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
 
 
 def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, mean, scale = torch.ops.aten._native_batch_norm_legit(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    out, mean, scale = compat.kernel("_native_batch_norm_legit")(a, weight, bias, running_mean, running_var, True, momentum, eps)
     return out, mean, scale, running_mean, running_var
 
 

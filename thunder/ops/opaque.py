@@ -9,9 +9,8 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, UnsupportedOperatorException
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, like, map_structure, proxies_in
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, hashable, user_location
 from thunder.core.unbacked import fresh_size
@@ -159,12 +158,12 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
         if name == "lstm" or isinstance(args[2], TensorProxy):
             return _packed_recurrence(*args)
     try:
-        return _typed_under(FakeTensorMode(), function, name, args, kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException):
+        return _typed_under(compat.FakeTensorMode(), function, name, args, kwargs)
+    except (compat.DataDependentOutput, compat.DynamicOutputShape):
         mode = compat.fake_mode_of_sizes()
     try:  # sizes that data decides come out as symbols
         return _typed_under(mode, function, name, args, kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+    except (compat.DataDependentOutput, compat.DynamicOutputShape, compat.UnsupportedOperator, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
         raise CaptureError(
             f"the shape or value of {name}'s result depends on data",
             location=user_location(),
@@ -186,7 +185,7 @@ def _differentiates_fakes(values) -> bool:
     return torch.backends.cuda.is_built() or not any(p.device.type == "cuda" for p in proxies_in(values, []) if isinstance(p, TensorProxy))
 
 
-def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
+def _typed_under(mode: compat.FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
     recorder = current_recorder()
     grad = recorder is not None and recorder.context.grad_enabled
     tracks = _differentiates_fakes((args, kwargs))
@@ -201,11 +200,11 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
         return given[-1]
 
     quiet = compat.quiet_fake_tensors()
-    with quiet, torch._C.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with quiet, compat.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
         out = function(*fake_args, **fake_kwargs)
 
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         if any(isinstance(x, torch.Tensor) and is_unusual(x) for x in leaves(out)):
             return typed_by_example(function, name, args, kwargs)
     memory = getattr(recorder, "memory", None)
@@ -228,7 +227,7 @@ def _typed_under(mode: FakeTensorMode, function, name: str, args: tuple, kwargs:
                     memory.share(made, known[id(argument)])
         return made
 
-    with torch._C.DisableTorchFunction():
+    with compat.DisableTorchFunction():
         return map_structure(typed, out)
 
 
@@ -315,16 +314,17 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
     if not _differentiates_fakes((args, kwargs)):
         return wanted
     inputs: list[torch.Tensor] = []
-    for mode, made in ((FakeTensorMode(allow_non_fake_inputs=True), example), (torch.random.fork_rng(devices=[]), real)):
+    for mode, made in ((compat.FakeTensorMode(allow_non_fake_inputs=True), example), (torch.random.fork_rng(devices=[]), real)):
         try:
-            with torch._C.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+            with compat.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
                 given = _with_inputs(wanted, map_structure(made, args), map_structure(made, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
                 outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
                 gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
             return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
-        except DataDependentOutputException:  # it looks at values: zeros have some
+        except compat.DataDependentOutput:  # it looks at values: zeros have some
             inputs.clear()
-        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError, CaptureError):  # what fake tensors can not do, real ones may
+        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError, CaptureError):
+            # fake tensors run PyTorch's decompositions, which refuse, or divide by 0, where kernels do not
             break
     return wanted
 

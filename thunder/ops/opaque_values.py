@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.proxies import AnyProxy, Proxy, TensorProxy, leaves, map_structure, proxies_in
 from thunder.core.symbol import current_recorder, user_location
 from thunder.core.unbacked import check_sizes
@@ -32,8 +32,8 @@ def is_unusual(x: torch.Tensor) -> bool:
     if x.layout is not torch.strided or x.is_nested or x.is_quantized:
         return True
     kind = type(x)
-    if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch._subclasses.FakeTensor) or kind.__torch_function__ is torch._C._disabled_torch_function_impl:
-        return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl and kind is not torch._subclasses.FakeTensor
+    if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, compat.FakeTensor) or kind.__torch_function__ is compat.disabled_function:
+        return kind.__torch_dispatch__ is not compat.disabled_dispatch and kind is not compat.FakeTensor
     return True
 
 

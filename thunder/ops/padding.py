@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 
+from thunder import compat
 from thunder.core.proxies import concrete, like
 from thunder.ops import backward, opaque
 from thunder.ops import shape_prims as prims
@@ -54,7 +54,7 @@ def _bordered(a, dim: int, lo, hi, mode: str):
     return prims.cat([before, a, after], dim)
 
 
-@composite(F.pad, torch._C._nn.pad, meta=_pad_meta, tags=MOVES, autocast="cpu:float32")
+@composite(*compat.functions_called("pad"), meta=_pad_meta, tags=MOVES, autocast="cpu:float32")
 def pad(a, pad, mode="constant", value=None):
     spread = _padding(a, pad)
     if mode == "constant":
@@ -102,7 +102,7 @@ def constant_pad_nd(a, pad_, value=0):
 # ---------------------------------------------------------------------------------------------------------------- grids
 
 
-@alias(torch.meshgrid, torch.functional.meshgrid, torch._VF.meshgrid)
+@alias(torch.meshgrid, torch.functional.meshgrid, compat.VF_meshgrid)
 def meshgrid(*tensors, indexing=None):
     """Each vector spread over a grid with one dimension for each; indexing="xy" swaps the first two."""
     tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, current_recorder, detached, user_location
 from thunder.errors import CaptureError

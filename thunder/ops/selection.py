@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from thunder import compat
 from thunder.core import dtypes
 from thunder.core.proxies import like
 from thunder.core.symbol import OpTags
@@ -156,13 +157,13 @@ for _symbol in (unique, unique_consecutive):
 # ---------------------------------------------------------------------------------------------------------------- packed sequences
 
 
-@torch_prim(torch._pack_padded_sequence)
+@torch_prim(*compat.operators("_pack_padded_sequence"))
 def _pack_padded_sequence(a, lengths, batch_first):
     """The elements that belong to sequences of these lengths, one time after the other, and how many sequences each time has."""
     return like(a, (fresh_size(), *a.shape[2:])), like(lengths, (fresh_size(),), dtypes.int64)
 
 
-@torch_prim(torch._pad_packed_sequence)
+@torch_prim(*compat.operators("_pad_packed_sequence"))
 def _pad_packed_sequence(a, batch_sizes, batch_first, padding_value, total_length):
     times, count = batch_sizes.shape[0] if total_length <= 0 else total_length, fresh_size()
     return like(a, ((count, times) if batch_first else (times, count)) + a.shape[1:]), like(batch_sizes, (count,), dtypes.int64)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from thunder import compat
 from thunder.core.dtypes import complex_of, real_of
-from thunder.core.proxies import concrete, like
+from thunder.core.proxies import like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import aten, kernel
 from thunder.ops.data import convert
@@ -78,7 +79,7 @@ def _(a, dims, scale, onesided):
 
 def _run_c2r_adjoint(g, dims, scale):
     """Each number between the first and the middle stands for two: itself and its conjugate in the other half."""
-    out = aten._fft_r2c(g, dims, scale, True)
+    out = compat.kernel("_fft_r2c")(g, dims, scale, True)
     twice = g.shape[dims[-1]] - out.shape[dims[-1]]
     if twice > 0:
         out.narrow(dims[-1], 1, twice).mul_(2)
@@ -115,7 +116,7 @@ def _places(a, s, dim) -> tuple[tuple, list]:
     dims = tuple(range(rank - len(s), rank) if s is not None else range(rank)) if dim is None else tuple(wrap_dim(d, rank) for d in dim)
     if len(set(dims)) != len(dims):
         raise RuntimeError("FFT dims must be unique")
-    return dims, [None] * len(dims) if s is None else [None if (n := concrete(m)) == -1 else n for m in s]
+    return dims, [None] * len(dims) if s is None else [None if m is None or m == -1 else m for m in s]
 
 
 class Row:
@@ -132,7 +133,7 @@ class Row:
             raise RuntimeError(f"{self.name} expects a real input tensor, but got {a.dtype}")
         if a.device.type == "cpu" and a.dtype.category >= 2 and real_of(a.dtype).bytes < 4:
             raise RuntimeError(f"Unsupported dtype {a.dtype}")
-        dims, sizes = _places(a, s, dim) if self.suffix else ((wrap_dim(dim, len(a.shape)),), [concrete(s)])
+        dims, sizes = _places(a, s, dim) if self.suffix else ((wrap_dim(dim, len(a.shape)),), [s])
         if not dims and self.kind != "c2c":
             raise RuntimeError(f"{self.name} must transform at least one axis")
         whole = [a.shape[d] if n is None else n for d, n in zip(dims, sizes, strict=True)]
@@ -147,7 +148,7 @@ class Row:
         dims, whole = self.places(a, s, dim)
         _scale(norm, self.forward)
         dtype = to_float(a.dtype)
-        return like(a, _replaced(a.shape, dims, _half(whole) if self.kind == "r2c" else whole), real_of(dtype) if self.kind == "c2r" else complex_of(dtype))
+        return like(a, _replaced(a.shape, dims, _half(whole) if self.kind == "r2c" else whole), real_of(complex_of(dtype)) if self.kind == "c2r" else complex_of(dtype))
 
     def decomposition(self, a, s, dim, norm):
         """The parts that PyTorch computes it of (ATen/native/SpectralOps.cpp)."""

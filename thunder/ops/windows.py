@@ -7,6 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from thunder import compat
 from thunder.core.dtypes import int64
 from thunder.core.proxies import like
 from thunder.core.symbol import Symbol
@@ -65,7 +66,7 @@ lp_pool1d, lp_pool2d, lp_pool3d = (_lp_pool(rank) for rank in (1, 2, 3))
 
 def _fractional(rank: int) -> Symbol:
     name = f"fractional_max_pool{rank}d"
-    function = getattr(torch._C._nn, name)  # pyright: ignore[reportAttributeAccessIssue]
+    function = getattr(compat.nn_bindings, name)
 
     def meta(a, kernel_size, output_size, random_samples):
         k, sizes = pair(kernel_size, rank), pair(output_size, rank)

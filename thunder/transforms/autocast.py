@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from thunder import _torch_compat as compat
+from thunder import compat
 from thunder.errors import OptionError
 from thunder.transforms.base import Transform
 

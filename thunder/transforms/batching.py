@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from thunder import compat
 from thunder.core.dtypes import bool8
 from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, like, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, detached
@@ -151,14 +151,14 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
         def one(_, *values):
             given = iter(values)
             args_, kwargs_ = _replaced(mapped, args, kwargs, lambda x: next(given), torch.Tensor)
-            leaves, spec = tree_flatten(symbol.fn(*args_, **kwargs_))  # type: ignore[misc]
+            leaves, spec = compat.tree_flatten(symbol.fn(*args_, **kwargs_))  # type: ignore[misc]
             structure[:] = [spec, leaves]
             return tuple(x for x in leaves if isinstance(x, torch.Tensor))
 
         device = values[0].device if values else None
         found = iter(torch.func.vmap(one, randomness=randomness)(torch.empty(size, device=device), *values))
         spec, leaves = structure
-        return tree_unflatten([next(found) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+        return compat.tree_unflatten([next(found) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
 
     def meta(mapped, size, randomness, args, kwargs):
         args, kwargs = _replaced(mapped, args, kwargs, lambda x: like(x, x.shape[1:]), TensorProxy)

@@ -42,7 +42,7 @@ from typing import Any
 
 import torch
 
-from thunder._torch_compat import current_stream, kernel_flags, storage_uses
+from thunder import compat
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, numbers_in, proxies_in
 from thunder.core.regions import Region, schedule
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
@@ -351,7 +351,7 @@ class Memory:
         """Launches a graph that draws random numbers. Where they begin is in one place for all graphs of a device, which is written to at each launch."""
         with _ONE_AT_A_TIME:
             last = _DRAWN.get(self.index)
-            if last is None or last.cuda_stream != current_stream(self.index):
+            if last is None or last.cuda_stream != compat.current_stream(self.index):
                 stream = _DRAWN[self.index] = torch.cuda.current_stream(self.index)
                 if last is not None:
                     stream.wait_stream(last)
@@ -363,7 +363,7 @@ class Memory:
 
     def on_this_stream(self) -> int:
         """Orders what comes behind replays on other streams, and behind what reads their results there. The current stream's handle."""
-        handle = current_stream(self.index)
+        handle = compat.current_stream(self.index)
         if handle not in self.streams or len(self.streams) > 1:
             self._join(handle, torch.cuda.current_stream(self.index))
         return handle
@@ -458,7 +458,7 @@ class GraphedRegion:
             return self._by_lines(tensors, given)
         with self.memory.lock:
             strides = [*map(torch.Tensor.stride, tensors)]
-            setting = [*kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
+            setting = [*compat.kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
             sources = [results.recording for results in given]
             recording = None if None in sources else next((r for r in self.recordings if r.strides == strides and r.setting == setting and r.reads(sources)), None)
             if recording is not None and not recording.finds(tensors):
@@ -595,7 +595,7 @@ class Recording:
     def _uses(self, opened: bool) -> list[int]:
         """How often the storage of each watched result is held, by tensors and by Python: of those that are handed out as tensors, or of all."""
         watched = self.watched if opened else self.handed
-        return [*map(storage_uses, watched), *map(sys.getrefcount, watched.values())]
+        return [*map(compat.storage_uses, watched), *map(sys.getrefcount, watched.values())]
 
     def in_use(self) -> bool:
         """Whether somebody has a result of an earlier replay."""
@@ -632,7 +632,7 @@ class Recording:
             if len(found) == 1:  # the host takes less time
                 self.buffers[0].copy_(found[0])
             else:
-                torch._foreach_copy_(self.buffers, found)
+                compat.foreach_copy(self.buffers, found)
         if self.draws:
             self.memory.launch_drawing(self.launch)
         else:

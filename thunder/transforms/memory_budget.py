@@ -18,11 +18,18 @@ from thunder.core.symbol import BoundSymbol, OpTags
 from thunder.core.trace import Trace
 from thunder.ops.inplace import writes_back
 from thunder.ops.memory import MAY_COPY
+from thunder.options import compile_option
 from thunder.transforms.autodiff import sides
 from thunder.transforms.min_cut import sink_side
 from thunder.transforms.recompute import recompute
 
-__all__ = ["Plan", "plan", "curve", "nbytes", "roots", "multiply_adds"]
+__all__ = ["Plan", "plan", "curve", "nbytes", "roots", "multiply_adds", "MEMORY_BUDGET"]
+
+MEMORY_BUDGET = compile_option(
+    "memory_budget", float, 1.0,
+    "the share of the bytes saved for the backward that may be saved; the rest is recomputed in the least time",
+    owner="memory_budget", valid="a number above 0, at most 1", check=lambda share: 0 < share <= 1,
+)  # fmt: skip
 
 FLOPS_PER_BYTE = 100  # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
 STEPS = 24  # halvings of the interval of prices

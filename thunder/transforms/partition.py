@@ -23,6 +23,7 @@ __all__ = [
     "has_effect",
     "modified_in_place",
     "overwritten_before",
+    "views_of_outputs",
     "ForwardBackward",
     "split_into_forward_and_backward",
     "forward_and_backward_from_trace",
@@ -82,6 +83,29 @@ def as_saved_by(forward: Trace, cut: ForwardBackward) -> ForwardBackward:
     lines = [line for line in cut.backward.bound_symbols if line.sym not in (unpack_sequence, clear_symbol)]
     backward = _backward_trace(cut.backward, lines, tensors, others, cut.cotangents, cut.backward.output)
     return ForwardBackward(cut.forward, backward, cut.outputs, cut.cotangents, tensors, others, cut.returned)
+
+
+def views_of_outputs(forward: Trace) -> list[int]:
+    """Places of the tensors that a forward saves and that may be views of its outputs. forward: as it runs.
+
+    What a region gives may be views of each other, what an opaque operation gives of what it was given as well.
+    """
+    outputs, (saved, _) = forward.output
+    shown = roots(forward.bound_symbols, maybe=True)
+    joined: dict[str, str] = {}
+
+    def base(value: Proxy) -> str:
+        name = shown.get(value, value).name
+        while name in joined:
+            name = joined[name]
+        return name
+
+    for line in forward.bound_symbols:
+        if OpTags.OPAQUE in line.sym.tags or line.sym.is_fusion:
+            names = list(dict.fromkeys(map(base, line.outputs if line.sym.is_fusion else (*line.outputs, *line.inputs))))
+            joined |= {name: names[0] for name in names[1:]}
+    bases = set(map(base, outputs))
+    return [i for i, p in enumerate(saved) if base(p) in bases]
 
 
 def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], copies: Container[str] = ()) -> TensorProxy | None:

@@ -16,7 +16,7 @@ import threading
 
 import torch
 
-from thunder._torch_compat import current_device, current_stream, empty_strided_cuda, set_stream
+from thunder import compat
 from thunder.core.proxies import Proxy, TensorProxy, has_numbers
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
@@ -102,12 +102,12 @@ class _Side:
         waiting, self.waiting, self.begun, self.size = self.waiting, [], self.begun + self.size, 0
         self.started += waiting  # before any of them may fail
         self.follow()
-        set_stream(**self.there)  # a context manager of torch.cuda.stream takes as long as the product
+        compat.set_stream(**self.there)  # a context manager of torch.cuda.stream takes as long as the product
         try:
             for a, b, result in waiting:
                 torch.mm(a, b, out=result)
         finally:
-            set_stream(**self.here)
+            compat.set_stream(**self.here)
         if self.begun >= HELD:
             self.wait()
 
@@ -154,7 +154,7 @@ _SIDES = _Sides()
 
 def _side(index: int) -> _Side:
     """That of a device's current stream."""
-    key = index, current_stream(index)
+    key = index, compat.current_stream(index)
     side = _SIDES.found.get(key)
     if side is None:
         side = _SIDES.found[key] = _Side(torch.cuda.current_stream(index))
@@ -163,11 +163,11 @@ def _side(index: int) -> _Side:
 
 def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     index = a.get_device()
-    if index != current_device():
+    if index != compat.current_device():
         with torch.cuda.device(index):
             return _mm_on_side_stream(a, b)
     columns = b.shape[1]
-    result = empty_strided_cuda((a.shape[0], columns), (columns, 1), a.dtype)
+    result = compat.empty_strided_cuda((a.shape[0], columns), (columns, 1), a.dtype)
     _side(index).add(a, b, result)
     return result
 
@@ -183,8 +183,8 @@ def fork(index: int, held: tuple) -> int:
 def join() -> None:
     """Lets the current streams wait for the products that were asked for on them: at the end of each program. What one that failed left is part of the next one's on its stream."""
     for (index, handle), side in _SIDES.found.items():
-        if current_stream(index) == handle:  # another stream's program is under way, this one runs in the middle of it
-            if index == current_device():
+        if compat.current_stream(index) == handle:  # another stream's program is under way, this one runs in the middle of it
+            if index == compat.current_device():
                 side.join()
             else:
                 with torch.cuda.device(index):
@@ -193,7 +193,7 @@ def join() -> None:
 
 def forget(index: int) -> None:
     """What was asked for on a device's current stream is not waited for: it was recorded for a CUDA graph that is none, and never runs."""
-    _SIDES.found.pop((index, current_stream(index)), None)
+    _SIDES.found.pop((index, compat.current_stream(index)), None)
 
 
 mm_on_side_stream = Symbol("mm_on_side_stream", id="side_stream.mm", is_prim=True, fn=_mm_on_side_stream, tags=(OpTags.MATMUL_OP,))

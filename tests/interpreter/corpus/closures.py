@@ -343,3 +343,24 @@ def function_globals_through_exec():
     exec("def read(): return v\ndef write(n):\n    global v\n    v = n", space)
     space["write"](8)
     return space["read"](), space["v"], space["read"].__module__
+
+
+@program()
+def locals_are_written_to():
+    k, gone = 2, 1
+    names = locals()
+    names["added"], names["k"] = 3, 7
+    before = sorted(names)
+    del gone
+    again = locals()
+    exec("put = k + 1")
+
+    class Body:
+        locals()["by_name"] = 5
+        seen = "by_name" in locals()
+
+    def inner():
+        k
+        return sorted(locals())
+
+    return k, names["added"], before, sorted(again), again is names, again["k"], "put" in locals(), Body.by_name, Body.seen, inner()

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from thunder.executors.triton_kernels.tiles import Tile, candidates
 from thunder.extend import disk_cache
 
-if TYPE_CHECKING:
-    from thunder.executors.triton_kernels.launch import FusedRegion, _Compiled
-
 __all__ = ["tuned"]
 
 REPEATS = 20
 
 
-def tuned(region: FusedRegion, variant: Callable[[Sequence[Tile]], _Compiled]) -> list[Tile]:
-    """The tiles of a region's kernels. variant: compiles the region with these tiles, in the background; its `launches` are a function for each kernel."""
+def tuned(region: Any, variant: Callable[[Sequence[Tile]], Any]) -> list[Tile]:
+    """The tiles of the kernels of a region, a FusedRegion.
+
+    variant: compiles the region with these tiles, in the background; its `launches` are a function for each kernel.
+    """
     kernels = region.schedule.kernels
     choices = [candidates(k) for k in kernels]
     first = variant([c[0] for c in choices])

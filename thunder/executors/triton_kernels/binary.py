@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from thunder._torch_compat import load_kernel, set_device
+from thunder import compat
 from thunder.core.codegen import compile_source
 from thunder.extend import disk_cache
 
@@ -109,5 +109,5 @@ def _compile(request: Request) -> tuple[dict, bytes]:
 @functools.cache
 def _loaded(binary: Binary, device: int) -> int:
     with torch.cuda.device(device):
-        set_device(device)  # which makes its context, where the thread has none
-        return load_kernel(binary.path, binary.name, binary.shared, device)
+        compat.set_device(device)  # which makes its context, where the thread has none
+        return compat.load_kernel(binary.path, binary.name, binary.shared, device)

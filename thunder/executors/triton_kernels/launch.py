@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from collections.abc import Callable, Container, Sequence
 
 import torch
 
-from thunder._torch_compat import current_device, current_stream, empty_strided_cuda, launch_kernel, native_batch_check, set_device
+from thunder import compat
 from thunder.core.codegen import compile_source
 from thunder.core.proxies import TensorProxy
 from thunder.core.regions import Region
@@ -24,6 +23,7 @@ from thunder.executors.triton_kernels.schedule import in_order, schedule
 from thunder.executors.triton_kernels.tiles import Tile
 from thunder.executors.triton_kernels.values import Value, program_of
 from thunder.ops.torch_types import to_torch_dtype
+from thunder.options import TRITON_INTERPRET
 
 __all__ = ["FusedRegion", "interpreting"]
 
@@ -41,7 +41,7 @@ def _facts(device: torch.device) -> tuple[int, int]:
 def interpreting() -> bool:
     """Whether Triton's interpreter runs kernels, on tensors of any device."""
     runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)  # importing Triton takes as long as compiling a kernel; a thread may be half way through it
-    return bool(runtime.interpret) if runtime is not None else os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
+    return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
 
 
 class FusedRegion:
@@ -147,7 +147,7 @@ class FusedRegion:
         run = self._variants.get(key)
         if run is None:
             run = self._first(key)
-            check = native_batch_check(tensors, [t.shape for t in tensors], strides=True)
+            check = compat.native_batch_check(tensors, [t.shape for t in tensors], strides=True)
             self._usual = None if check is None else (check, run)
         return run(*tensors)
 
@@ -257,21 +257,21 @@ class _Compiled(_Variant):
 
         def launch(source: Source, made: Binary) -> Callable[[], None]:
             addresses = (*(tensors[b].data_ptr() for b in source.buffers), *[None] * made.scratch)
-            handle, stream = made.load(self._index), current_stream(self._index)
-            return lambda: (launch_kernel(handle, source.grid[0], source.grid[1], 1, source.warps, made.shared, "O" * len(addresses), addresses, stream), tensors)[0]
+            handle, stream = made.load(self._index), compat.current_stream(self._index)
+            return lambda: (compat.launch_kernel(handle, source.grid[0], source.grid[1], 1, source.warps, made.shared, "O" * len(addresses), addresses, stream), tensors)[0]
 
         return [launch(source, made.result()) for source, made in zip(self.sources, self.binaries, strict=True)]
 
     def function(self) -> Callable:
         index = self._index
-        self.context |= {"launch_kernel": launch_kernel, "current_stream": current_stream, "current_device": current_device, "unusual": self.region.unusual}
+        self.context |= {"launch_kernel": compat.launch_kernel, "current_stream": compat.current_stream, "current_device": compat.current_device, "unusual": self.region.unusual}
         lines = [f"a_{name} = {name}.data_ptr()" for name in self.inputs]
         if self.checked:
             pointers = " | ".join(f"a_{name}" for name in self.inputs)
             unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
             lines.append(f"if {' or '.join([*unusual, f'current_device() != {index}'])}: return unusual({', '.join(self.inputs)})")
         if index:  # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take device 0's
-            self.context["set_device"] = set_device
+            self.context["set_device"] = compat.set_device
             lines.append(f"set_device({index})")
         lines += [*self.allocations, f"stream = current_stream({index})"]
         lines += [f"a_{name} = {name}.data_ptr()" for name in self.names.values() if name not in self.inputs]
@@ -298,7 +298,7 @@ _TYPES = {
 def _allocator(device: torch.device) -> Callable:
     """(size, stride, dtype) -> a tensor."""
     if device.type == "cuda":
-        return empty_strided_cuda
+        return compat.empty_strided_cuda
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from thunder import compat
 from thunder.core.devices import Device
 from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.regions import Region
@@ -26,12 +26,12 @@ __all__ = ["layout_of", "elementwise_strides"]
 
 def layout_of(region: Region, strides: Sequence[tuple], fakes: bool = True) -> list[tuple]:
     """The strides of a region's outputs, for inputs of these strides; row-major ones for outputs whose elements overlap or have gaps, and, without `fakes`, where no rule tells."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    with compat.DisableTorchFunction(), torch.no_grad():
         values: dict[Proxy, torch.Tensor] = {p: _meta(p, s) for p, s in zip(region.inputs, strides, strict=True)}
         if not all(_follow(line, values) for line in region.lines):
             if not fakes:
                 return [strides_of(o.shape) for o in region.outputs if isinstance(o, TensorProxy)]
-            with FakeTensorMode():
+            with compat.FakeTensorMode():
                 values = {p: torch.empty_strided(p.shape, s, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device)) for p, s in zip(region.inputs, strides, strict=True)}
                 for line in region.lines:
                     run_line(line, values)

@@ -1,0 +1,183 @@
+"""`thunder.jit` and `thunder.add_transform`: from what the user says to compiled functions and modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder.compiled import Compiled, compiled_of
+from thunder.errors import OptionError
+from thunder.extend import Executor, resolve_executors
+from thunder.methods import CompiledMethod
+from thunder.module import ThunderModule
+from thunder.options import (
+    CACHE_OPTIONS,
+    NUMERICS_OPTIONS,
+    RNG_OPTIONS,
+    SHARP_EDGES_OPTIONS,
+    DebugOptions,
+    JitOptions,
+    check_compile_options,
+    check_interpretation,
+    check_langctx,
+    resolve_cache_option,
+    resolve_numerics,
+    resolve_rng,
+    resolve_sharp_edges,
+)
+from thunder.transforms.base import asked, check_transforms, with_executors_of
+
+__all__ = ["jit", "jit_with", "add_transform"]
+
+
+def jit(
+    fn: Callable | None = None,
+    /,
+    *,
+    executors: Sequence[Executor | str] | None = None,
+    transforms: Sequence | None = None,
+    cache: CACHE_OPTIONS | str | None = None,
+    numerics: NUMERICS_OPTIONS | str | None = None,
+    rng: RNG_OPTIONS | str | None = None,
+    sharp_edges: SHARP_EDGES_OPTIONS | str | None = None,
+    disable_torch_autograd: bool = False,
+    debug_options: DebugOptions | None = None,
+    record_history: bool = False,
+    interpretation: Any = None,
+    langctx: Any = None,
+    **compile_options: Any,
+):
+    """Compiles a function, a method or an `nn.Module`. Nothing happens until the first call, which captures it.
+
+    executors: executors or their names, in the order they are asked; None means the default ones.
+    transforms: applied in order.
+    cache: "constant values", "symbolic values", "same input" or "no caching"; where it is not given, values are
+    constants but for int arguments that change from call to call.
+    numerics: "close", or "eager" for results and gradients that are eager's bit for bit: only executors and transforms
+    that say they are `exact` are used.
+    rng: "torch", or "fused": fusion executors may draw random numbers of their own.
+    sharp_edges: "allow", "warn" or "error".
+    disable_torch_autograd: results never require grad.
+    debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log.
+    interpretation, langctx: accepted as in 2024.
+    compile_options: those that executors and passes declare (`memory_budget`, `max_entries`, ...);
+    `python -m thunder options` lists them with their types and defaults.
+
+    Returns a callable for a function, a `thunder.ThunderModule` for a module. Both have `programs`, `recompilations`
+    and `lower`. Used without a function it is a decorator that takes options.
+    Raises TypeError for an unknown option, which names the near one, and for something that cannot be called;
+    OptionError for a value that is not valid, which names the valid ones.
+    """
+    given = {n: v for n, v in locals().items() if n not in ("fn", "compile_options")} | compile_options
+    options = _resolved(**given)
+    if fn is None:
+        return functools.partial(jit, **given)
+    if isinstance(fn, (staticmethod, classmethod)):
+        return type(fn)(jit(fn.__func__, **given))
+    if not callable(fn):
+        raise TypeError(f"thunder.jit compiles functions and modules, not {type(fn).__name__}")
+    return jit_with(fn, options)
+
+
+def _resolved(
+    *, executors, transforms, cache, numerics, rng, sharp_edges, disable_torch_autograd, debug_options, record_history,
+    interpretation, langctx, **compile_options,
+) -> JitOptions:  # fmt: skip
+    """What `thunder.jit` was told, checked."""
+    gone = {"early_transforms": "pass transforms=", "use_cudagraphs": "pass a CUDA graph transform in transforms="}
+    for old, hint in gone.items():
+        if old in compile_options:
+            raise RuntimeError(f"{old} is no option any more: {hint}")
+    if "executors_list" in compile_options:
+        warnings.warn("executors_list is an old spelling of executors", stacklevel=3)
+        executors = compile_options.pop("executors_list")
+    for name, value in (("disable_torch_autograd", disable_torch_autograd), ("record_history", record_history)):
+        if not isinstance(value, bool):
+            raise OptionError(f"{name}={value!r} is not an option; valid: True, False")
+    check_interpretation(interpretation)
+    check_langctx(langctx)
+    given_transforms = check_transforms(() if transforms is None else transforms)
+    chosen = with_executors_of(given_transforms, resolve_executors(executors))
+    check_compile_options(compile_options, jit.__kwdefaults__)  # executors declare some, so they are loaded before
+    numerics, chosen = resolve_numerics(numerics, chosen, given_transforms, () if executors is None else executors)
+    debug = DebugOptions() if debug_options is None else debug_options
+    if not isinstance(debug, DebugOptions):
+        raise OptionError(f"debug_options={debug!r} is not an option; valid: thunder.DebugOptions(...)")
+    if record_history:
+        debug = DebugOptions(**(debug._values | {"record_interpreter_history": True}))
+    options = JitOptions(
+        executors=chosen,
+        cache=resolve_cache_option(cache),
+        integers_may_change=cache is None,
+        sharp_edges=resolve_sharp_edges(sharp_edges),
+        disable_torch_autograd=disable_torch_autograd,
+        transforms=given_transforms,
+        numerics=numerics,
+        rng=resolve_rng(rng, numerics),
+        debug=debug,
+        default_executors=executors is None,
+        compile_options=compile_options,
+    )
+    options.executors = tuple(e.configured(options) for e in chosen)
+    return options
+
+
+def jit_with(fn: Callable, options: JitOptions):
+    """`thunder.jit` with options already resolved. What is compiled already is compiled anew from its original."""
+    if isinstance(fn, ThunderModule):
+        fn = fn._model
+    if isinstance(fn, (Compiled, CompiledMethod)):
+        fn = fn._lc_original
+    if not isinstance(fn, torch.nn.Module):
+        return Compiled(fn, options)
+    _refuse_wrapped(fn)
+    module = ThunderModule(fn, Compiled(fn, options))
+    for transform in options.transforms:
+        if asked(transform, "transform_module"):
+            transform.transform_module(module)
+    return module
+
+
+def _refuse_wrapped(module: torch.nn.Module) -> None:
+    """Raises NotImplementedError for PyTorch's wrappers, which go around a compiled module, and for TorchScript."""
+    what = "thunder.jit of a "
+    if isinstance(module, torch.jit.ScriptModule):
+        raise NotImplementedError(f"{what}TorchScript module: compile the module that it was scripted or traced from")
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        after = "compile the module first, then wrap the result in DistributedDataParallel"
+        raise NotImplementedError(f"{what}DistributedDataParallel module: {after}")
+    if any(kind.__module__.startswith("torch.distributed.fsdp") for m in module.modules() for kind in type(m).__mro__):
+        after = "compile the module first, then shard the result, or use thunder.distributed.fsdp"
+        raise NotImplementedError(f"{what}module under FSDP: {after}")
+    for name, parameter in module.named_parameters():
+        if type(parameter).__module__.startswith("torch.distributed.tensor"):
+            instead = "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module"
+            raise NotImplementedError(f"{what}module whose parameter {name} is a DTensor: {instead}")
+
+
+def add_transform(cfn: Callable, *, transform: Any, disable_torch_autograd_support: bool = False):
+    """What `cfn` was compiled from, compiled again with one more transform, or a list of them, after those it has.
+
+    disable_torch_autograd_support: results never require grad. All other options are kept.
+    Raises OptionError for what is not compiled, or no transform.
+    """
+    compiled = compiled_of(cfn)
+    if compiled is None:
+        made = "thunder.jit(..., transforms=[...]) makes one"
+        raise OptionError(f"add_transform takes a compiled function or module, not {type(cfn).__name__}: {made}")
+    added = check_transforms(transform if isinstance(transform, (tuple, list)) else [transform])
+    options = compiled.options
+    resolve_numerics(options.numerics, (), added, ())
+    options = dataclasses.replace(
+        options,
+        executors=with_executors_of(added, options.executors),
+        transforms=(*options.transforms, *added),
+        disable_torch_autograd=options.disable_torch_autograd or disable_torch_autograd_support,
+        used_compile_options={},
+    )
+    return jit_with(compiled.fn, options)

@@ -1,0 +1,305 @@
+"""The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
+
+In the order of the flow: `sources` (where values come from), `capture` (the interpreter's host), `containers` (snapshots), `calls` (operations, handlers),
+`functional` and `torch_func` (transforms of functions), `native` (tables of what runs natively), `guards` (the prologue), `epilogue`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.capture.calls import RecordingMode
+from thunder.capture.epilogue import EpilogueWriter
+from thunder.capture.host import Capture
+from thunder.capture.library.functional import Transformed
+from thunder.capture.numbers import held_numbers, read_numbers
+from thunder.capture.prologue import PrologueWriter
+from thunder.capture.sources import Source
+from thunder.capture.tensors import write_back
+from thunder.core.proxies import FutureTensorProxy, Proxy, TensorProxy, map_structure, numbers_in, proxies_in
+from thunder.core.symbol import recording
+from thunder.core.trace import Trace, timed_pass
+from thunder.distributed.placement import check_all_placed, placement_of, seen_as
+from thunder.distributed.synchronize import synchronize_parameters
+from thunder.errors import CaptureError, SharpEdgeWarning, ThunderError
+from thunder.interpreter import UnsupportedError, interpreted_instructions, interpreter_log, print_log, release
+from thunder.ops.collectives import wait
+from thunder.ops.torch_types import from_tensor_dtype
+from thunder.options import CACHE_OPTIONS, JitOptions
+from thunder.transforms.base import asked, check_replaced, transform_traces
+
+__all__ = ["Captured", "FailsWithParts", "capture"]
+
+
+class Captured:
+    """What a reading of a program found. It holds no tensor of the call's."""
+
+    def __init__(self, c: Capture, result: Any):
+        self.instructions, self.frames, self.sharp_edges = c.instructions, c.frames, c.sharp_edges
+        self._host = _History(c)
+        self.parameters, self.decisions, self._capture = c.parameters, c.decisions, c
+        with recording(c.recorder):  # a future that is returned is waited for
+            result = map_structure(lambda x: wait(x) if isinstance(x, FutureTensorProxy) else x, result)
+        write_back(c)
+        epilogue = EpilogueWriter(c)
+        trace, self.epilogue_fn, output = epilogue.write(result)
+        c.engine.close()
+        self.epilogue_traces = [trace] if trace is not None else []
+        self.held_numbers = held_numbers(c)
+        self.effects = frozenset(source.describe(c.parameters) for source in c.written)
+        self._computation(c, output)
+        c.ask_at_the_end()
+        self._write_prologue(c)
+        self.guard_count = len(c.observed) + len(c.shapes)
+
+    def _write_prologue(self, c: Capture) -> None:
+        writer = PrologueWriter(c)
+        unchecked = c.options.cache is CACHE_OPTIONS.SAME_INPUT
+        prologue, self.prologue_fn = writer.write_extraction() if unchecked else writer.write()
+        self.prologue_traces, self._weak, self._checked = [prologue], writer.weak, len(c.decisions.relations)
+
+    def settle(self, options: JitOptions, model) -> None:
+        """Ends the decisions by symbolic numbers. The prologue is written again where lowering has added to them."""
+        if len(self.decisions.relations) > self._checked:
+            self._write_prologue(self._capture)
+            traces = self.prologue_traces, self.computation_traces[:1], self.epilogue_traces[:1]
+            transform_traces(options.transforms, *traces, options.executors, model)
+            if len(self.prologue_traces) > 1:
+                self.prologue_fn = self.prologue_traces[-1].python_callable()
+        self.decisions.close()
+
+    def close(self) -> None:
+        """Lets go of the call that was captured; what is left is the program."""
+        _close(self._capture)
+
+    def _computation(self, c: Capture, output) -> None:
+        lines = c.recorder.bound_symbols
+        used = c.used = {p for line in lines for p in line.inputs} | set(proxies_in(output, []))
+        made = {o for line in lines for o in line.outputs}
+        if any(type(p) is TensorProxy and p not in made and p not in c.real for p in used):
+            c.refuse(
+                "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no more: the function stored it",
+                "return it (has_aux=True for what is not differentiated)",
+            )
+        symbols = set()
+        if c.numbers:
+            for number in numbers_in([output, *((line.args, line.kwargs) for line in lines)], []):
+                symbols |= number.expression.symbols()
+        tensors = [p for p in c.real if p in used]
+        numbers = [n for n in c.numbers.values() if n.name in symbols]
+        others = {p: source for p, source in c.opaque_inputs.values() if p in used}
+        inputs = [*tensors, *others, *numbers]
+        self._placements = {p: c.placements[p] for p in tensors if p in c.placements} if c.placements else {}
+        c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [c.number_sources[n.name] for n in numbers]
+        tables = {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors)} if c.options.transforms or c.replaced else {}
+        if c.recorder.memory.versions:
+            tables["written"] = c.recorder.memory.versions
+        if copies := c.recorder.memory.copies:
+            tables["copies"] = {v.name: None for v in copies}
+        self.computation_traces = [Trace("computation", inputs, lines, output, c.recorder.context.names, tables=tables)]
+
+    @property
+    def computation(self) -> Trace:
+        return self.computation_traces[-1]
+
+    @property
+    def any_input_requires_grad(self) -> bool:
+        return any(type(p) is TensorProxy and p.requires_grad for p in self.computation.args)
+
+    @property
+    def output_requires_grad(self) -> bool:
+        arguments = {a for a in self.computation.args if isinstance(a, Proxy)}
+        return any(type(p) is TensorProxy and p.requires_grad and p not in arguments for p in self.computation.output_proxies)
+
+    def transform(self, options: JitOptions, overrides: tuple[dict, ...], model) -> None:
+        """Lets the transforms change the three programs; what they changed is what runs."""
+        before = self.prologue_traces[-1], self.epilogue_traces[-1:]
+        transform_traces(options.transforms, self.prologue_traces, self.computation_traces, self.epilogue_traces, options.executors, model)
+        if self.prologue_traces[-1] is not before[0]:
+            self.prologue_fn = self.prologue_traces[-1].python_callable()
+        if self.epilogue_traces[-1:] != before[1]:
+            self.epilogue_fn = self.epilogue_traces[-1].python_callable()
+        for table in filter(None, overrides):
+            check_replaced(self.computation, {name: seen_as(value) for name, value in table.items()})
+            self._placements = self._placements_after(table)
+        if self._placements:
+            if model is not None:
+                check_all_placed(model)
+            made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements))
+            self.computation_traces.append(made)
+
+    def _placements_after(self, overrides: dict[str, torch.Tensor]) -> dict:
+        """The placements of the computation's arguments, which transforms may have changed, and added some of `overrides` to."""
+        known, paths = {a.name: placement for a, placement in self._placements.items()}, self.computation.tables.get("parameters", {})
+        for variable, path in paths.items():
+            if path in overrides and (placement := placement_of(overrides[path])) is not None:
+                known[variable] = placement
+        return {a: known[a.name] for a in self.computation.args if isinstance(a, TensorProxy) and a.name in known}
+
+    def where(self, location) -> tuple:
+        """(filename, line, function, source line) of a line's location."""
+        return self._host.where(location)
+
+    def user_location(self, trace: Trace, traceback) -> tuple | None:
+        """The user's line that the failing line of a generated program came from."""
+        function = trace._callable
+        while traceback is not None and function is not None:
+            if traceback.tb_frame.f_code is function.__code__:
+                from thunder.core.codegen import line_owners
+
+                owner = line_owners(trace).get(traceback.tb_lineno)
+                if owner is None or owner.location:
+                    return self.where(owner.location) if owner is not None else None
+                trace = getattr(owner.sym.fn, "trace", None)  # of a line that stands for several
+                function = trace and trace._callable
+            traceback = traceback.tb_next
+        return None
+
+    @property
+    def outlived(self) -> bool:
+        """Whether an object that this program was made for is gone, so that it fits no call any more."""
+        return any(reference() is None for reference in self._weak)
+
+    # --- history
+    def interpreted_instructions(self) -> list:
+        return interpreted_instructions(self._host)
+
+    def interpreter_log(self) -> list:
+        return interpreter_log(self._host)
+
+    def print_interpreter_log(self, print_fn: Callable, **options) -> None:
+        print_log(self._host, print_fn, **options)
+
+
+def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
+    """Argument name -> dotted path, of the arguments that are parameters or buffers of the compiled module."""
+    if not isinstance(c.fn, torch.nn.Module):
+        return {}
+    paths = {id(t): name for name, t in [*c.fn.named_buffers(), *c.fn.named_parameters()]}
+    paths |= {id(table[name]): name for table in c.overrides for name in table}
+    return {p.name: paths[id(c.real[p][0])] for p in tensors if id(c.real[p][0]) in paths}
+
+
+def _held(c: Capture, tensors: list[TensorProxy]) -> dict[str, None]:
+    """Names of the arguments that are parameters and buffers of whatever module."""
+    return {p.name: None for p in tensors if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())}
+
+
+class _History:
+    """What the queries about an interpretation need of its host, without what it captured."""
+
+    def __init__(self, c: Capture):
+        self.log, self.history = c.log, c.history
+
+    def where(self, location) -> tuple:
+        from thunder.interpreter import format_location
+
+        filename, line, _, source, function = format_location(location)
+        return filename, line, function, source or ""
+
+
+class FailsWithParts(Exception):
+    """The program fails, with the exception that is this one's cause, and has read parameters of which this rank holds a part: by itself, it would see the parts."""
+
+
+def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()) -> Captured:
+    """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a number had: numbers there stay symbolic, unless
+    they are one of these values. overrides: what stands in the place of a module's parameters and buffers, by name.
+
+    A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that way cannot be captured it is read again and told
+    yes: libraries have a way without values that are known only when the program runs for that case.
+
+    Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is, or as the cause of
+    FailsWithParts.
+    """
+    for compiling in (False, True):
+        c = Capture(fn, args, kwargs, options, changing or {}, overrides)
+        c.compiling = compiling
+        try:
+            return _with_symbolic_counters(c, _read(c))
+        except BaseException as error:
+            release(error)
+            again = not compiling and isinstance(error, CaptureError) and c.asked_whether_compiling
+            _close(c)
+            if not again:
+                raise
+    raise AssertionError("the second capture returns or raises")
+
+
+def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
+    """The program captured again where it writes to numbers that it was captured for one value of: the next call finds others there."""
+    counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.changing}
+    if not counters or c.sharp_edges:  # what runs while a program is captured runs once
+        return captured
+    second = Capture(c.fn, c.args, c.kwargs, c.options, {**c.changing, **counters}, c.overrides)
+    second.compiling = c.compiling
+    try:
+        found = _read(second)
+    except Exception:  # noqa: BLE001 - with one value it was captured
+        _close(second)
+        return captured
+    captured.close()
+    return found
+
+
+def _close(c: Capture) -> None:
+    """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector runs."""
+    vars(c).clear()
+
+
+def _read(c: Capture) -> Captured:
+    """Runs the program in the interpreter and closes the reading."""
+    c.recorder.context = c.recorder.context.replace(default_dtype=from_tensor_dtype(torch.get_default_dtype()))
+    c.recorder.context.names.backends = compat.attention_backends()
+    try:
+        with compat.modes_restored():
+            with contextlib.ExitStack() as modes:
+                for transform in c.options.transforms:
+                    if asked(transform, "while_reading"):
+                        modes.enter_context(transform.while_reading())
+                before, device = compat.settings(), compat.default_device()
+                try:
+                    with recording(c.recorder), RecordingMode(c):
+                        result = _run(c)
+                finally:
+                    c.restore_context()
+                if compat.default_device() != device:
+                    raise CaptureError(
+                        "the program leaves another default device behind", location=c.user_location(),
+                        remedy="use the context manager (with torch.device(...): ...)",
+                    )  # fmt: skip
+                c.left = compat.changed_settings(before)
+            with compat.DisableTorchFunction():  # modes outside see the program's operations only
+                return Captured(c, result)
+    except UnsupportedError as error:
+        raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
+    except (ThunderError, SharpEdgeWarning):
+        raise
+    except Exception as error:
+        if any(not placement.is_whole for placement in c.placements.values()):
+            raise FailsWithParts from error
+        raise
+
+
+def _run(c: Capture):
+    """Calls the program in the interpreter, with proxies in the place of tensors."""
+    fn, own = c.fn, []
+    root = Source(None, "root", "fn", "model" if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", "fn"))
+    arguments, keywords = Source(None, "root", "args"), Source(None, "root", "kwargs")
+    c.values |= {root: c.fn, arguments: c.args, keywords: c.kwargs}
+    if type(fn) is types.MethodType:
+        root.label = "self"
+        fn, own = fn.__func__, [c.read(fn.__self__, root.attr("__self__"))]
+    elif isinstance(fn, Transformed):
+        c.sources[id(fn)], c.keep[id(fn)] = root, fn
+    elif isinstance(fn, torch.nn.Module) or not hasattr(fn, "__code__"):
+        c.read(fn, root)
+    args = [c.read(a, arguments.item(i)) for i, a in enumerate(c.args)]
+    kwargs = {k: c.read(v, keywords.item(k)) for k, v in c.kwargs.items()}
+    return c.interpret(fn, [*own, *args], kwargs)

@@ -1,0 +1,209 @@
+"""Asking: every look at the outside world is a question, and the prologue asks it again before each call.
+
+`ask(c, source, QUESTION)` asks what stands at a source now, and remembers the answer under (source, question, operand). A program depends
+on exactly the answers that it got. Each question is one row of this file: how to ask at capture, the text of the same in the prologue, and
+the words of a miss.
+"""
+
+from __future__ import annotations
+
+import array
+import marshal
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+
+from thunder import compat
+from thunder.capture.native import IMMUTABLE, PRIMITIVE, container_base, plain_base
+from thunder.capture.sources import MISSING, Source
+from thunder.ops.opaque_values import metadata
+
+__all__ = [
+    "EQUAL", "Question", "ask", "reach", "value_at", "TYPE", "IDENTITY", "VALUE", "LENGTH", "KEYS", "CONTENT", "PRESENT", "ELEMENTS", "REPLACED", "SAME", "SHARED", "KIND",
+    "FILLED", "HOOKED", "same_value", "same_elements", "say", "was_is", "is_data", "HELPERS",
+]  # fmt: skip
+
+
+class Question(NamedTuple):
+    """One way to look at what stands at a source.
+
+    ask(value, operand) gives the answer at capture. `text` is the same in the prologue, where {v} is the value and {k} the operand.
+    `changed` is the condition of a miss: {now} is the new answer, {was} the one of capture. `words` says it, of the source at {path};
+    a pair where the answer is yes or no: for when it was yes, and for when it was no.
+    """
+
+    name: str
+    ask: Callable[[Any, Any], Any]
+    text: str
+    changed: str
+    words: str | tuple[str, str]
+
+
+# ---------------------------------------------------------------- what questions and prologues compute
+
+
+def same_value(a, b) -> bool:
+    """Whether two values have the same types and are equal; 0.0 is not -0.0, nan is itself. Runs no method of a user's class."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return tuple.__len__(a) == tuple.__len__(b) and all(map(same_value, tuple.__iter__(a), tuple.__iter__(b)))
+    if isinstance(a, slice):
+        return all(map(same_value, (a.start, a.stop, a.step), (b.start, b.stop, b.step)))
+    if (base := plain_base(type(a))) is not None:
+        return base.__repr__(a) == base.__repr__(b) if base in (float, complex) else base.__eq__(a, b)
+    return repr(a) == repr(b) if isinstance(a, IMMUTABLE) else a is b or type(a) in PRIMITIVE and a == b
+
+
+def same_elements(found: tuple, want: tuple) -> bool:
+    """Whether keys of a dict, or elements of a set, are what they were, in the same order."""
+    return len(found) == len(want) and (all(map(operator.is_, found, want)) or all(map(same_value, found, want)))
+
+
+def is_data(value) -> bool:
+    """Whether a value is numbers, text, None, and lists, tuples and dicts of them: it holds nothing but its content."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        kinds = set(map(type, value)) if type(value) in (list, tuple) else {type(value)}
+        if type(value) is dict:
+            kinds = set(map(type, value))
+            pending += [x for x in value.values() if type(x) not in _NUMBERS]
+        elif type(value) in (list, tuple) and kinds & _NESTED:
+            pending += [x for x in value if type(x) in _NESTED]
+        if not kinds <= _NUMBERS | _NESTED:
+            return False
+    return True
+
+
+_NUMBERS = {int, float, bool, complex, str, bytes, type(None)}
+_NESTED = {list, tuple, dict}
+
+
+def content(value):
+    """Bytes that differ where the contents differ, types included."""
+    if isinstance(value, numpy.ndarray):
+        return type(value), value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, array.array):
+        return value.typecode, value.tobytes()
+    try:
+        return type(value), bytes(value) if type(value) is bytearray else marshal.dumps(value, 2)
+    except ValueError:  # it holds something else now
+        return type(value), None
+
+
+def length(value) -> int:
+    """`len` without the user's `__len__`, for a container."""
+    base = container_base(type(value))
+    return len(value) if base is None else base.__len__(value)
+
+
+def keys(value) -> tuple:
+    """The keys of a dict or the elements of a set, without the user's methods."""
+    base = container_base(type(value))
+    return tuple(value) if base is None else tuple(base.__iter__(value))
+
+
+def placement(a: torch.Tensor, b: torch.Tensor) -> tuple | None:
+    """How two tensors lie in one memory: their strides, and how many elements the first is behind the second; None in two memories."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return None
+    return a.stride(), b.stride(), a.storage_offset() - b.storage_offset()
+
+
+_hooks_of, _late_hooks_of = operator.attrgetter("_backward_hooks"), operator.attrgetter("_post_accumulate_grad_hooks")
+
+
+def hooked(tensor) -> bool:
+    return bool(_hooks_of(tensor)) or bool(_late_hooks_of(tensor))
+
+
+def kind(value) -> tuple | None:
+    return metadata(value) if isinstance(value, torch.Tensor) else None
+
+
+# ---------------------------------------------------------------- the table
+# Shape, dtype, device and the like of tensors are asked for all tensors in one batch (`Capture.shapes`), and relations between symbolic numbers
+# have rules of their own (`Capture.decisions`).
+
+IS, EQUAL = "{now} is not {was}", "{now} != {was}"
+_TWO = ("{path} and {k} were one object", "{path} and {k} became one object")
+TYPE = Question("type", lambda v, _: type(v), "type({v})", IS, "{path} was of type {was}, is of type {now}")
+IDENTITY = Question("is", lambda v, _: v, "{v}", IS, "{path} is another object than before")
+VALUE = Question("value", lambda v, _: v, "{v}", "not same_value({now}, {was})", "{path} was {was}, is {now}")
+LENGTH = Question("len", lambda v, _: length(v), "length({v})", EQUAL, "len({path}) was {was}, is {now}")
+KEYS = Question("keys", lambda v, _: keys(v), "keys({v})", "not same_elements({now}, {was})", "the keys of {path} changed")
+ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed")
+CONTENT = Question("content", lambda v, _: content(v), "content({v})", EQUAL, "the content of {path} changed")
+REPLACED = KEYS._replace(name="overrides", words="other parameters of the compiled module are replaced than before")
+PRESENT = Question("present", lambda v, _: v is not MISSING, "({v} is not MISSING)", IS, ("{path} is gone", "{path} exists now"))
+SAME = Question("same", lambda v, other: v is other, "({v} is {k})", IS, _TWO)
+SHARED = Question("shared", placement, "placement({v}, {k})", EQUAL, "{path} and {k} shared memory in another way")
+KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "what kind of tensor {path} is changed")
+FILLED = Question("hooks", lambda v, _: bool(v), "bool({v})", IS, "a module has hooks now")
+HOOKED = Question("tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now")
+
+HELPERS: dict[str, Any] = {
+    f.__name__: f for f in (same_value, same_elements, content, length, keys, placement, hooked, kind)
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- asking
+
+_NEW = object()
+
+
+def ask(c, source: Source, question: Question, operand: Any = None):
+    """The answer to a question about what stands at a source, which the prologue asks again. The operand may be another source."""
+    key = source, question, operand
+    answer = c.observed.get(key, _NEW)
+    if answer is _NEW:
+        other = value_at(c, operand) if type(operand) is Source else operand
+        value = value_at(c, source)
+        if isinstance(value, torch.Tensor):
+            with compat.DisableTorchFunction():  # the question is no operation of the program
+                answer = question.ask(value, other)
+        else:
+            answer = question.ask(value, other)
+        c.observed[key] = answer
+    return answer
+
+
+def value_at(c, source: Source):
+    """What stands at a source; MISSING where nothing does. Only `ask` and `reach` may look at it."""
+    found = c.values.get(source, _NEW)
+    if found is _NEW:
+        if source.base is None:
+            found = c.constants[source.key]
+        else:
+            with compat.DisableTorchFunction():
+                found = source.fetch(value_at(c, source.base), c.values)
+        c.values[source] = found
+    return found
+
+
+def reach(c, source: Source):
+    """What stands at a source, as the program may hold it (see `values.read`); MISSING, asked, where nothing does."""
+    value = value_at(c, source)
+    if value is MISSING:
+        ask(c, source, PRESENT)
+        return MISSING
+    return c.read(value, source)
+
+
+# ---------------------------------------------------------------- words
+
+
+def say(value) -> str:
+    """A value in a reason: short, tensors by their metadata."""
+    if isinstance(value, torch.Tensor):
+        return f"{value.device} {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    text = value.__name__ if isinstance(value, type) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def was_is(path: str, was: str, now) -> str:
+    return f"{path} was {was}, is {say(now)}"

@@ -1,0 +1,306 @@
+"""Containers from outside: read through snapshots, whose children have sources, and whose changes are effects.
+
+A snapshot is an empty container of the same type that stands for the original; `materialize` fills it and asks for the length or the keys.
+A list or dict of which only single items are read is asked for those only. One that is long and holds nothing but data is asked for its
+content at once.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+from typing import Any
+
+import torch
+
+from thunder.capture.ask import CONTENT, ELEMENTS, KEYS, LENGTH, PRESENT, SAME, TYPE, is_data
+from thunder.capture.identities import real_id, told_apart
+from thunder.capture.native import CONTAINERS, container_base
+from thunder.capture.sources import MISSING, Source
+from thunder.core.proxies import TensorProxy
+from thunder.interpreter.attributes import type_attribute
+
+__all__ = [
+    "MUTABLE", "LARGE", "Look", "snapshot", "materialize", "length", "list_item", "dict_item", "has_key", "made_by_factory", "entry",
+    "attribute_dict", "write_attributes", "changes", "is_changed",
+]  # fmt: skip
+
+MUTABLE = (list, dict, set, collections.deque)
+LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its content
+
+
+class Look:
+    """What the program has seen of a container from outside.
+
+    items: what was read at single keys or indices, while nobody looked at the whole. was: what was read of the whole, once somebody did.
+    """
+
+    __slots__ = ("original", "source", "items", "was")
+
+    def __init__(self, original, source: Source):
+        self.original, self.source = original, source
+        self.items: dict[Any, Any] = {}
+        self.was: Any = None
+
+
+def snapshot(c, value, source: Source):
+    """The snapshot of a container that came in through a source."""
+    s = c.snapshots.get(id(value))
+    if s is not None:
+        known = c.sources[id(s)]
+        if known is not source:
+            c.ask(source, SAME, known)
+        return s
+    s = _empty(c, value, source)
+    c.ask(source, TYPE)
+    if isinstance(value, collections.deque):
+        c.reach(source.attr("maxlen"))
+    return s
+
+
+def _empty(c, value, source: Source):
+    t = type(value)
+    s = t.__new__(t)  # no __init__: a subclass's may want arguments, or do something
+    if isinstance(value, collections.defaultdict):
+        s.default_factory = value.default_factory
+    elif isinstance(value, collections.deque):
+        collections.deque.__init__(s, maxlen=value.maxlen)
+    if t not in CONTAINERS and hasattr(value, "__dict__"):
+        s.__dict__.update(value.__dict__)
+    c.snapshots[id(value)] = s
+    c.keep[id(value)], c.keep[id(s)] = value, s
+    c.sources[id(s)] = source
+    c.lazy[id(s)] = Look(value, source)
+    return s
+
+
+def materialize(c, s) -> None:
+    """Somebody looks at all of a snapshot."""
+    look = c.lazy.pop(id(s))
+    c.filled[id(s)] = look
+    value, source = look.original, look.source
+    base = container_base(type(value))
+    if base in (list, dict) and type(value) is base and len(value) > LARGE and _is_settled(c, look) and is_data(value) and _is_tree(value):
+        c.ask(source, CONTENT)
+        c.data.add(id(s))
+        _fill(c, s, look, base, [_data(c, x, source.item(k)) for k, x in _pairs(value)])
+    elif base is set:
+        c.ask(source, ELEMENTS)
+        found = c.elements(value)
+        look.was = set(found)
+        set.update(s, found)
+    elif issubclass(base, dict):
+        if any(isinstance(k, torch.Tensor) for k in base.keys(value)):
+            c.refuse("a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors")
+        c.ask(source, KEYS)
+        c.elements(base.keys(value))
+        read = look.items
+        _fill(c, s, look, base, [read[k] if k in read else c.read(x, source.item(k)) for k, x in base.items(value)])
+    else:
+        n = c.ask(source, LENGTH)
+        read = {(k if k >= 0 else k + n): x for k, x in look.items.items()}
+        _fill(c, s, look, base, [read[i] if i in read else c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))])
+
+
+def _fill(c, s, look: Look, base: type, children: list) -> None:
+    """Puts what was read into a snapshot, before what the program has added."""
+    if issubclass(base, dict):
+        added = dict(base.items(s))
+        base.clear(s)
+        look.was = dict(zip(base.keys(look.original), children, strict=True))
+        for k, x in (*look.was.items(), *added.items()):
+            base.__setitem__(s, k, x)
+    else:
+        added = list(base.__iter__(s))
+        base.clear(s)
+        look.was = children
+        base.extend(s, children + added)
+
+
+def _pairs(value):
+    return value.items() if isinstance(value, dict) else enumerate(value)
+
+
+def _is_settled(c, look: Look) -> bool:
+    """Whether no item was read by itself, and no number in it is to stay symbolic."""
+    path = look.source.describe(c.parameters) if c.changing else ""
+    return not look.items and not c.symbolic and not any(p.startswith(path) for p in c.changing)
+
+
+def _is_tree(value) -> bool:
+    """Whether no list or dict stands in two places of a value."""
+    seen, pending = set(), [value]
+    while pending:
+        value = pending.pop()
+        if type(value) in (list, dict):
+            if id(value) in seen:
+                return False
+            seen.add(id(value))
+        pending += [x for x in (value.values() if type(value) is dict else value) if type(x) in (list, tuple, dict)]
+    return True
+
+
+def _data(c, value, source: Source):
+    """A part of what was asked for its content: a snapshot that is filled already."""
+    if type(value) is tuple:
+        inside = [_data(c, x, source.item(i)) for i, x in enumerate(value)] if any(type(x) in (list, tuple, dict) for x in value) else value
+        return value if all(a is b for a, b in zip(inside, value, strict=True)) else tuple(inside)
+    if type(value) not in (list, dict):
+        return value
+    s = c.snapshots.get(id(value))
+    if s is None:
+        s = _empty(c, value, source)
+        look = c.filled[id(s)] = c.lazy.pop(id(s))
+        c.data.add(id(s))
+        _fill(c, s, look, type(value), [_data(c, x, source.item(k)) for k, x in _pairs(value)])
+    elif id(s) in c.lazy:
+        materialize(c, s)
+    return s
+
+
+# ---------------------------------------------------------------- single items
+
+
+def length(c, s) -> int:
+    """The length of a list that nobody has looked at as a whole; the snapshot holds what the program has added."""
+    return c.ask(c.lazy[id(s)].source, LENGTH) + len(s)
+
+
+def list_item(c, s, k: int):
+    """One item of a list that nobody has looked at as a whole."""
+    look = c.lazy[id(s)]
+    if k not in look.items:
+        found = c.reach(look.source.item(k))
+        if found is MISSING:
+            raise IndexError("list index out of range")
+        look.items[k] = found
+    return look.items[k]
+
+
+def dict_item(c, s, k, *default):
+    """One key of a dict that nobody has read as a whole: that key is asked, no other."""
+    if dict.__contains__(s, k):
+        return dict.__getitem__(s, k)
+    k = real_id(c, k)
+    look = c.lazy[id(s)]
+    outside, item = entry(c, look.source, k)
+    if dict.__contains__(look.original, outside):
+        child = c.read(dict.__getitem__(look.original, outside), item)
+        look.items[k] = child
+        container_base(type(s)).__setitem__(s, k, child)
+        return child
+    c.ask(item, PRESENT)
+    if default:
+        return default[0]
+    if type(look.original) is collections.defaultdict:
+        return made_by_factory(c, s, k)
+    if hasattr(type(look.original), "__missing__"):
+        materialize(c, s)
+        return s[k]
+    raise KeyError(k)
+
+
+def has_key(c, s, k) -> bool:
+    """`k in s`, of a dict that nobody has read as a whole."""
+    if k in s:
+        return True
+    return c.ask(entry(c, c.lazy[id(s)].source, k)[1], PRESENT)
+
+
+def made_by_factory(c, s, k):
+    """What a defaultdict puts under a key that it does not have."""
+    factory = c.load_attr(s, "default_factory")
+    if factory is None:
+        raise KeyError(k)
+    s[k] = made = c.call(factory, [], {})
+    return made
+
+
+def entry(c, source: Source, k) -> tuple:
+    """(key in the outside dict, source of what stands there) for a key of its snapshot: the proxy of a tensor from outside stands for it."""
+    if type(k) is not TensorProxy:
+        k = real_id(c, k)
+        told_apart(c, k, ())
+        known = c.sources.get(id(k))
+        return k, source.item(k) if known is None or known.step == "const" or type(k) is torch.Generator else source.child("keyed", known)
+    real, found = c.real.get(c.recorder.memory.holder(k), (None, None))
+    if real is None:
+        c.refuse("a dict from outside is asked for a tensor that the program made", "key it by something else: a name, or the tensor from outside")
+    return real, source.child("keyed", found)
+
+
+# ---------------------------------------------------------------- what the program changed
+
+
+def attribute_dict(c, o, value: dict, source):
+    """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute."""
+    c.ask(source.attr("__dict__"), KEYS)
+    names = [*value, *(n for i, n in c.overlay if i == id(o) and n not in value)]
+    entries = source.attr("__dict__")  # where a class's descriptor hides the attribute
+    hidden = {k for k in value if hasattr(type(type_attribute(type(o), k)), "__set__")}
+    copy = {
+        k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k], entries.item(k) if k in hidden else source.attr(k)) for k in names
+    }  # fmt: skip
+    copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
+    c.attribute_dicts[id(copy)] = (copy, o, dict(copy))
+    return copy
+
+
+def write_attributes(c, d) -> None:
+    """What the program did to `o.__dict__` it did to o."""
+    known = c.attribute_dicts.get(id(d))
+    if known is None:
+        return
+    copy, o, was = known
+    for k in [k for k in was if k not in copy]:
+        del was[k]
+        c.own_delete(o, k)
+    for k, v in copy.items():
+        if k not in was or was[k] is not v:
+            was[k] = v
+            c.own_store(o, k, v)
+
+
+def changes(c) -> list[tuple]:
+    """What the program did to outside containers: (kind, original, source, key, value)."""
+    found: list[tuple] = []
+    for sid, look in (*c.lazy.items(), *c.filled.items()):
+        found += _changes(c.keep[sid], look)
+    for kind, original, source, k, _ in found:
+        if kind == "item":
+            c.written.add(entry(c, source, k)[1])
+        elif kind == "replace":
+            c.written.update(source.item(i) for i in range(len(original)))
+    return found
+
+
+def is_changed(c, s) -> bool:
+    """Whether a value is a snapshot that the program has changed."""
+    look = c.lazy.get(id(s)) or c.filled.get(id(s))
+    return look is not None and bool(_changes(s, look))
+
+
+def _changes(s, look: Look) -> list[tuple]:
+    """(kind, original, source, key, value) of each change of one snapshot."""
+    original, source, was = look.original, look.source, look.was
+    if isinstance(s, dict) and was is None:  # only written to, or single keys read
+        now, mine = container_base(type(s)).items(s), look.items
+        found = [("item", original, source, k, v) for k, v in now if k not in mine or mine[k] is not v]
+        return found + [("delitem", original, source, k, None) for k in mine if k not in s]
+    if isinstance(s, dict):
+        return _changed_dict(dict(container_base(type(s)).items(s)), was, original, source)
+    if isinstance(s, set):
+        return [("set", original, source, None, set(s))] if was is not None and s != was else []
+    if was is None:
+        return [("extend", original, source, None, list(s))] if s else []
+    if len(s) == len(was) and all(map(operator.is_, s, was)):
+        return []
+    grown = len(s) > len(was) and all(a is b for a, b in zip(s, was, strict=False))
+    return [("extend", original, source, None, list(s)[len(was) :]) if grown else ("replace", original, source, None, list(s))]
+
+
+def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:
+    if [k for k in s if k in was] != [k for k in was if k in s]:  # the order of what stayed changed
+        return [("replacedict", original, source, None, dict(s))]
+    out = [("delitem", original, source, k, None) for k in was if k not in s]
+    return out + [("item", original, source, k, v) for k, v in s.items() if k not in was or was[k] is not v]

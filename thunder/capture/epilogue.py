@@ -1,0 +1,330 @@
+"""The epilogue: Python that builds the user's result from the computation's values, and writes back what the program wrote.
+
+A result made of tensors, numbers and plain new containers needs none: the computation returns it as it is.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder.capture import containers
+from thunder.capture.identities import Id
+from thunder.capture.library.backward import freed
+from thunder.capture.native import CONTAINERS, ENUM, container_base
+from thunder.capture.prologue import check_symbol, written
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
+from thunder.core.symbol import BoundSymbol, Names, recording
+from thunder.core.trace import Trace
+
+__all__ = ["EpilogueWriter", "is_plain"]
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a class statement
+_LITERAL = (int, str, bool, type(None), float, complex, bytes, torch.dtype, torch.device)
+
+
+def is_plain(c, value, seen: set[int]) -> bool:
+    """Whether a result can be written as a literal: new tuples, lists and dicts, each once, of proxies and literals."""
+    t = type(value)
+    if t is TensorProxy or t is AnyProxy or isinstance(value, NumberProxy) or t in _LITERAL:
+        return True
+    if t not in (tuple, list, dict) or id(value) in c.sources:
+        return False
+    if t is not tuple:
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+    if t is dict:
+        return all(type(k) in (str, int) for k in value) and all(is_plain(c, v, seen) for v in value.values())
+    return all(is_plain(c, v, seen) for v in value)
+
+
+class EpilogueWriter:
+    """Writes statements that build values; each object of the program's own making is built once."""
+
+    def __init__(self, c):
+        self.c = c
+        self.lines: list[str] = []
+        self.objects: dict[str, Any] = {"setattr": setattr, "delattr": delattr}
+        self.names = Names()
+        self.names.taken |= {"fn", "args", "kwargs", "values"}
+        self.values: dict[int, tuple[str, Any]] = {}  # what the computation must return, in order: name and value, by id
+        self.built: dict[int, str] = {}
+        self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
+
+    def pin(self, value) -> str:
+        name = next((n for n, v in self.objects.items() if v is value), None)
+        if name is None:
+            name = self.names.make("C")
+            self.objects[name] = value
+        return name
+
+    def path(self, source) -> str:
+        """An outside object, found again from the call's arguments or pinned."""
+        pinned = self.c.pinned.get(source)
+        if pinned is not None and source.root.key not in ("args", "kwargs"):
+            return self.pin(pinned)
+        if source.base is None:
+            return self.pin(self.c.constants[source.key]) if source.step == "const" else source.key
+        b = self.path(source.base)
+        if source.step == "attr":
+            return f"{b}.{source.key}"
+        if source.step == "call":
+            return f"{b}.{source.key[0]}({', '.join(map(self.literal, source.key[1:]))})"
+        if source.step == "keyed":
+            return f"{b}[{self.path(source.key)}]"
+        if source.step == "cell":
+            return f"{b}.__closure__[{source.key}].cell_contents"
+        return f"{b}[{self.literal(source.key)}]"
+
+    def literal(self, value) -> str:
+        return repr(value) if type(value) in (int, str, bool, type(None), bytes) else self.pin(value)
+
+    # --- values
+    def build(self, value) -> str:
+        """An expression for a value of the captured program."""
+        c = self.c
+        t = type(value)
+        if isinstance(value, (Proxy, NumberProxy)):
+            return self._proxy(value)
+        if t is Condition:
+            return f"({self.build(value.a)} {value.relation} {self.build(value.b)})"
+        if t in _LITERAL and t not in (float, complex, torch.dtype, torch.device):
+            return repr(value)
+        if id(value) in self.built:
+            return self.built[id(value)]
+        if id(value) in self.originals:
+            return self.path(self.originals[id(value)])
+        if id(value) in c.sources:
+            return self._outside(value)
+        if isinstance(value, tuple):
+            return self._tuple(value, t)
+        if t is types.MethodType:
+            return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
+        if isinstance(value, (list, dict, set, frozenset, collections.deque)):
+            return self._container(value, t)
+        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(value).__name__ in ("map", "filter", "zip", "enumerate"):
+            awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
+            if isinstance(value, types.CoroutineType):
+                value.close()  # nobody will await it
+            remedy = "compile the functions that it calls, and await it outside" if awaited else "return a list or a tuple: list(...) of it"
+            c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
+        if (again := self._about_outside(value, t)) is not None:
+            return again
+        if t is types.FunctionType:
+            return self._function(value) if id(value) in c.fresh else self.pin(value)
+        if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
+            return self.pin(value)
+        return self._object(value, t)
+
+    def _about_outside(self, value, t: type) -> str | None:
+        """What is made of an outside object: its id, a method of it, a weak reference."""
+        if t is Id:
+            return f"{self.pin(id)}({self.path(self.c.ids[value][0])})"
+        if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
+            return f"{self.build(value.__self__)}.{value.__name__}"
+        if isinstance(value, weakref.ref) and id(value()) in self.c.sources:
+            given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
+            return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
+        return None
+
+    def _proxy(self, value) -> str:
+        if isinstance(value, TensorProxy):
+            if value in self.c.placements and self.c.placements[value].is_whole:  # the parameter itself, of which the program makes another tensor
+                return self.path(self.c.real[value][1])
+            value = latest(self.c, value)
+        found = self.values.get(id(value))
+        if found is None:
+            found = self.values[id(value)] = (self.names.claim(value.name if value.name.isidentifier() else "n"), value)
+            if isinstance(value, TensorProxy) and self.c.engine.is_freed(self.c, value):
+                self.built[id(value)] = self._variable(value, f"{self.pin(freed)}({found[0]})")
+        return self.built.get(id(value), found[0])
+
+    def _outside(self, value) -> str:
+        held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
+        if held and self.c.sources[id(value)].root.key not in ("args", "kwargs"):
+            return self.pin(value)
+        return self.path(self.c.sources[id(value)])
+
+    def _is_fixed(self, value, t: type) -> bool:
+        if isinstance(value, (type, ENUM, types.ModuleType, types.BuiltinFunctionType, torch.Generator, torch.nn.Module, range, slice, torch.Size)) or t in _LITERAL:
+            return True
+        return not hasattr(value, "__dict__") and not getattr(t, "__slots__", ())
+
+    def _variable(self, value, expression: str) -> str:
+        name = self.built[id(value)] = self.names.make("o")
+        self.c.keep[id(value)] = value
+        self.lines.append(f"{name} = {expression}")
+        return name
+
+    def _tuple(self, value: tuple, t: type) -> str:
+        inside = [self.build(x) for x in value]
+        if t is Size:
+            t = torch.Size
+        if hasattr(value, "_make"):
+            return self._variable(value, f"{self.pin(t)}({', '.join(inside)})")
+        text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
+        return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
+
+    def _container(self, value, t: type) -> str:
+        if t is frozenset:
+            return f"{self.pin(frozenset)}([{', '.join(self.build(x) for x in value)}])"
+        if t is collections.defaultdict:
+            name = self._variable(value, f"{self.pin(t)}({self.build(value.default_factory)})")
+        elif t in (list, dict, set):
+            name = self._variable(value, {list: "[]", dict: "{}", set: "set()"}[t])
+        elif t is collections.deque:
+            name = self._variable(value, f"{self.pin(t)}(maxlen={value.maxlen})")
+        else:
+            name = self._variable(value, f"{self.pin(t)}.__new__({self.pin(t)})")
+        if isinstance(value, dict):
+            base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+            store = None if t in (dict, collections.OrderedDict, collections.defaultdict) else self.pin(base.__setitem__)
+            for k in list(dict.keys(value)):
+                key, item = self.build(k), self.build(dict.__getitem__(value, k))
+                self.lines.append(f"{name}[{key}] = {item}" if store is None else f"{store}({name}, {key}, {item})")
+        else:
+            inside = [self.build(x) for x in value]
+            if inside:
+                self.lines.append(f"{name}.{'update' if isinstance(value, set) else 'extend'}(({', '.join(inside)},))")
+        if t not in (list, dict, set) and getattr(value, "__dict__", None):
+            self._attributes(value, name)
+        return name
+
+    def _function(self, value: types.FunctionType) -> str:
+        """A function that the program made: made again, with cells that hold this call's values."""
+        cells, filled = [], []
+        for cell in value.__closure__ or ():
+            if id(cell) not in self.built:
+                self._variable(cell, f"{self.pin(types.CellType)}()")
+                filled.append(cell)
+            cells.append(self.built[id(cell)])
+        closure = f"({', '.join(cells)},)" if cells else "None"
+        defaults = self.build(value.__defaults__)
+        name = self._variable(value, f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, {value.__name__!r}, {defaults}, {closure})")
+        for cell in filled:
+            if _filled(cell):
+                contents = self.c.overlay.get((id(cell), None), cell.cell_contents)
+                self.lines.append(f"{self.built[id(cell)]}.cell_contents = {self.build(contents)}")
+        for attribute in ("__kwdefaults__", "__qualname__", "__doc__", "__module__"):
+            if (v := getattr(value, attribute)) is not None:
+                self.lines.append(f"{name}.{attribute} = {self.build(v)}")
+        self._attributes(value, name)
+        return name
+
+    def _object(self, value, t: type) -> str:
+        builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)  # the user's own __new__ and __init__ ran while the program was captured
+        given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
+        name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
+        self._attributes(value, name)
+        if given:
+            self.lines.append(f"{name}.args = {self.build(value.args)}")
+        return name
+
+    def _attributes(self, value, name: str) -> None:
+        for k, v in getattr(value, "__dict__", {}).items():
+            self.lines.append(f"{name}.__dict__[{k!r}] = {self.build(v)}")
+        for cls in type(value).__mro__:
+            slots = cls.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
+                    self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {self.build(getattr(value, slot))})")
+
+    # --- effects
+    def effects(self) -> None:
+        """Statements that write back, values first: nothing is written before everything was computed."""
+        c = self.c
+        writes = []
+        for key, (kind, o, n) in list(c.effects.items()):
+            writes.append(self._write(kind, o, n, c.overlay[key]))
+        for kind, original, source, k, v in containers.changes(c):
+            writes.append(self._write_container(kind, original, self.path(source), k, v))
+        self.lines += [w for w in writes if w]
+        for (setter, *given), value in c.left.items():
+            self.lines.append(f"{self.pin(setter)}({', '.join(map(self.literal, (*given, value)))})")
+
+    def _write(self, kind: str, o, n, v) -> str:
+        if kind == "attr":
+            target = self.path(c_source) if (c_source := self.c.sources.get(id(o))) is not None else self.pin(o)
+            return f"{self._setter(o)}({target}, {n!r}, {self.build(v)})"
+        if kind == "entry":
+            return f"{self.path(self.c.sources[id(o)])}.__dict__[{n!r}] = {self.build(v)}"
+        if kind == "context":
+            return f"{self.pin(o)}.set({self.build(v)})"
+        if kind == "grad":
+            return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
+        if kind == "delattr":
+            delete = "delattr" if isinstance(o, torch.nn.Module) else self.pin(object.__delattr__) if type(type(o).__delattr__) is types.FunctionType else "delattr"
+            return f"{delete}({self.path(self.c.sources[id(o)])}, {n!r})"
+        if kind == "global":
+            return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
+        if kind == "delglobal":
+            return f"del {self.pin(o)}[{n!r}]"
+        return f"{self.pin(o)}.cell_contents = {self.build(v)}"
+
+    def _setter(self, o) -> str:
+        """How an attribute is written back: the user's own `__setattr__` ran while the program was captured, and does not run again."""
+        if type(type(o).__setattr__) is not types.FunctionType or isinstance(o, type):
+            return "setattr"
+        return self.pin(torch.nn.Module.__setattr__ if isinstance(o, torch.nn.Module) else object.__setattr__)
+
+    def _write_container(self, kind: str, original, x: str, k, v) -> str:
+        t = type(original)
+        base = None if t in CONTAINERS else container_base(t)  # a subclass's own methods ran while the program was captured
+        if kind == "item":
+            return f"{x}[{self.build(k)}] = {self.build(v)}" if base is None else f"{self.pin(base.__setitem__)}({x}, {self.build(k)}, {self.build(v)})"
+        if kind == "delitem":
+            return f"del {x}[{self.build(k)}]" if base is None else f"{self.pin(base.__delitem__)}({x}, {self.build(k)})"
+        method = "update" if kind in ("set", "replacedict") else "extend"
+        if t is collections.Counter:
+            base = dict  # whose update sets, and does not add
+        add = f"{x}.{method}(" if base is None else f"{self.pin(getattr(base, method))}({x}, "
+        clear = "" if kind == "extend" else f"{x}.clear(); " if base is None else f"{self.pin(base.clear)}({x}); "
+        return f"{clear}{add}{self.build(v)})"
+
+    # --- the whole
+    def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
+        """(trace, function, what the computation returns). No trace and no function where the computation's value is the result."""
+        c = self.c
+        if not (c.effects or c.left or containers.changes(c) or c.engine.freed) and is_plain(c, result, set()):
+            return None, None, _latest(c, result)
+        expression = self.build(result)
+        self.effects()
+        names = [name for name, _ in self.values.values()]
+        unpack = [f"{', '.join(names)}, = values"] if names else []
+        lines = [
+            BoundSymbol(check_symbol("pack"), (), {"text": [text], "objects": {}}, None, inputs=(), outputs=()) for text in (*unpack, *self.lines)
+        ]
+        trace, function = written("epilogue", "fn, args, kwargs, values", lines, expression, self.names, self.objects)
+        return trace, function, tuple(value for _, value in self.values.values())
+
+
+def latest(c, value: TensorProxy) -> TensorProxy:
+    """What a proxy stands for in the end; views of what was written to are made again."""
+    with recording(c.recorder):
+        found = c.recorder.latest(value)
+    return c.reshaped.get(found, found)
+
+
+def _latest(c, value):
+    t = type(value)
+    if t is TensorProxy:
+        return latest(c, value)
+    if t is tuple or t is list:
+        return t([_latest(c, x) for x in value])
+    if t is dict:
+        return {k: _latest(c, x) for k, x in value.items()}
+    return value
+
+
+def _filled(cell) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - asks whether there is any
+    except ValueError:
+        return False
+    return True

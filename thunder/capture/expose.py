@@ -1,0 +1,124 @@
+"""Exposing: what native code may look at is asked completely before the code runs.
+
+One walk over everything that is reachable, however deep and long: snapshots are filled, and the attributes of objects from outside are read.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections import deque
+
+import torch
+
+from thunder.capture import containers
+from thunder.capture.ask import KEYS
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
+from thunder.capture.sources import MISSING
+from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
+
+__all__ = ["expose", "exposed", "attributes", "slots", "as_text"]
+
+MOST = 10_000  # objects that one call may look at
+_OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)  # native code calls them, or asks torch about them
+_LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, types.BuiltinFunctionType} - {slice}
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+
+
+def expose(c, *values, concretely: bool = False) -> None:
+    """Native code may look at the values and at everything that they lead to.
+
+    concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they are.
+    """
+    seen: set[int] = set()
+    pending = list(values)
+    while pending:
+        if len(seen) > MOST:
+            c.sharp(f"native code is given more than {MOST} objects, which are not watched for changes beyond that number")
+            return
+        value = pending.pop()
+        kind = type(value)
+        if kind in _LEAVES or id(value) in seen or id(value) in c.data:
+            continue
+        seen.add(id(value))
+        if id(value) in c.lazy:
+            containers.materialize(c, value)
+            if id(value) in c.data:
+                continue
+        if concretely and isinstance(value, (list, dict, deque)):
+            _settle_numbers(c, value)
+        if isinstance(value, dict):
+            pending += dict.keys(value)
+            pending += dict.values(value)
+        elif isinstance(value, _SEQUENCES):
+            pending += container_base(kind).__iter__(value) if container_base(kind) else tuple.__iter__(value) if isinstance(value, tuple) else value
+        elif kind is slice:
+            pending += (value.start, value.stop, value.step)
+        elif kind is types.MethodType:
+            pending.append(value.__self__)
+        elif not isinstance(value, (*_OPAQUE, NumberProxy)):
+            pending += _inside(c, value, kind)
+
+
+def _settle_numbers(c, container) -> None:
+    look = c.filled.get(id(container))
+    for part in (container, *([look.was] if look is not None else [])):
+        for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            if isinstance(x, NumberProxy):
+                part[k] = x.concrete()
+
+
+def exposed(c, value):
+    expose(c, value)
+    return value
+
+
+def _inside(c, value, kind: type) -> list:
+    """What an object holds; of one from outside, asked."""
+    source = c.sources.get(id(value))
+    if source is not None:
+        return [] if id(value) in c.exposed else attributes(c, value, source)
+    if native_module(kind.__module__):
+        return []
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, n) for n in slots(kind) if hasattr(value, n))]
+
+
+def attributes(c, o, source) -> list:
+    """All attributes of an object from outside, asked. Raises CaptureError where the program wrote to what native code would see unwritten."""
+    c.exposed.add(id(o))
+    c.keep[id(o)] = o
+    own = getattr(o, "__dict__", None)
+    children = []
+    if isinstance(own, dict):
+        c.ask(source.attr("__dict__"), KEYS)
+        children += [c.reach(source.attr(n)) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
+    children += [found for n in slots(type(o)) if (found := c.reach(source.attr(n))) is not MISSING]
+    if any(i == id(o) for i, _ in c.overlay) or any(containers.is_changed(c, x) for x in children):
+        what = f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does not read"
+        c.refuse(what, "use what it needs of the object")
+    return [concrete(x) for x in children]
+
+
+def _can_be_asked(c, value, source, name: str) -> bool:
+    if type(value) in DICT_VIEWS or is_iterator(value):
+        c.sharp(f"native code is given {source.attr(name).describe(c.parameters)}, a {type(value).__name__}, which is not watched for changes")
+        return False
+    return True
+
+
+def slots(kind: type) -> list[str]:
+    """The names of the slots of a class and its bases."""
+    found = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
+    names = [n for names in found for n in ((names,) if isinstance(names, str) else names)]
+    return [n for n in names if n not in ("__dict__", "__weakref__") and not n.startswith("__")]
+
+
+def as_text(c, value):
+    """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
+    expose(c, value)
+    if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
+        value = copy.copy(value)
+        for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            value[k] = as_text(c, x)
+        return value
+    return map_structure(concrete, value) if type(value) in (list, tuple) else concrete(value)

@@ -1,0 +1,429 @@
+"""Capture: the interpreter's host that reads a PyTorch program.
+
+Values travel bare. An object reachable from the call's arguments, from the function, its globals or closures has a source in a side table, by identity.
+Reading through a source turns tensors into proxies, guards primitive values, and turns containers into snapshots whose children are read when
+somebody looks. Operations on proxies are recorded; writes to outside objects become effects.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import linecache
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+from thunder import compat
+from thunder.capture import calls, containers, items, objects, operators, tensors, values
+from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
+from thunder.capture.expose import expose
+from thunder.capture.identities import told_apart
+from thunder.capture.library import backward, collectives, triton_kernels
+from thunder.capture.library.functional import original
+from thunder.capture.native import PRIMITIVE, native_module
+from thunder.capture.sources import Source
+from thunder.capture.strides import layout
+from thunder.core.proxies import AnyProxy, NumberProxy, Proxy, TensorProxy
+from thunder.core.symbol import Context, Names, Recorder
+from thunder.core.symbolic import Decisions
+from thunder.distributed.placement import Placement
+from thunder.errors import CaptureError
+from thunder.interpreter import ProtocolHost, format_location
+from thunder.ops import autocast
+from thunder.ops.memory import Memory
+from thunder.ops.torch_types import from_tensor_dtype
+from thunder.options import CACHE_OPTIONS, JitOptions
+
+__all__ = ["Capture"]
+
+_RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
+
+
+@functools.cache
+def _is_library(module: str | None) -> bool:
+    return bool(module) and (native_module(module) or module.startswith(("torch.", "triton.")))
+
+
+class Capture(ProtocolHost):
+    """One reading of a program. Everything named by an id here is kept alive by `keep` until the reading is over."""
+
+    named_type = TensorProxy
+    uncatchable = (*ProtocolHost.uncatchable, CaptureError)
+
+    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()):
+        super().__init__(record_history=options.debug.record_interpreter_history)
+        self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
+        self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
+        self.changing = changing or {}  # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other values
+        self.parameters = parameter_names(fn)
+        self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
+        self.replaced = replaced_tensors(fn, overrides)
+        self.replaced_sources: dict[Source, tuple[dict, str]] = {}
+        self.replacements = options.replacements
+        names = Names()
+        names.taken |= _RESERVED
+        for executor in options.executors:
+            names.taken.update(executor.opmap)
+        self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
+        self.recorder.memory = Memory(outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self))
+        self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
+        late = triton_kernels.launchers() | collectives.handlers()
+        self.handlers = {id(f): handler for f, handler in late.items()}  # of functions in modules that few programs import
+        self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
+        # where values come from
+        self.sources: dict[int, Source] = {}
+        self.keep: dict[int, Any] = {}
+        self.pinned: dict[Source, Any] = {}  # modules of the compiled root: the entry may hold them
+        root = original(fn)
+        root = root.__self__ if type(root) is types.MethodType else root
+        self.rooted = {id(m) for m in root.modules()} if isinstance(root, torch.nn.Module) else set()
+        self.constants: dict[str, Any] = {}
+        self.constant_sources: dict[int, Source] = {}
+        self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
+        self.real: dict[TensorProxy, tuple[torch.Tensor, Source]] = {}
+        self.placements: dict[Proxy, Placement] = {}  # of parameters that the ranks hold together
+        self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}  # id of a sparse or nested tensor, or of one of a subclass with its own rules
+        self.has_opaque_values = False
+        self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
+        self.reshaped: dict[TensorProxy, TensorProxy] = {}  # arguments under the shape they have in the end -> the same
+        self.layouts: dict = {}  # values that were asked for strides -> stand-ins that have them
+        self.fake_mode = None
+        # what the program depends on
+        self.observed: dict[tuple, Any] = {}  # (source, question, operand) -> the answer
+        self.values: dict[Source, Any] = {}  # what stands there
+        self.shapes: dict[Source, tuple] = {}  # of tensors: None for a size that stays symbolic
+        self.settings: set[Source] = set()  # PyTorch's settings that the program asked for
+        self.arrays: dict[int, numpy.ndarray] = {}  # from outside, whose memory tensors of them share
+        self.function_sources: dict[int, Source] = {}
+        self.asked_functions: set[int] = set()  # functions whose code was asked for
+        self.engine = backward.Engine()
+        self.used: set = set()  # once the program is read: the values that its lines and its result are made of
+        self.decisions = Decisions()
+        self.left: dict[tuple, Any] = {}  # settings of PyTorch's that the program leaves in force
+        self.number_sources: dict[str, Source] = {}
+        self.numbers: dict[Source, NumberProxy] = {}
+        # containers, and what the program wrote
+        self.snapshots: dict[int, Any] = {}  # id(original) -> snapshot
+        self.lazy: dict[int, containers.Look] = {}  # id(snapshot) -> what was seen, while nobody has looked at the whole
+        self.filled: dict[int, containers.Look] = {}  # the same, once somebody has
+        self.data: set[int] = set()  # ids of snapshots that hold nothing but data, and were asked for their content
+        self.exposed: set[int] = set()  # ids of objects whose attributes were all asked
+        self.overlay: dict[tuple, Any] = {}
+        self.effects: dict[tuple, tuple] = {}
+        self.written: set[Source] = set()
+        self.attribute_dicts: dict[int, tuple] = {}  # id(copy of an object's __dict__) -> (copy, object, what the program has seen)
+        self.fresh: set[int] = set()
+        self.outside_iterators: dict[int, Any] = {}
+        self.sharp_edges: list[str] = []
+        self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
+        self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}  # of variables that the program has set: what its first `set` gave
+        self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked
+        self.ids: dict[int, tuple] = {}  # ids that the program was told -> (source, what came in through it)
+        self.passing: set[int] = set()  # ids of objects that the program holds weakly only
+        self.cached_calls: dict[tuple, functools.partial] = {}  # of functions behind functools.lru_cache, by function and arguments
+        self.in_cached_call = 0
+        self.seen_names: set = set()
+        self.seen_hooks: set[int] = set()
+        self.function_modes = -1  # how many torch-function modes are active, the program's `with torch.device(...)` among them
+
+    # ------------------------------------------------------------------------------------------------ sources and guards
+
+    def const(self, value, label: str = "") -> Source:
+        """A source that is the object itself, pinned in the generated code."""
+        found = self.constant_sources.get(id(value))
+        if found is None:
+            name = f"K{len(self.constants)}"
+            self.constants[name], self.keep[id(value)] = value, value
+            found = self.constant_sources[id(value)] = Source(None, "const", name, label or getattr(value, "__name__", type(value).__name__))
+        return found
+
+    def know(self, value, source: Source) -> None:
+        self.sources[id(value)], self.keep[id(value)] = source, value
+
+    def read(self, value, source: Source):
+        """What the program may hold of a value that came in through a source."""
+        return values.read(self, value, source)
+
+    def reach(self, source: Source):
+        """What stands at a source, as the program may hold it."""
+        return reach(self, source)
+
+    def ask(self, source: Source, question: Question, operand=None):
+        """The answer to a question about what stands at a source: see `ask.py`."""
+        return ask(self, source, question, operand)
+
+    def elements(self, value) -> list:
+        return values.elements(self, value)
+
+    def lift(self, value):
+        return tensors.lift(self, value)
+
+    # ------------------------------------------------------------------------------------------------ the recorder
+
+    def name_value(self, value, name: str) -> None:
+        """The first variable that a result is stored in gives it its name, where that is free."""
+        current = value.name
+        names = self.recorder.context.names
+        if current[:1] == "t" and current[1:].isdigit() and name not in names.taken and value not in self.recorder.memory.current:
+            names.taken.add(name)
+            value.name = name
+
+    def synchronize(self) -> None:
+        """The recorder's context follows PyTorch's own modes, which the program switches as it always does."""
+        context = self.recorder.context
+        grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+        cast = compat.autocast_state() if compat.any_autocast() else None
+        if (modes := compat.function_modes()) != self.function_modes:
+            self.function_modes = modes
+            self.recorder.context = context = context.replace(default_device=compat.default_device())
+        if grad is not context.grad_enabled or from_tensor_dtype(dtype) is not context.default_dtype or cast != getattr(context.autocast, "state", None):
+            policy = autocast.policy(*cast) if cast else None
+            self.recorder.context = context.replace(grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy)
+
+    # ------------------------------------------------------------------------------------------------ objects
+
+    lookup, class_value, own, native_get = objects.lookup, objects.class_value, objects.own, objects.native_get
+    missing, fallback, load_attr, tensor_attribute = objects.missing, objects.fallback, objects.load_attr, calls.tensor_attribute
+    store_attr, own_store, native_set = objects.store_attr, objects.own_store, objects.native_set
+    delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
+    load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
+
+    def slot(self, t: type, name: str):
+        """The Python function that implements a special method, or None."""
+        found = self.lookup(t, name)
+        return found if type(found) is types.FunctionType else None
+
+    def build_class(self, body, name, bases, keywords):
+        made = super().build_class(body, name, bases, keywords)
+        self.fresh.add(id(made))
+        self.keep[id(made)] = made
+        return made
+
+    def setting(self, source: Source, answer) -> None:
+        """What PyTorch was asked for at a source."""
+        self.settings.add(source)
+        self.values[source] = answer
+        self.ask(source, VALUE)
+
+    # ------------------------------------------------------------------------------------------------ cells and defaults
+
+    def load_cell(self, f, cell, name):
+        if self.overlay and (id(cell), None) in self.overlay:
+            return self.overlay[id(cell), None]
+        try:
+            value = super().load_cell(f, cell, name)
+        except NameError:
+            if id(f) not in self.fresh and name in f.__code__.co_freevars:
+                self.ask(self._cell_source(f, name), PRESENT)
+            raise
+        if id(f) in self.fresh or name == "__class__" or type(value) in (TensorProxy, types.CellType):
+            return value
+        if name not in f.__code__.co_freevars or native_module(f.__globals__.get("__name__")):
+            return value
+        return self.read(value, self._cell_source(f, name))
+
+    def _cell_source(self, f, name: str) -> Source:
+        source = (self.sources.get(id(f)) or self.const(f)).child("cell", f.__code__.co_freevars.index(name), name)
+        source.label = name
+        return source
+
+    def store_cell(self, f, cell, v):
+        index = name_of_cell(f, cell)
+        if id(f) in self.fresh or index is None:
+            cell.cell_contents = v
+            return
+        source = self.const(f).child("cell", index, f.__code__.co_freevars[index])
+        source.label = f.__code__.co_freevars[index]
+        self.written.add(source)
+        self.keep[id(cell)] = cell
+        self.overlay[id(cell), None] = v
+        self.effects[id(cell), None] = ("cell", cell, None)
+
+    def enter(self, f, args, kwargs):
+        if id(f) not in self.asked_functions and id(f) not in self.fresh and not native_module(f.__globals__.get("__name__")):
+            self.asked_functions.add(id(f))
+            self.ask(self._part_of(f, "__code__"), IDENTITY)
+        return super().enter(f, args, kwargs)
+
+    def _part_of(self, f, name: str) -> Source:
+        """The code or the defaults of a function. A closure is found where it came from, so that the program does not keep it alive."""
+        known = self.function_sources.get(id(f)) if f.__closure__ is not None and id(f) not in self.constant_sources else None
+        return (known or self.const(f)).attr(name)
+
+    def made_function(self, f):
+        self.fresh.add(id(f))
+        self.keep[id(f)] = f
+        return f
+
+    def default(self, f, name, value):
+        if type(value) is TensorProxy or id(f) in self.fresh or native_module(f.__globals__.get("__name__")):
+            return value
+        code = f.__code__
+        source = self.sources.get(id(f)) or self.const(f)
+        if name in (f.__kwdefaults__ or ()):
+            return self.read(value, source.attr("__kwdefaults__").item(name))
+        self.ask(self._part_of(f, "__defaults__"), IDENTITY)
+        if type(value) in PRIMITIVE:
+            return value
+        index = code.co_varnames.index(name) - code.co_argcount
+        return self.read(value, source.attr("__defaults__").item(index))
+
+    # ------------------------------------------------------------------------------------------------ containers, operators
+
+    binary, unary, compare = operators.binary, operators.unary, operators.compare
+    native_binary, native_unary, native_compare = operators.native_binary, operators.native_unary, operators.native_compare
+    native_index, converted, type_name = operators.native_index, operators.converted, operators.type_name
+    getitem, native_getitem, native_setitem, native_delitem = operators.getitem, items.getitem, items.setitem, operators.native_delitem
+    native_contains, native_iter, native_next, native_len = items.contains, items.iterate, operators.native_next, operators.native_len
+    truth, native_truth, unpack = operators.truth, operators.native_truth, operators.unpack
+    native_text, native_isinstance, asks_in_python = operators.native_text, operators.native_isinstance, operators.asks_in_python
+
+    def hashed(self, keys, others=()):
+        if self.sources:
+            for i, k in enumerate(keys):
+                if type(k) not in PRIMITIVE:
+                    expose(self, k)
+                    told_apart(self, k, others)
+                    told_apart(self, k, keys[:i])
+
+    def materialize(self, value):
+        if self.lazy and id(value) in self.lazy:
+            containers.materialize(self, value)
+        return value
+
+    def same(self, a, b):
+        if a is b:
+            return True
+        ta, tb = type(a), type(b)
+        if ta is not tb or ta in PRIMITIVE:
+            return False
+        if ta is TensorProxy:
+            return self._same_tensor(a, b)
+        sa, sb = self.sources.get(id(a)), self.sources.get(id(b))
+        if sa is not None and sb is not None:
+            return self.ask(sa, SAME, sb)
+        return False
+
+    def _same_tensor(self, a, b) -> bool:
+        if a not in self.real or b not in self.real:
+            return False
+        sx, sy = self.real[a][1], self.real[b][1]
+        return True if sx is sy else self.ask(sx, SAME, sy)
+
+    # ------------------------------------------------------------------------------------------------ calls
+
+    def operation(self, name: str, *operands):
+        """A special method of a tensor."""
+        return calls.operation(self, name, operands)
+
+    def call(self, f, args, kwargs):
+        return calls.call(self, f, args, kwargs)
+
+    def call_native(self, f, args, kwargs):
+        return calls.call_native(self, f, args, kwargs)
+
+    def restore_context(self) -> None:
+        """Context variables that the program leaves set are as they were: the epilogue sets them."""
+        for variable, token in self.context_tokens.items():
+            self.keep[id(variable)] = variable
+            self.overlay[id(variable), None] = variable.get()
+            self.effects[id(variable), None] = ("context", variable, None)
+            variable.reset(token)
+        self.context_tokens = {}
+
+    # ------------------------------------------------------------------------------------------------ trouble
+
+    def own_location(self) -> tuple | None:
+        """`location` of the innermost frame that is not library code; of the innermost one where all are."""
+        for frame in reversed(self.stack_of_frames):
+            if not _is_library(frame.fn.__globals__.get("__name__", "")):
+                return frame.fn.__code__, frame.ip
+        return self.location()
+
+    def user_location(self) -> tuple | None:
+        """(filename, line, function, source line) of the innermost frame that is not library code."""
+        location = self.own_location()
+        if location is None:  # the program has returned: where it is defined
+            fn = original(self.fn)
+            target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+            code = getattr(getattr(target, "__func__", target), "__code__", None)
+            return None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname, linecache.getline(code.co_filename, code.co_firstlineno))
+        filename, line, _, source, function = format_location(location)
+        return filename, line, function, source or ""
+
+    def refuse(self, reason: str, remedy: str = ""):
+        raise CaptureError(reason, location=self.user_location(), remedy=remedy)
+
+    def sharp(self, what: str) -> None:
+        """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
+        calls.sharp_edge(self, what)
+
+    # ------------------------------------------------------------------------------------------------ for the prologue
+
+    def guarded_tensor(self, source: Source) -> torch.Tensor:
+        """The tensor that the prologue checks at a source: the one that stands there, or that a transform put in its place."""
+        replaced = self.replaced_sources.get(source)
+        return self.values[source] if replaced is None else replaced[0][replaced[1]]
+
+    def ask_at_the_end(self) -> None:
+        """What is known to matter only once the program is read."""
+        names = self.recorder.context.names
+        if names.attends:  # attention may use what it might when its kernels were chosen
+            self.setting(self.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ").call("__call__"), names.backends)
+        for table in self.overrides:
+            self.ask(self.const(table), REPLACED)
+        for p in self.engine.hooked:
+            self.ask(self.real[p][1], HOOKED)
+
+    def distinct_groups(self) -> list[tuple[list[Source], str]]:
+        """Where the program writes, what it writes to must stay apart from what it reads. Tensors with gradients are one each, for what is written to is checked by itself."""
+        leaves = [self.real[p][1] for p in self.engine.leaves.values() if p not in self.mutated]
+        if not self.effects and not containers.changes(self):
+            return [(leaves, "tensors")]
+        boxes = [
+            s for i, s in self.sources.items()
+            if s.step != "const" and not isinstance(self.keep.get(i), torch.nn.Module) and s.key != "__dict__"
+        ]  # fmt: skip
+        return [(leaves, "tensors"), (list(dict.fromkeys(boxes)), "objects")]
+
+
+def name_of_cell(f, cell) -> int | None:
+    """The index of a cell in a function's closure, None for a cell of the running frame itself."""
+    for i, c in enumerate(f.__closure__ or ()):
+        if c is cell:
+            return i
+    return None
+
+
+def parameter_names(fn) -> tuple[str, ...]:
+    """Names of the positional parameters that the user wrote, without self; beyond them `name_0`, `name_1` for `*name`."""
+    fn = original(fn)
+    target = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    bound = isinstance(target, types.MethodType)
+    target = getattr(target, "__func__", target)
+    while isinstance(target, functools.partial):
+        target = target.func
+    code = getattr(target, "__code__", None)
+    if code is None:
+        code, bound = getattr(vars(type(target)).get("__call__"), "__code__", None), True
+    if code is None:
+        return ()
+    names = code.co_varnames[: code.co_argcount][1 if bound else 0 :]
+    if code.co_flags & 4:
+        rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
+        names = (*names, *(f"{rest}_{i}" for i in range(64)))
+    return tuple(names)
+
+
+def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:
+    """For the id of each of the module's own tensors that is replaced: (the overrides, its name in them). What the module has not itself is added, not replaced."""
+    found: dict[int, tuple[dict, str]] = {}
+    if any(overrides):
+        own = dict(fn.named_parameters(remove_duplicate=False)) | dict(fn.named_buffers(remove_duplicate=False))
+        for table in overrides:
+            found |= {id(own[name]): (table, name) for name in table if name in own}
+    return found

@@ -1,0 +1,60 @@
+"""Identity: `is`, `id()` and hash tables over objects from outside."""
+
+from __future__ import annotations
+
+import weakref
+
+from thunder.capture.ask import IDENTITY, SAME
+from thunder.core.proxies import TensorProxy
+
+__all__ = ["Id", "id_of", "real_id", "told_apart"]
+
+
+class Id(int):
+    """What id() says of an object from outside."""
+
+
+def id_of(c, f, args, kwargs):
+    """What came from outside has an id of its own, until that meets ids from outside (`real_id`)."""
+    (o,) = args
+    look = c.lazy.get(id(o)) or c.filled.get(id(o))
+    known = look.original if look is not None else o
+    real, source = c.real.get(o, (None, None)) if type(o) is TensorProxy else (known, c.sources.get(id(o)))
+    if source is None:
+        return id(o)
+    for k, (first, other) in c.ids.items():
+        if other is real and first is not source:
+            c.ask(source, SAME, first)
+            return k
+    k = Id(id(o))
+    c.ids[k] = source, real
+    return k
+
+
+def real_id(c, k):
+    """A number that meets ids from outside: the id of what came from outside holds as long as that is the same."""
+    if type(k) is not Id:
+        return k
+    source, real = c.ids[k]
+    if type(real).__weakrefoffset__:
+        c.passing.add(id(real))
+    if source.step != "const":
+        c.ask(source, IDENTITY)
+    return id(real)
+
+
+def told_apart(c, value, others) -> None:
+    """A hash table or a list compares a value with others: what came from outside stays another object than they are."""
+    if isinstance(value, weakref.ref):
+        found = value()
+        if id(found) in c.sources:
+            c.passing.add(id(found))
+            c.ask(c.sources[id(found)], IDENTITY)
+    if id(value) in c.sources:
+        for x in others:
+            if x is not value:
+                c.same(value, x)
+    elif type(value) is Id:
+        for x in others:
+            if type(x) is Id and x != value:
+                c.ask(c.ids[value][0], SAME, c.ids[x][0])

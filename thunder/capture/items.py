@@ -1,0 +1,102 @@
+"""Items of anything: `o[k]`, `o[k] = v`, `v in o` and iteration, of snapshots, tensors and objects with methods of their own."""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import operator
+
+import numpy
+import torch
+
+from thunder.capture import opaque_values
+from thunder.capture.containers import dict_item, has_key, list_item, made_by_factory, materialize, write_attributes
+from thunder.capture.expose import expose
+from thunder.capture.identities import Id, real_id, told_apart
+from thunder.capture.native import PRIMITIVE
+from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
+
+__all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "VIEWS"]
+
+VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}  # of mappings written in Python
+
+
+def _hashable(k) -> bool:
+    try:
+        hash(k)
+    except TypeError:
+        return False
+    return True
+
+
+def getitem(c, o, k):
+    t = type(o)
+    if c.lazy and id(o) in c.lazy:
+        if isinstance(o, dict) and _hashable(k):
+            return dict_item(c, o, k)
+        if type(k) is int and isinstance(o, list) and not o:
+            return list_item(c, o, k)
+        materialize(c, o)
+    if t is collections.defaultdict and k not in o:
+        return made_by_factory(c, o, k)
+    if t is TensorProxy:
+        return c.operation("__getitem__", o, _key(c, k))
+    if t is AnyProxy:
+        return opaque_values.apply(c, operator.getitem, (o, k), {})
+    if type(k) not in PRIMITIVE:
+        expose(c, k)
+    if isinstance(o, dict):
+        told_apart(c, k, o)
+        if type(k) is Id and k not in o:
+            k = real_id(c, k)
+    return o[k]
+
+
+def _key(c, k):
+    """An index of a tensor, with tensors in the place of NumPy's arrays."""
+    if type(k) is numpy.ndarray or type(k) is tuple:
+        return map_structure(lambda x: c.lift(torch.as_tensor(x)) if type(x) is numpy.ndarray else x, k)
+    return k
+
+
+def refuse_array(c, o) -> None:
+    if id(o) in c.arrays:
+        c.refuse("a numpy array from outside is written to", "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array")
+
+
+def setitem(c, o, k, v) -> None:
+    if type(o) is TensorProxy:
+        c.operation("__setitem__", o, _key(c, k), v)
+        return
+    refuse_array(c, o)
+    if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
+        materialize(c, o)
+    if isinstance(o, dict) and id(o) not in c.lazy:
+        c.hashed((k,), o)
+    o[k] = v
+    write_attributes(c, o)
+
+
+def contains(c, o, v) -> bool:
+    if c.lazy and id(o) in c.lazy:
+        if isinstance(o, dict) and _hashable(v):
+            return has_key(c, o, v)
+        materialize(c, o)
+    expose(c, o, v)
+    if isinstance(o, (list, tuple, dict, set, frozenset, collections.deque)):
+        told_apart(c, v, o)
+        if type(v) is Id and v not in o and any(type(x) is int for x in o):
+            v = real_id(c, v)
+    return v in o
+
+
+def iterate(c, o):
+    c.materialize(o)
+    if id(o) in c.outside_iterators:
+        c.sharp("an iterator from outside is advanced, and stays advanced only for the call that captured the program")
+    t = type(o)
+    if t is TensorProxy:
+        return iter(o)
+    if t is set and id(o) in c.filled and o == c.filled[id(o)].was:
+        return iter(c.elements(c.filled[id(o)].original))  # a copy may have another order
+    return iter(o)

@@ -1,0 +1,178 @@
+"""`torch.autograd.Function` inside a captured program: its forward and its backward are read, and become one operation with that derivative."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder import compat
+from thunder.capture.library.functional import separate
+from thunder.core.proxies import Proxy, TensorProxy, like, map_structure, proxies_in
+from thunder.core.pytree import tree_flatten
+from thunder.core.symbol import BoundSymbol, Symbol, adopt, current_recorder
+from thunder.transforms.levels import renamed, typed
+
+__all__ = ["apply"]
+
+
+class FunctionContext:
+    """The `ctx` of a Function: attributes and saved tensors, as the program leaves them."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]):
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple = ()
+        self._not_differentiable: tuple = ()
+        self._dirty: tuple = ()
+
+    def save_for_backward(self, *tensors):
+        self.saved_tensors = tensors
+
+    save_for_forward = save_for_backward
+
+    def mark_non_differentiable(self, *tensors):
+        self._not_differentiable = tensors
+
+    def mark_dirty(self, *tensors):
+        self._dirty = tensors
+
+    def set_materialize_grads(self, value):
+        """Cotangents are always there: zeros where autograd would pass None are what materializing gives."""
+
+
+def apply(c, f, args, kwargs):
+    """Handler of `Function.apply`."""
+    cls, *inputs = args
+    needs = tuple(isinstance(x, TensorProxy) and x.requires_grad for x in inputs)
+    grad = torch.is_grad_enabled() and any(needs)
+    ctx = FunctionContext(needs)
+    with separate(c, False) as forward:
+        result = map_structure(c.recorder.latest, _forward(c, cls, ctx, inputs, kwargs))
+    if ctx._dirty:
+        c.refuse(f"{cls.__name__} marks tensors dirty: it writes to its inputs", "return new tensors in its place")
+    if not grad:
+        c.recorder.bound_symbols += forward.bound_symbols
+        return result
+    plain = {id(t) for t in ctx._not_differentiable}
+    outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, result)
+    for inner, o in zip(proxies_in(result, []), proxies_in(outputs, []), strict=True):
+        o.name = c.recorder.context.names.make()
+        o.requires_grad = id(inner) not in plain and o.dtype.category >= 2
+    placeholders = [like(o) for o in proxies_in(outputs, [])]
+    for p in placeholders:
+        p.name = c.recorder.context.names.make()
+    with separate(c, False) as backward, compat.autocast_off():  # in eager, too, it runs after the forward's autocast is left
+        gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
+    program.symbol.info["not_differentiable"] = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}
+    line = program.line((*inputs, *program.free), outputs, c.recorder.context.afterwards)
+    line.location = c.own_location()
+    c.recorder.bound_symbols.append(line)
+    return outputs
+
+
+def _forward(c, cls, ctx, inputs, kwargs):
+    if cls.setup_context is not torch.autograd.Function.setup_context:
+        result = c.call(cls.forward, inputs, kwargs)
+        c.call(cls.setup_context, [ctx, tuple(inputs), result], {})
+        return result
+    return c.call(cls.forward, [ctx, *inputs], kwargs)
+
+
+def _backward_of(cls):
+    """The user's backward, without `once_differentiable` around it: it is captured without grad anyway."""
+    return cls.backward.__wrapped__ if _is_once(cls.backward) else cls.backward
+
+
+def _is_once(function) -> bool:
+    """Whether a function is what `once_differentiable` made of another; other decorators, such as torch.amp.custom_bwd, have a meaning here."""
+    return hasattr(function, "__wrapped__") and function.__globals__.get("__name__") == "torch.autograd.function"
+
+
+class _Function:
+    """What was read of a Function's forward and backward, replayed wherever the operation is differentiated.
+
+    free: what the two read beside the inputs; the operation's line takes them as further arguments.
+    """
+
+    def __init__(self, cls, inputs, forward, result, backward, placeholders, gradients):
+        self.inputs, self.forward, self.result = inputs, forward, result
+        self.backward, self.placeholders, self.gradients = backward, placeholders, gradients
+        known = {*proxies_in(inputs, []), *placeholders, *(o for line in (*forward, *backward) for o in line.outputs)}
+        read = [p for line in (*forward, *backward) for p in line.inputs] + proxies_in([result, gradients], [])
+        self.free = list(dict.fromkeys(p for p in read if p not in known))
+        self.once = _is_once(cls.backward) or _is_once(getattr(cls.backward, "__wrapped__", None))
+        self.symbol = Symbol(cls.__name__, id=("autograd_function", id(self)))
+        self.symbol.grad_rule = self.rule
+        self.symbol.info |= {"functional_rule": self.functional_rule, "own_derivative": True}
+
+    def line(self, args: tuple, outputs, context) -> BoundSymbol:
+        """The operation as one line, the forward its decomposition."""
+        line = self.symbol.bind(*args, output=outputs, context=context)
+        table = self.arguments(args)
+        copies = renamed(self.forward, context.names, table)
+        lines, line.aliases = adopt(copies, map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result), outputs)
+        line._subsymbols = tuple(lines)
+        return line
+
+    def arguments(self, args: tuple) -> dict:
+        """What the inputs and free values are called with now."""
+        return dict(zip([*proxies_in(self.inputs, []), *self.free], proxies_in(args, []), strict=True))
+
+    def rule(self, *args):
+        """The derivative: both recordings replayed."""
+        recorder, table = current_recorder(), self.arguments(args)
+        recorder.bound_symbols += renamed(self.forward, recorder.context.names, table)
+        given = yield map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result)
+        return self.replayed(self.backward, table, given)
+
+    def functional_rule(self, *args):
+        """The derivative that can be differentiated again: the operation stays, so that its derivative is always this backward.
+
+        Values between, which the backward saved, are computed again. They are constants to it, as in PyTorch.
+        """
+        recorder, table = current_recorder(), self.arguments(args)
+        context = recorder.context
+        outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, self.result)
+        for o in proxies_in(outputs, []):
+            o.name = context.names.make()
+        line = self.line(args, outputs, context)
+        recorder.bound_symbols.append(line)
+        typed([line])
+        given = yield outputs
+        made = {**table}
+        recorder.bound_symbols += renamed(self.forward, context.names, made)
+        made |= zip(proxies_in(self.result, []), proxies_in(outputs, []), strict=True)
+        backward = [line if self.once else _with_grad(line) for line in self.backward]
+        return self.replayed(backward, made, given)
+
+    def replayed(self, lines, table: dict, given) -> tuple:
+        """Writes the backward for the cotangents `given`. The gradients."""
+        recorder = current_recorder()
+        outputs = [g for x, g in zip(tree_flatten(self.result)[0], tree_flatten(given)[0], strict=True) if isinstance(x, TensorProxy)]
+        table |= {p: g for p, g in zip(self.placeholders, outputs, strict=True) if g is not None}
+        lines = renamed(lines, recorder.context.names, table)
+        gradients = tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in self.gradients)
+        if self.once:
+            lines, gradients = self.as_one(lines, gradients, recorder.context)
+        recorder.bound_symbols += lines
+        return gradients
+
+    def as_one(self, lines: list[BoundSymbol], gradients: tuple, context) -> tuple[list[BoundSymbol], tuple]:
+        """A backward marked with once_differentiable as one operation, which has no derivative."""
+        symbol = Symbol(f"{self.symbol.name}_backward", id=("autograd_function_backward", id(self)))
+        symbol.info["differentiated_once"] = f"the backward of {self.symbol.name} is marked with @once_differentiable"
+        made = {o for line in lines for o in line.outputs}
+        read = dict.fromkeys(p for p in [*(p for line in lines for p in line.inputs), *proxies_in(gradients, [])] if p not in made)
+        outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, gradients)
+        for o in proxies_in(outputs, []):
+            o.name = context.names.make()
+        line = symbol.bind(*read, output=outputs, context=context)
+        subsymbols, line.aliases = adopt(lines, gradients, outputs)
+        line._subsymbols = tuple(subsymbols)
+        return [line], outputs
+
+
+def _with_grad(line: BoundSymbol) -> BoundSymbol:
+    copy = line.replace(subsymbols=line.subsymbols)
+    copy.aliases, copy.context = line.aliases, line.context and line.context.replace(grad_enabled=True)
+    return copy

@@ -1,0 +1,404 @@
+"""Gradients of tensors, and backward inside a program: what PyTorch's engine does when it runs is recorded, and what it leaves in `.grad` is an effect.
+
+`loss.backward()` differentiates the lines recorded so far that lead to `loss`, with the mechanism that every other derivative here has. Lines of the forward are
+replaced by what their derivatives make of them, the backward is appended. The Python part of PyTorch's own functions, which checks arguments, is interpreted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from thunder import compat
+from thunder.capture.ask import SAME
+from thunder.core.proxies import METHODS, TensorProxy, like
+from thunder.core.regions import leading_to
+from thunder.core.symbol import BoundSymbol, OpTags, Recorder, Symbol, recording
+from thunder.core.trace import Trace
+from thunder.distributed.placement import synchronizes
+from thunder.distributed.synchronize import leave_for_later, synchronize_gradient
+from thunder.ops import LTORCH
+from thunder.ops.explain import stand_in
+from thunder.ops.torch_types import from_tensor_dtype, to_torch_device, to_torch_dtype
+from thunder.transforms.autodiff import Derivative, Linearization, get_grad_symbol, sides
+from thunder.transforms.backward_inside import marked
+from thunder.transforms.levels import renamed, typed
+from thunder.transforms.memory_budget import roots
+from thunder.transforms.recompute import recompute
+
+__all__ = ["read_gradient", "write_gradient", "Engine", "freed", "run_engine", "make_gradients", "call_backward", "group_by_device_and_dtype"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- .grad
+
+
+def _place(c, p: TensorProxy) -> tuple:
+    """The key of a tensor's `.grad` among what the program wrote: one for all proxies of a tensor from outside."""
+    if p not in c.real:
+        return id(p), "grad"
+    real, source = c.real[p]
+    first = c.engine.leaves.setdefault(id(real), p)
+    if first is not p:
+        c.ask(source, SAME, c.real[first][1])
+    return id(real), "grad"
+
+
+def _first(c, p: TensorProxy) -> TensorProxy:
+    """The one of a tensor's proxies that gradients are kept under."""
+    return c.engine.leaves[_place(c, p)[0]] if p in c.real else p
+
+
+def read_gradient(c, p: TensorProxy):
+    """`p.grad`."""
+    p = c.recorder.memory.holder(p)
+    if (key := _place(c, p)) in c.overlay:
+        return c.overlay[key]
+    if p not in c.real:
+        return None
+    real, source = c.real[p]
+    with compat.DisableTorchFunction():
+        return c.read(real.grad, source.attr("grad"))
+
+
+def write_gradient(c, p: TensorProxy, value) -> None:
+    """`p.grad = value`. Raises TypeError and RuntimeError as PyTorch does where the value does not fit."""
+    p = c.recorder.memory.holder(p)
+    now = c.recorder.latest(value)
+    placement = c.placements.get(p)
+    shape, dtype = (tuple(p.shape), p.dtype) if placement is None else (placement.held_shape, from_tensor_dtype(placement.held_dtype))
+    if value is not None and (type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape):
+        with compat.DisableTorchFunction():
+            tensor = stand_in(p)
+            tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
+    key = _place(c, p)
+    c.keep[id(p)] = p
+    if p in c.real:
+        if value is None and key not in c.overlay and c.real[p][0].grad is not None and (placement is None or placement.is_whole):
+            _drop_gradient(p)
+        c.effects.setdefault(key, ("grad", p, "grad"))
+    c.overlay[key] = value
+
+
+def _dropped(tensor: torch.Tensor) -> None:
+    tensor.grad = None
+
+
+# the memory of the last step's gradients is free for this one, which the effect at the end would be too late for
+_drop_gradient = Symbol("drop_gradient", lambda tensor: None, module="ltorch", id="drop_gradient", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_dropped)
+
+
+def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient itself where it is laid out as its tensor, a copy in that layout otherwise."""
+    wanted = tensor.stride()
+    if gradient.stride() == wanted and tensor.is_contiguous():
+        return gradient
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    if dense and all(a == b or n == 1 for a, b, n in zip(gradient.stride(), wanted, tensor.shape, strict=True)) or not dense and gradient.is_contiguous():
+        return gradient
+    return torch.empty_like(tensor, memory_format=torch.preserve_format if dense else torch.contiguous_format).copy_(gradient)
+
+
+_leaf_gradient = Symbol(
+    "leaf_gradient", lambda tensor, gradient: like(gradient), module="ltorch", id="leaf_gradient", is_prim=True, tags=(OpTags.DETACHED,), fn=_as_left_by_autograd
+)
+
+
+def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
+    """What `torch._C._group_tensors_by_device_and_dtype` does, in its order: asked with empty tensors in the place of proxies."""
+    lists, with_indices = args
+    if not any(type(x) is TensorProxy for x in lists[0]):
+        return f(lists, with_indices)
+    with compat.DisableTorchFunction():
+        empty = [torch.empty(0, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device)) for x in lists[0]]
+        groups = f([empty], True)
+    return {key: ([[x[i] for i in places] if x else [] for x in lists], places if with_indices else []) for key, (_, places) in groups.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- the engine
+
+_FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved intermediate values of the graph are "
+    "freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
+    "tensors after calling backward."
+)
+
+
+def freed(value: torch.Tensor) -> torch.Tensor:
+    """The same value, whose backward raises what PyTorch raises for a graph that is freed."""
+    return compat.DelayedError(_FREED.encode(), 1)(value.detach().requires_grad_())
+
+
+class Engine:
+    """What is known of the graphs of one program. known: line of the forward -> the derivative it belongs to. freed: derivatives whose saved values are gone.
+
+    leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called if there were any.
+    """
+
+    def __init__(self):
+        self.leaves: dict[int, TensorProxy] = {}
+        self.hooked: dict[TensorProxy, None] = {}
+        self.known: dict[BoundSymbol, Derivative] = {}
+        self.freed: dict[Derivative, None] = {}
+        self.used: set[Derivative] = set()
+        self.backwards = 0
+        self._gone: set = set()  # what the freed derivatives' lines make
+        self._left: dict[TensorProxy, bool] = {}  # what leaves the program -> whether its graph is freed
+
+    def free(self, steps: Iterable[Derivative]) -> None:
+        for step in steps:
+            if _saves(step):
+                self.freed[step] = None
+                self._gone.update(o for line in step.forward for o in line.outputs)
+
+    def is_freed(self, c, value: TensorProxy) -> bool:
+        """Whether somebody outside of the program gets a value with a graph that the program has freed: whether the way to its leaves leads through what is gone."""
+        if not self.freed or value in c.real:
+            return False
+        if value not in self._left and value.requires_grad:
+            self._left[value] = self._passes_gone(c, value)
+        return self._left.get(value, False)
+
+    def _passes_gone(self, c, value: TensorProxy) -> bool:
+        """Whether the way from a value to its leaves, along what requires grad, leads through what is gone."""
+        maker = {o: line for line in c.recorder.bound_symbols for o in line.outputs}
+        pending, seen = [value], {value}
+        while pending:
+            value = pending.pop()
+            if value in self._gone:
+                return True
+            inputs = {i for i in maker[value].inputs if isinstance(i, TensorProxy) and i.requires_grad} if value in maker else set()
+            pending += inputs - seen
+            seen |= inputs
+        return False
+
+    def close(self) -> None:
+        """The program is read: what was freed is not differentiated any more."""
+        for value in (*self._gone, *(v for v, gone in self._left.items() if gone)):
+            if isinstance(value, TensorProxy):
+                value.requires_grad = False
+
+
+def _saves(step: Derivative) -> bool:
+    """Whether a derivative reads tensors of the forward."""
+    made = {o for line in step.backward for o in line.outputs} | {placeholder for _, placeholder in step.gets}
+    return any(isinstance(i, TensorProxy) and i not in made for line in step.backward for i in line.inputs)
+
+
+def call_backward(c, f, args, kwargs):
+    """`Tensor.backward`."""
+    given = dict(zip(("self", "gradient", "retain_graph", "create_graph", "inputs"), args)) | kwargs
+    rest = [given.get("gradient"), given.get("retain_graph"), given.get("create_graph", False)]
+    return c.call(torch.autograd.backward, [given["self"], *rest], {"inputs": given.get("inputs")})
+
+
+def make_gradients(c, f, args, kwargs) -> tuple:
+    """torch.autograd's `_make_grads`: ones for a scalar without a cotangent."""
+    outputs, cotangents, batched = [*args, *kwargs.values()]
+    if batched:
+        c.refuse("torch.autograd.grad with is_grads_batched=True", "use torch.func.vmap over torch.func.vjp")
+    found = []
+    for i, (o, g) in enumerate(zip(outputs, cotangents, strict=False)):
+        o = c.recorder.latest(o)
+        if g is None and o.requires_grad:
+            if o.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            if o.dtype.category != 2:
+                raise RuntimeError(f"grad can be implicitly created only for real scalar outputs but got torch.{o.dtype.torch_name}")
+            with recording(_writer(c, False)) as writer:
+                g = LTORCH["ones_like"](o)
+            c.recorder.bound_symbols += writer.bound_symbols
+        elif g is not None and tuple(c.recorder.latest(g).shape) != tuple(o.shape):
+            raise RuntimeError(f"Mismatch in shape: grad_output[{i}] has a shape of {torch.Size(c.recorder.latest(g).shape)} and output[{i}] has a shape of {torch.Size(o.shape)}.")
+        found.append(g)
+    return tuple(found)
+
+
+def _writer(c, grad_enabled: bool) -> Recorder:
+    return Recorder(c.recorder.context.replace(grad_enabled=grad_enabled, autocast=None, checkpoint=()), c.recorder.location, c.recorder.where)
+
+
+def run_engine(c, f, args, kwargs):
+    """`torch.autograd.graph._engine_run_backward`: gradients are accumulated in `.grad`, or returned as a tuple with None for what has none."""
+    outputs, cotangents, keep_graph, create_graph, inputs, *rest = args
+    unused_is_fine, accumulate = rest[0] if rest else kwargs["allow_unreachable"], kwargs["accumulate_grad"]
+    if c.outer_recorders:
+        raise RuntimeError("backward() called inside a functorch transform. This is not supported, please use functorch.grad or functorch.vjp instead")
+    c.synchronize()
+    outputs = [c.recorder.latest(o) for o in outputs]
+    for i, o in enumerate(outputs):
+        if not o.requires_grad:
+            raise RuntimeError(f"element {i} of tensors does not require grad and does not have a grad_fn")
+    pulled = _Pulled(c, outputs, [g if g is None else c.recorder.latest(g) for g in cotangents], bool(create_graph))
+    if not keep_graph:
+        c.engine.free(pulled.reached)
+    if not accumulate:
+        return tuple(_wanted_gradients(c, pulled, inputs, unused_is_fine))
+    wanted = [_variable(c, p) for p in inputs] if inputs else pulled.leaves()
+    _accumulate(c, pulled, wanted)
+    return ()
+
+
+def _variable(c, p: TensorProxy) -> TensorProxy:
+    """What a tensor of the program is to autograd: a leaf stays the leaf when it is written to without grad."""
+    holder = c.recorder.memory.holder(p)
+    return _first(c, holder) if holder.requires_grad and holder in c.real else c.recorder.latest(p)
+
+
+class _Pulled:
+    """The lines of a backward, not written yet, and the gradients of all values that have one."""
+
+    def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
+        self.c, self.create_graph = c, create_graph
+        engine, lines = c.engine, c.recorder.bound_symbols
+        linear = Linearization(lines, c.options.executors, functional=create_graph, needed=set(leading_to(lines, outputs)), known=engine.known)
+        lines[:] = linear.forward
+        steps = [s for s in linear.steps if isinstance(s, Derivative)]
+        engine.known |= {line: s for s in steps for line in s.forward}
+        with recording(_writer(c, create_graph)) as writer:
+            self.grads = linear.backward([(o, g) for o, g in zip(outputs, cotangents, strict=True) if g is not None], writer)
+            self._join()
+        self.lines = writer.bound_symbols
+        typed(self.lines, create_graph)
+        self.reached = [s for s in steps if any(o in self.grads for o, _ in s.gets)]
+        if any(s in engine.freed for s in self.reached):
+            raise RuntimeError(_FREED)
+        self.again = any(s in engine.used for s in self.reached)
+        engine.used.update(self.reached)
+
+    def _join(self) -> None:
+        """A tensor from outside that came in by several ways has one gradient, kept under the first of them."""
+        for p in self.leaves():
+            first = _first(self.c, p)
+            if first is not p:
+                g = self.grads.pop(p)
+                self.grads[first] = LTORCH["add"](self.grads[first], g) if first in self.grads else g
+
+    def leaves(self) -> list[TensorProxy]:
+        """The tensors from outside that have a gradient, once each."""
+        return [p for p in self.grads if p in self.c.real]
+
+    def write(self, wanted: Sequence[TensorProxy]) -> list:
+        """Writes what the gradients of `wanted` are computed by; those gradients, None where there is none."""
+        c = self.c
+        for p in wanted:
+            if p in c.real:
+                _check_leaf(c, p)
+        found = [self.grads.get(p) for p in wanted]
+        lines = leading_to(self.lines, found)
+        _check_unmodified(c, lines)
+        if any(line.context is not None and line.context.checkpoint for line in c.recorder.bound_symbols):
+            lines, found = self._recomputing(lines, found)
+        table: dict = {}
+        if self.again:
+            lines = renamed(lines, c.recorder.context.names, table)
+        c.engine.backwards += 1
+        lines = marked(lines, c.engine.backwards)
+        c.recorder.bound_symbols += lines
+        for line in lines:
+            if OpTags.VIEW in line.sym.tags:
+                c.recorder.memory.add(line)
+        self.written = lines
+        return [table.get(g, g) for g in found]
+
+    def _recomputing(self, lines: list[BoundSymbol], found: list) -> tuple[list, list]:
+        """The backward, which computes again what checkpoints contain."""
+        forward = self.c.recorder.bound_symbols
+        names = self.c.recorder.context.names
+        start = get_grad_symbol.bind(forward[-1].outputs[0], output=like(forward[-1].outputs[0]))  # where the backward starts
+        start.outputs[0].name = names.make()
+        given = tuple(o for line in forward for o in line.outputs)
+        joint = Trace("joint", (), [*forward, start, *lines], {"output": tuple(found), "flat_args": (), "fw_flat_out": given}, names)
+        again = recompute(joint)
+        forward[:], _, lines = sides(again)
+        return lines, list(again.output["output"])
+
+
+def _check_leaf(c, p: TensorProxy) -> None:
+    real, source = c.real[p]
+    with compat.DisableTorchFunction():
+        leaf, hooked = real.is_leaf, bool(real._backward_hooks) or bool(getattr(real, "_post_accumulate_grad_hooks", None))
+    name = source.describe(c.parameters)
+    if not leaf:
+        c.refuse(f"a backward inside of it reaches {name}, which is itself a result of operations outside", "pass x.detach().requires_grad_(), or call backward outside")
+    if p in c.placements and c.placements[p].slice is not None:
+        c.refuse(f"a backward inside of it reaches {name}, of which the ranks compute with a part each", "call backward outside of the compiled function")
+    if hooked:
+        c.refuse(f"a backward inside of it reaches {name}, which has hooks", "remove the hooks, or call backward outside of the compiled function")
+    c.engine.hooked[p] = None
+
+
+def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:
+    """A backward may not read what came from outside and was written to since: eager PyTorch raises then."""
+    memory = c.recorder.memory
+    if not memory.active:
+        return
+    shown = roots(c.recorder.bound_symbols)
+    for line in lines:
+        unread = line.sym.info.get("statistics", ())  # positions of arguments that gradients do not depend on
+        for value in line.inputs:
+            if not isinstance(value, TensorProxy):
+                continue
+            root = shown.get(value, value)
+            base = memory.base(root)
+            if base in c.mutated and memory.current.get(memory.holder(root), root) is not root and not any(line.args[i] is value for i in unread):
+                raise RuntimeError(
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {base.name}, which is written to after it was used"
+                )
+
+
+def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool) -> list:
+    """What torch.autograd.grad returns."""
+    wanted = [_variable(c, p) for p in inputs]
+    if any(not p.requires_grad for p in wanted):
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    if any(p in c.placements and not c.placements[p].is_whole for p in wanted):
+        c.refuse("torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each", "call loss.backward(), or torch.autograd.grad outside")
+    found = pulled.write(wanted)
+    found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
+    if not unused_is_fine and any(g is None for g in found):
+        raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the desired behavior.")
+    return found
+
+
+def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:
+    """The gradient of what this rank holds of a parameter, averaged over the ranks; under no_sync its own, None where it is kept beside a shard until the block ends."""
+    placement = c.placements.get(p)
+    if placement is None or g is None:
+        return g
+    if pulled.create_graph:
+        c.refuse(f"a backward with create_graph=True inside of it reaches {placement.name}, which the ranks hold together", "call it outside of the compiled function")
+    if synchronizes(placement):
+        return synchronize_gradient(g, placement, from_tensor_dtype(placement.held_dtype))
+    leave_for_later(g, placement)
+    return g if placement.shards is None else None
+
+
+def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
+    """Gradients go to `.grad`: added in place to what is there."""
+    tensors = list(dict.fromkeys(p for p in wanted if p in pulled.grads))
+    found = pulled.write(tensors)
+    shown, made, taken = roots(pulled.written), {o for line in pulled.written for o in line.outputs}, set()
+    before = torch.is_grad_enabled()
+    compat.set_grad_enabled(pulled.create_graph)
+    c.synchronize()
+    try:
+        reduced = [_synchronized(c, pulled, p, g) for p, g in zip(tensors, found, strict=True)]  # before any is read, so that several are communicated together
+        for p, local, g in zip(tensors, found, reduced, strict=True):
+            if g is None:
+                continue
+            known = read_gradient(c, p)
+            if known is None and p in c.placements and not c.placements[p].is_whole:
+                write_gradient(c, p, g)
+            elif known is None:
+                root = shown.get(g, g)
+                own = g is not local or root in made and root not in taken and not pulled.create_graph
+                taken.add(root)
+                write_gradient(c, p, _leaf_gradient(p, g) if own else LTORCH["clone"](g))
+            elif pulled.create_graph:
+                write_gradient(c, p, LTORCH["add"](known, g))
+            else:
+                METHODS.call("__iadd__", known, g)
+    finally:
+        compat.set_grad_enabled(before)
+        c.synchronize()

@@ -1,0 +1,196 @@
+"""Collectives that a program calls: `torch.distributed`'s, which write to their arguments, its functional ones, and those of `torch.distributed.nn`.
+
+They become the operations of `thunder.ops.collectives`, so that they have derivatives where PyTorch has none. What starting one gives is an object of the program: its `wait()`
+writes what came. What is no collective of all ranks of a group (send, barrier, objects) would be left out when the program runs again: it is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from thunder.capture.ask import IDENTITY
+from thunder.compat.names import FUNCTIONAL_COLLECTIVES
+from thunder.core.proxies import TensorProxy, map_structure
+from thunder.core.symbol import user_location
+from thunder.errors import CaptureError
+from thunder.ops import LTORCH
+from thunder.ops.collectives import all_gather, all_reduce, all_to_all, broadcast, group_of, reduce_scatter, wait
+from thunder.ops.inplace import overwrite
+
+__all__ = ["handlers"]
+
+
+class Work:
+    """What a collective gives that was started with `async_op=True`."""
+
+    def __init__(self, pairs: list[tuple[TensorProxy, TensorProxy]]):
+        self._pairs = pairs
+
+    def wait(self, timeout=None) -> bool:
+        """Writes what the collective made to the program's tensors, once."""
+        for target, future in self._pairs:
+            overwrite(target, wait(future), "a collective")
+        self._pairs = []
+        return True
+
+
+def _root(src, group, group_src) -> int:
+    return dist.get_group_rank(group_of(group), src) if group_src is None else group_src
+
+
+def _parts(joined: TensorProxy, like: list) -> list:
+    return LTORCH["unbind"](LTORCH["reshape"](joined, (len(like), *like[0].shape)), 0)
+
+
+def _same_splits(*splits) -> None:
+    if any(s is not None and len(s) and len(set(s)) > 1 for s in splits):
+        raise CaptureError(
+            "all_to_all_single with parts of different sizes is called inside of it", location=user_location(), remedy="pad the parts, or call it outside of the compiled function"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- those that write: pairs of what is written to and the value
+
+
+def _all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    return [(tensor, all_reduce(tensor, op, group, async_op))]
+
+
+def _broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
+    return [(tensor, broadcast(tensor, _root(src, group, group_src), group, async_op))]
+
+
+def _all_gather_into(output_tensor, input_tensor, group=None, async_op=False):
+    joined = all_gather(input_tensor, group, async_op)
+    if len(output_tensor.shape) > len(input_tensor.shape):
+        joined = LTORCH["reshape"](wait(joined), output_tensor.shape)
+    return [(output_tensor, joined)]
+
+
+def _all_gather(tensor_list, tensor, group=None, async_op=False):
+    joined = all_gather(tensor, group)
+    return list(zip(tensor_list, _parts(joined, tensor_list), strict=True))
+
+
+def _reduce_scatter_into(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    if len(input.shape) > len(output.shape):
+        input = LTORCH["flatten"](input, 0, 1)
+    return [(output, reduce_scatter(input, op, group, async_op))]
+
+
+def _reduce_scatter(output, input_list, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    part = reduce_scatter(LTORCH["stack"](input_list), op, group)
+    return [(output, LTORCH["reshape"](part, output.shape))]
+
+
+def _all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
+    _same_splits(output_split_sizes, input_split_sizes)
+    return [(output, all_to_all(input, group, async_op))]
+
+
+def _all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False):
+    return list(zip(output_tensor_list, _parts(all_to_all(LTORCH["stack"](input_tensor_list), group), output_tensor_list), strict=True))
+
+
+_WRITING = {
+    "all_reduce": _all_reduce, "broadcast": _broadcast, "all_gather_into_tensor": _all_gather_into, "all_gather_single": _all_gather_into, "all_gather": _all_gather,
+    "reduce_scatter_tensor": _reduce_scatter_into, "reduce_scatter_single": _reduce_scatter_into, "reduce_scatter": _reduce_scatter,
+    "all_to_all_single": _all_to_all_single, "all_to_all": _all_to_all,
+}  # fmt: skip
+_REFUSED = (
+    "send", "recv", "isend", "irecv", "batch_isend_irecv", "reduce", "gather", "scatter", "barrier", "monitored_barrier", "all_reduce_coalesced", "all_gather_coalesced",
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list", "recv_object_list",
+)  # fmt: skip
+
+# ---------------------------------------------------------------------------------------------------------------- those that return values
+
+
+def _gathered_along(tensor, gather_dim, group, tag=""):
+    return all_gather(tensor, group, False, gather_dim)
+
+
+def _scattered_along(tensor, reduceOp, scatter_dim, group, tag=""):
+    return reduce_scatter(tensor, reduceOp, group, False, scatter_dim)
+
+
+def _exchanged(tensor, output_split_sizes, input_split_sizes, group, tag=""):
+    _same_splits(output_split_sizes, input_split_sizes)
+    return all_to_all(tensor, group)
+
+
+_FUNCTIONAL = {
+    "all_reduce": lambda tensor, reduceOp, group, tag="": all_reduce(tensor, reduceOp, group),
+    "broadcast": lambda tensor, src, group, tag="": broadcast(tensor, _root(src, group, None), group),
+    "all_gather_tensor": _gathered_along, "all_gather_tensor_autograd": _gathered_along, "all_gather_single": _gathered_along, "all_gather_single_autograd": _gathered_along,
+    "reduce_scatter_tensor": _scattered_along, "reduce_scatter_tensor_autograd": _scattered_along, "reduce_scatter_single": _scattered_along,
+    "reduce_scatter_single_autograd": _scattered_along, "all_to_all_single": _exchanged, "all_to_all_single_autograd": _exchanged, "wait_tensor": lambda tensor: wait(tensor),
+}  # fmt: skip
+
+
+def _gathered(tensor, group=None):
+    return tuple(_parts(all_gather(LTORCH["reshape"](tensor, (1, *tensor.shape)), group), [tensor] * group_of(group).size()))
+
+
+_OF_NN = {
+    "all_reduce": lambda tensor, op=dist.ReduceOp.SUM, group=None: all_reduce(tensor, op, group),
+    "broadcast": lambda tensor, src, group=None: broadcast(tensor, _root(src, group, None), group),
+    "all_gather": _gathered,
+    "reduce_scatter": lambda output, input_list, op=dist.ReduceOp.SUM, group=None: LTORCH["reshape"](
+        reduce_scatter(LTORCH["stack"](input_list), op, group), output.shape
+    ),
+    "all_to_all": lambda output_tensor_list, input_tensor_list, group=None: tuple(_parts(all_to_all(LTORCH["stack"](input_tensor_list), group), output_tensor_list)),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------- handlers
+
+
+def handlers() -> dict[Callable, Callable]:
+    """function of torch.distributed -> handler, of those modules that are imported."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)}
+    for module, table in ((FUNCTIONAL_COLLECTIVES, _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
+        if module in sys.modules:
+            found |= {getattr(sys.modules[module], n): _returning(f) for n, f in table.items() if hasattr(sys.modules[module], n)}
+    return found
+
+
+def _values(c, value):
+    """An argument as the operations take it; a process group of the user's is guarded by identity."""
+    from thunder.capture.calls import lifted
+
+    def guarded(x):
+        if isinstance(x, dist.ProcessGroup | dist.device_mesh.DeviceMesh) and id(x) in c.sources:
+            c.ask(c.sources[id(x)], IDENTITY)
+        return x
+
+    return map_structure(guarded, lifted(c, value))
+
+
+def _bound(c, function: Callable, args, kwargs) -> dict:
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    c.synchronize()
+    return {n: _values(c, a) for n, a in zip(names, args)} | {n: _values(c, a) for n, a in kwargs.items()}
+
+
+def _writing(function: Callable) -> Callable:
+    def handler(c, f, args, kwargs):
+        given = _bound(c, function, args, kwargs)
+        work = Work(function(**given))
+        if given.get("async_op"):
+            return work
+        work.wait()
+
+    return handler
+
+
+def _returning(function: Callable) -> Callable:
+    return lambda c, f, args, kwargs: function(**_bound(c, function, args, kwargs))
+
+
+def _refuse(c, f, args, kwargs):
+    c.refuse(f"torch.distributed.{f.__name__} is called inside of it", "call it outside of the compiled function, or use a collective of all ranks of a group")

@@ -1,0 +1,40 @@
+"""The checks that `torch.distributions` makes of its arguments, on by default: the program makes them when it runs, and goes on as where they hold."""
+
+from __future__ import annotations
+
+from thunder.compat.names import DISTRIBUTION_CHECK
+from thunder.core.proxies import proxies_in
+from thunder.core.symbol import OpTags, Symbol
+
+__all__ = ["is_check"]
+
+# what PyTorch says where a check fails, but for the distribution's own parameters
+_TEXTS = {
+    "Distribution.__init__": "Expected parameter {param} (Tensor of shape {shape}) of distribution {kind} to satisfy the constraint {rule}, but found invalid values:\n",
+    "Distribution._validate_sample": "Expected value argument (Tensor of shape {shape}) to be within the support ({rule}) of the distribution {kind}, but found invalid values:\n",
+    "Geometric.__init__": "Expected parameter probs (Tensor of shape {shape}) of distribution {kind} to be positive but found invalid values:\n",
+    "Uniform.__init__": "Uniform is not defined when low>= high",
+}
+
+
+def _check_values(holds, value, text: str) -> None:
+    if not holds:
+        raise ValueError(text if value is None else f"{text}{value}")
+
+
+check_values = Symbol("check_values", lambda holds, value, text: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_values)
+
+
+def is_check(c, holds) -> bool:
+    """Whether the truth of the tensor `holds` is asked for by such a check. Then a line checks it."""
+    frame, *outer = reversed(c.stack_of_frames)
+    if frame.fn.__qualname__ == DISTRIBUTION_CHECK and outer:
+        frame = outer[0]
+    text = _TEXTS.get(frame.fn.__qualname__) if (frame.fn.__module__ or "").startswith("torch.distributions.") else None
+    if text is None:
+        return False
+    names = frame.locals
+    value, rule = names.get("value"), names.get("constraint", names.get("support"))
+    rule = type(rule).__name__ if proxies_in(list(getattr(rule, "__dict__", {}).values()), []) else repr(rule)
+    check_values(holds, value, text.format(param=names.get("param"), kind=type(names["self"]).__name__, shape=tuple(getattr(value, "shape", ())), rule=rule))
+    return True

@@ -1,0 +1,130 @@
+"""Tables: which code runs natively during capture, and which values need no tracking."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import io
+import os
+import pathlib
+import threading
+import types
+import weakref
+
+import numpy
+import torch
+import torch.utils.checkpoint
+
+from thunder.compat.names import READ_MODULES
+
+__all__ = [
+    "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
+    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base", "impure", "ENUM",
+]  # fmt: skip
+
+# values that are compared by value and never tracked
+PRIMITIVE = {
+    int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout, range, slice,
+    type(NotImplemented),
+}  # fmt: skip
+# values that are what they are by identity
+IDENTICAL = {
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.GenericAlias, types.UnionType, functools._lru_cache_wrapper, object, torch.Generator,
+}  # fmt: skip
+CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
+
+
+def container_base(kind: type) -> type | None:
+    """The builtin container that a class is, or derives from."""
+    return next((base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None)
+
+
+def plain_base(kind: type) -> type | None:
+    """The builtin type of numbers or text that a class is, or derives from."""
+    return next((base for base in (int, float, complex, str, bytes) if issubclass(kind, base)), None)
+
+
+IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.timedelta)  # compared by value, like numbers
+
+# Python code of these packages runs natively unless it gets a tracked object or a function of the user's
+_NATIVE = {
+    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "copy", "weakref", "importlib", "types", "math", "torch", "numpy", "operator",
+    "threading", "contextvars", "random", "time", "traceback", "linecache", "packaging", "posixpath", "genericpath", "typing_extensions", "collections",
+    "dataclasses", "builtins", "_thread", "ast", "tokenize", "textwrap", "json", "pathlib", "huggingface_hub", "thunder", "itertools", "string", "os", "sys",
+    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile", "pickle", "_weakrefset",
+}  # fmt: skip
+_INTERPRETED = (
+    "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
+    "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random", "torch.signal", "torch.optim",
+    "torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler", *READ_MODULES,
+)  # fmt: skip
+
+
+@functools.cache
+def native_module(name: str | None) -> bool:
+    """Whether functions of a module are library code that runs natively by default."""
+    if name is None:
+        return False
+    return name.split(".")[0] in _NATIVE and not name.startswith(_INTERPRETED)
+
+
+# outside state that lives in a library object
+tracked_anyway = (
+    type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap, torch.nn.Module,
+    contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+)  # fmt: skip
+ITERATING = {list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed, functools.reduce, collections.deque, dict.fromkeys}
+ITERATING |= {str.join, "".join}
+CALLABLE_FIRST = {map, filter, functools.reduce}
+# native callables that keep or compare their arguments but never look inside them
+HARMLESS = {
+    isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed, repr, types.MethodType, functools.partial,
+    object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
+}  # fmt: skip
+
+
+def is_iterator(value) -> bool:
+    """Whether a value of a library's type is used up by reading it."""
+    return hasattr(type(value), "__next__")
+
+
+BUFFERS = (bytearray, array.array)  # compared by value with a copy
+DICT_VIEWS = {type({}.keys()), type({}.values()), type({}.items())}
+_CHANGING = {"random", "_random", "time", "secrets", "uuid", "numpy.random"}  # give another value at each call
+_CHANGING_FUNCTIONS = {
+    ("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom"),
+}  # fmt: skip
+_OUTSIDE = {"posix", "nt", "_io", "io", "tempfile", "shutil", "glob", "subprocess", "socket", "_socket", "select", "signal"}  # of the process
+_INSIDE = {"fspath", "getpid", "cpu_count", "struct_time", "_path_normpath", "_path_splitroot_ex", "StringIO", "BytesIO"}  # but these
+_FILES = {  # methods of paths that look at files
+    "read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "stat", "lstat", "iterdir", "glob", "rglob",
+    "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
+}  # fmt: skip
+_ONCE = "runs while the program is captured, and not again"
+
+
+def impure(f) -> str | None:
+    """Why calling `f` once at capture is not what calling it every time would be, or None."""
+    owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
+    shown = f"{getattr(f, '__qualname__', f)}()"
+    if f in (print, input, open):
+        return f"{shown} {_ONCE}"
+    kind = owner if isinstance(owner, type) else type(owner)
+    module = getattr(f, "__module__", None) or kind.__module__
+    if name in _INSIDE or issubclass(kind, (io.StringIO, io.BytesIO)):
+        return None
+    if module in _CHANGING or module.startswith("numpy.random") or (module, name) in _CHANGING_FUNCTIONS:
+        return f"{shown} gives another value at each call"
+    if module in _OUTSIDE or module.startswith("pathlib") and name in _FILES:
+        return f"{shown} {_ONCE}"
+    return None
+
+
+ENUM = enum.Enum

@@ -1,0 +1,396 @@
+"""Objects of the program: where `Capture` asks classes, objects, modules, globals and cells, and what writes to them do.
+
+CPython's algorithms stand in `thunder.interpreter.attributes`. Here stands what they find: first what the program wrote
+(the overlay), then the outside object, with the guard for what was seen of it. Functions take the capture first.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import torch
+
+from thunder.capture import containers, opaque_values
+from thunder.capture.ask import IDENTITY, PRESENT, TYPE
+from thunder.capture.library import backward
+from thunder.capture.native import CONTAINERS, DICT_VIEWS, ENUM, IDENTICAL, PRIMITIVE, native_module, tracked_anyway
+from thunder.capture.sources import Source
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, TensorProxy
+from thunder.interpreter import NULL, attributes
+from thunder.interpreter.attributes import call_special, native_method, type_attribute
+
+__all__ = ["DELETED", "PROXIES"]
+
+PROXIES = (TensorProxy, AnyProxy, Condition, NumberProxy)
+
+
+class _Deleted:
+    """What an attribute or name is after the program deleted it."""
+
+
+DELETED = _Deleted()
+_UNKNOWN = object()
+# What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
+_SHOWN_BY_CLASSES = {
+    types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType, types.MethodDescriptorType, type,
+    types.MemberDescriptorType, types.GetSetDescriptorType, types.BuiltinFunctionType, types.ClassMethodDescriptorType,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- classes
+
+
+def lookup(c, kind: type, name: str, after: type | None = None):
+    """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says it."""
+    found = c.looked_up.get((kind, name, after), _UNKNOWN)
+    return _look_up(c, kind, name, after) if found is _UNKNOWN else found
+
+
+def _look_up(c, kind, name, after):
+    if issubclass(kind, PROXIES):  # what tensors and numbers do with each other is not Python's to say
+        return NULL
+    mro = kind.__mro__
+    passed, found, owner, lasting = [], NULL, None, True
+    for base in mro if after is None else mro[mro.index(after) + 1 :]:
+        lasting = lasting and id(base) not in c.fresh
+        if c.overlay and (id(base), name) in c.overlay:
+            found, owner = c.overlay[id(base), name], None
+            if found is DELETED:
+                found = NULL
+                continue
+            break
+        if name in base.__dict__:
+            found, owner = base.__dict__[name], base
+            break
+        if id(base) not in c.fresh and not of_library(base) and not base.__module__.startswith("torch."):
+            passed.append(base)
+    if owner is not None and id(owner) not in c.fresh and not of_library(owner):
+        _depend(c, kind, name, after, found, owner, passed)
+    else:
+        _depend_on_absence(c, kind, name, after, found, passed)
+    if lasting:
+        c.looked_up[kind, name, after] = found
+    return found
+
+
+def of_library(kind: type) -> bool:
+    module = kind.__module__
+    return not isinstance(module, str) or native_module(module)
+
+
+def _depend(c, kind, name, after, found, owner, passed) -> None:
+    """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where they are used."""
+    if not _is_fixed(found):
+        _absent(c, passed, name)
+        return
+    if not of_library(type(found)) and not isinstance(found, type) and id(found) not in c.sources:
+        c.know(found, c.const(found))  # a descriptor of the user's: its methods read its attributes
+    if not _by_class(c, kind, name, after, found):
+        _absent(c, passed, name)
+        c.ask(_entry(c, owner, name), IDENTITY)
+
+
+def _depend_on_absence(c, kind, name, after, found, passed) -> None:
+    if passed and not (found is not NULL and _by_class(c, kind, name, after, found)):
+        _absent(c, passed, name)
+
+
+def _by_class(c, kind, name, after, found) -> bool:
+    """One question to the class for all of its bases, where the class gives the same object whenever it is asked."""
+    made = type(found)
+    if after is not None or id(kind) in c.fresh or not of_library(type(kind)) or made not in _SHOWN_BY_CLASSES:
+        return False
+    if type.__getattribute__(kind, name) is not (found.__func__ if made is staticmethod else found):
+        return False
+    c.ask(c.const(kind, kind.__qualname__).attr(name), IDENTITY)
+    return True
+
+
+def _absent(c, classes, name) -> None:
+    for base in classes:
+        c.ask(_entry(c, base, name), PRESENT)
+
+
+def _entry(c, owner: type, name: str) -> Source:
+    return c.const(owner, owner.__qualname__).attr("__dict__").item(name)
+
+
+def _is_fixed(found) -> bool:
+    """Whether something on a class is compared by identity: what binds, and what is no value."""
+    t = type(found)
+    return found is None or hasattr(t, "__get__") or t in IDENTICAL or isinstance(found, (type, types.ModuleType, ENUM))
+
+
+def class_value(c, kind, name, found):
+    """A class attribute that is no descriptor: read like anything from outside."""
+    owner = _owner(kind, name, found)
+    if owner is None or id(owner) in c.fresh or of_library(owner) or _is_fixed(found):
+        return found
+    return c.read(found, _entry(c, owner, name))
+
+
+def _owner(kind: type, name: str, found) -> type | None:
+    return next((base for base in kind.__mro__ if base.__dict__.get(name, NULL) is found), None)
+
+
+# ---------------------------------------------------------------- objects
+
+
+def origin(c, o) -> Source | None:
+    """Where attributes of an object are read; None for objects of the program's own, and of libraries."""
+    source = c.sources.get(id(o))
+    if source is not None or id(o) in c.fresh:
+        return source
+    if type(o) is types.FunctionType:
+        return None if native_module(o.__globals__.get("__name__")) else c.const(o)
+    return c.const(o) if isinstance(o, type) and not of_library(o) else None
+
+
+def own(c, o, name):
+    """What an object holds under a name in its `__dict__`, or NULL."""
+    if c.overlay and (id(o), name) in c.overlay:
+        found = c.overlay[id(o), name]
+        return NULL if found is DELETED else found
+    t = type(o)
+    if not t.__dictoffset__:
+        return NULL
+    try:
+        found = dict.get(object.__getattribute__(o, "__dict__"), name, NULL)
+    except AttributeError:
+        return NULL
+    source = origin(c, o)
+    if source is None:
+        return found
+    said = lookup(c, t, name)
+    if found is not NULL:
+        if said is not NULL and not _is_fixed(said) and (owner := _owner(t, name, said)) is not None and id(owner) not in c.fresh:
+            c.ask(_entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
+        return c.read(found, source.attr(name))
+    if not isinstance(o, torch.nn.Module) or said is not NULL:
+        c.ask(source.attr("__dict__").item(name), PRESENT)
+    return NULL
+
+
+def native_get(c, get, found, o, kind, name):
+    """What a native descriptor gives: slots and the like of outside objects are read."""
+    source = None if o is None or name == "__class__" or not attributes.is_data(c, found) else origin(c, o)
+    if c.overlay and (id(o), name) in c.overlay:
+        if c.overlay[id(o), name] is DELETED:
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        return c.overlay[id(o), name]
+    if source is None or type(o) is types.FunctionType and name not in ("__defaults__", "__kwdefaults__") or isinstance(o, type):
+        return get(found, o, kind)
+    try:
+        value = get(found, o, kind)
+    except AttributeError:  # an empty slot
+        c.ask(source.find(name), PRESENT)
+        raise
+    return containers.attribute_dict(c, o, value, source) if name == "__dict__" else c.read(value, source.attr(name))
+
+
+def missing(c, reader, o, name):
+    """There is no such attribute, or the type keeps it in its own way (threading.local). What the program deleted is still there for native code."""
+    if c.overlay and any(n == name and value is DELETED for (_, n), value in c.overlay.items()):
+        raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
+    if (source := origin(c, o)) is None:
+        return reader(o, name)
+    try:
+        found = reader(o, name)
+    except AttributeError:
+        if not type(o).__dictoffset__ and not isinstance(o, type):
+            c.ask(source.find(name), PRESENT)
+        raise
+    return c.read(found, source.attr(name))
+
+
+def fallback(c, method, o, name):
+    """The class's `__getattr__` answers. What PyTorch's objects say of settings is asked again."""
+    value = call_special(c, method, o, [name], "__getattr__")
+    if c.sources.get(id(o)) is None and of_library(type(o)):
+        asked(c, o, name, value)
+    return value
+
+
+def load_attr(c, o, n):
+    t = type(o)
+    if t is TensorProxy:
+        return c.tensor_attribute(o, n)
+    if t is AnyProxy:
+        return opaque_values.attribute(c, o, n)
+    if isinstance(o, types.ModuleType):
+        return _of_module(c, o, t, n)
+    if t in PRIMITIVE or t in CONTAINERS or t in DICT_VIEWS or t is tuple:
+        value, source = getattr(o, n), c.sources.get(id(o))
+        return value if source is None or n not in ("maxlen", "default_factory") else c.read(value, source.attr(n))
+    if isinstance(o, NumberProxy):
+        if n in ("real", "imag"):
+            return o if n == "real" else o.python_type()
+        return getattr(o.concrete() if hasattr(o.python_type, n) else o.python_type, n)
+    return getattr(o, n) if t is Condition else attributes.load_attr(c, o, n)
+
+
+def _of_module(c, o, t, n):
+    if c.overlay and (id(o), n) in c.overlay:
+        return _overlaid(c, o, n)
+    value = getattr(o, n)
+    if t is not types.ModuleType and n not in vars(o):
+        asked(c, o, n, value)
+    return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.const(o).attr(n))
+
+
+def _overlaid(c, o, n):
+    value = c.overlay[id(o), n]
+    if value is DELETED:
+        raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}")
+    return value
+
+
+def asked(c, o, n: str, value) -> None:
+    """An attribute of a library's object that a setting answers: `torch.backends.cudnn.deterministic`."""
+    if type(value) in (bool, int, float, str) and (type(o).__module__ or "").startswith("torch."):
+        c.setting(c.const(o).attr(n), value)
+
+
+def of_torch_module(c, m, n: str):
+    """nn.Module.__getattr__: parameters, buffers, children."""
+    source = c.sources.get(id(m))
+    for where in ("_parameters", "_buffers", "_modules"):
+        d = m.__dict__.get(where)
+        written = c.snapshots.get(id(d))
+        if written is not None and n in written:
+            return written[n]
+        if d is not None and n in d and (written is None or id(written) in c.lazy):
+            return d[n] if source is None else c.read(d[n], source.attr(where).item(n))
+    if source is not None:
+        for where in ("_parameters", "_buffers", "_modules"):
+            c.ask(source.attr(where).item(n), PRESENT)
+        c.ask(source.attr("__dict__").item(n), PRESENT)
+    raise AttributeError(f"{type(m).__name__!r} object has no attribute {n!r}")
+
+
+# ---------------------------------------------------------------- writes
+
+
+def store_attr(c, o, n, v) -> None:
+    if type(o) is not TensorProxy:
+        attributes.store_attr(c, o, n, v)
+    elif n == "grad":
+        backward.write_gradient(c, o, v)
+    elif n == "requires_grad":
+        c.call(torch.Tensor.requires_grad_, [o, v], {})
+    else:
+        c.refuse(f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict")
+
+
+def native_set(c, found, o, n, v) -> None:
+    """A slot takes a value; a property without a setter raises."""
+    if isinstance(found, property):
+        native_method(type(o), "__setattr__")(o, n, v)
+    else:
+        own_store(c, o, n, v)
+
+
+def own_store(c, o, n, v) -> None:
+    """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
+    if isinstance(o, type):
+        c.looked_up.clear()
+    if id(o) not in c.sources and not (isinstance(o, (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh):
+        if isinstance(o, torch.nn.Module) and type(v) is TensorProxy:
+            o.__dict__[n] = v
+        elif isinstance(o, (torch.nn.Module, type, types.FunctionType)):
+            setattr(o, n, v)
+        else:
+            object.__setattr__(o, n, v)
+        return
+    if isinstance(o, types.ModuleType) and native_module(o.__name__):
+        c.refuse(f"{o.__name__}.{n} is assigned, which the library's own code reads", "assign it outside of the compiled function")
+    if type_attribute(type(o), "__dict__") is NULL and type_attribute(type(o), n) is NULL:
+        object.__setattr__(o, n, v)  # raises
+    if id(o) not in c.sources:
+        c.know(o, c.const(o))
+    if c.replaced and isinstance(o, torch.nn.Module) and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced:
+        c.refuse(f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own", "leave this buffer to the module")
+    c.overlay[id(o), n] = v
+    found = type_attribute(type(o), n)
+    hidden = hasattr(type(found), "__set__") and type(found) not in (types.MemberDescriptorType, types.GetSetDescriptorType)
+    c.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
+    c.written.add(c.sources[id(o)].attr(n))
+
+
+def delete_attr(c, o, n) -> None:
+    if type(o) is TensorProxy and n == "grad":
+        backward.write_gradient(c, o, None)
+    else:
+        attributes.delete_attr(c, o, n)
+
+
+def native_delete(c, found, o, n) -> None:
+    if isinstance(found, property):
+        native_method(type(o), "__delattr__")(o, n)
+    else:
+        own_delete(c, o, n)
+
+
+def own_delete(c, o, n) -> None:
+    if isinstance(o, type):
+        c.looked_up.clear()
+    if id(o) not in c.sources:
+        native_method(type(o), "__delattr__")(o, n)
+        return
+    if not isinstance(o, type) and own(c, o, n) is NULL and not hasattr(type(type_attribute(type(o), n)), "__set__"):
+        raise AttributeError(f"{type(o).__name__!r} object has no attribute {n!r}", name=n, obj=o)
+    c.load_attr(o, n)
+    c.overlay[id(o), n] = DELETED
+    if hasattr(o, n):
+        c.effects[id(o), n] = ("delattr", o, n)
+    else:  # the program made it
+        del c.effects[id(o), n]
+
+
+# ---------------------------------------------------------------- globals
+
+
+def namespace_value(c, space: dict, label: str, n: str, value, answered: Source | None = None):
+    """What a name in a module's globals means; `answered` where the module's `__getattr__` says it."""
+    t = type(value)
+    if t in IDENTICAL or isinstance(value, (type, types.ModuleType)):
+        if (id(space), n) not in c.seen_names:
+            c.seen_names.add((id(space), n))
+            if n in space:
+                source = c.const(space, label).item(n)
+                c.ask(source, IDENTITY)
+                if t is torch.Generator:
+                    c.sources.setdefault(id(value), source)
+        return value
+    if native_module(space.get("__name__")) and not isinstance(value, tracked_anyway):
+        return value
+    return c.read(value, answered or c.const(space, "global").item(n))
+
+
+def load_global(c, f, n):
+    space = f.__globals__
+    written = c.overlay.get((id(space), n), _UNKNOWN) if c.overlay else _UNKNOWN
+    if written is not _UNKNOWN and written is not DELETED:
+        return written
+    if n in space and written is _UNKNOWN:
+        return namespace_value(c, space, "global", n, space[n])
+    if not native_module(space.get("__name__")) and written is _UNKNOWN:
+        c.ask(c.const(space, "global").item(n), PRESENT)
+    return c.load_builtin(space, n)
+
+
+def store_global(c, f, n, v) -> None:
+    space = f.__globals__
+    c.written.add(c.const(space, "global").item(n))
+    c.overlay[id(space), n] = v
+    c.effects[id(space), n] = ("global", space, n)
+
+
+def delete_global(c, f, n) -> None:
+    load_global(c, f, n)
+    store_global(c, f, n, DELETED)
+    if n in f.__globals__:
+        c.effects[id(f.__globals__), n] = ("delglobal", f.__globals__, n)
+    else:  # the program made it
+        del c.effects[id(f.__globals__), n]

@@ -1,0 +1,100 @@
+"""Sparse tensors, nested tensors and tensors of subclasses in a program: see `thunder.ops.opaque_values`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+
+from thunder import compat
+from thunder.capture.ask import KIND, SAME
+from thunder.capture.sources import Source
+from thunder.core.proxies import AnyProxy
+from thunder.ops import opaque
+from thunder.ops.opaque_values import from_unusual, holds_unusual
+
+__all__ = ["read", "attribute", "method", "apply", "involved", "note", "OPERATORS", "SIGNS"]
+
+OPERATORS = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod, "**": operator.pow, "@": operator.matmul,
+    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+SIGNS = {"-": torch.neg, "~": torch.bitwise_not, "+": torch.positive}
+# what is the same for each call that an entry is made for
+_METADATA = {
+    "layout", "dtype", "device", "requires_grad", "is_sparse", "is_sparse_csr", "is_nested", "is_cuda", "is_cpu", "is_meta", "is_quantized", "is_leaf", "ndim", "shape",
+    "itemsize", "names",
+}  # fmt: skip
+_ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_device", "is_coalesced", "_nnz"}  # of what came from outside
+
+
+def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
+    """The proxy of such a tensor from outside. Raises CaptureError where it requires grad."""
+    found = c.opaque_inputs.get(id(value))
+    if found is None:
+        if type(value).__module__.startswith("torch.distributed.tensor"):
+            c.refuse(
+                f"{source.describe(c.parameters)} is a DTensor, which collects what its ranks hold by rules of its own",
+                "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module, or wrap the compiled module: fully_shard(thunder.jit(model))",
+            )
+        if value.requires_grad and torch.is_grad_enabled():
+            c.refuse(
+                f"{source.describe(c.parameters)} is a {type(value).__name__} of layout {value.layout} that requires grad",
+                "call it under torch.no_grad(), or pass a dense tensor and convert it inside",
+            )
+        proxy = AnyProxy(c.recorder.context.names.claim(source.name(c.parameters)), value)
+        found = c.opaque_inputs[id(value)] = (proxy, source)
+        c.has_opaque_values = True
+        c.ask(source, KIND)
+    elif found[1] is not source:
+        c.ask(source, SAME, found[1])
+    return found[0]
+
+
+def involved(c, values) -> bool:
+    """Whether such a tensor is among the arguments of an operation."""
+    return c.has_opaque_values and holds_unusual(list(values))
+
+
+def note(c, result):
+    """From an operation on dense tensors: whether it made such a tensor."""
+    if type(result) is AnyProxy and isinstance(result.example, torch.Tensor):
+        c.has_opaque_values = True
+    return result
+
+
+def apply(c, function: Callable, args, kwargs):
+    """A call with such a tensor among its arguments: one opaque operation."""
+    c.synchronize()
+    result = opaque.symbol_for(function)(*args, **kwargs)
+    from_unusual(result)
+    return result
+
+
+def attribute(c, p: AnyProxy, n: str):
+    """`p.n`, as user code sees it: metadata, a method, or what PyTorch computes."""
+    from thunder.capture.calls import TensorMethod
+
+    if not isinstance(p.example, torch.Tensor):
+        raise AttributeError(n)
+    with compat.without_function_modes():
+        if n in _METADATA:
+            return getattr(p.example, n)
+        if n == "__class__":
+            return type(p.example)
+    found = getattr(torch.Tensor, n, None)
+    if found is None:
+        c.refuse(f"{n!r} of a {type(p.example).__name__} is read, a tensor subclass with its own rules", "read it outside and pass it in")
+    if callable(found):
+        return TensorMethod(p, n)
+    return apply(c, found.__get__, [p], {})
+
+
+def method(c, p: AnyProxy, n: str, args, kwargs):
+    """`p.n(...)`."""
+    if n in _ASKED and id(p.example) in c.opaque_inputs or n in ("dim", "size", "is_floating_point", "is_complex"):
+        with compat.without_function_modes():
+            return getattr(p.example, n)(*args, **kwargs)
+    return apply(c, getattr(torch.Tensor, n), [p, *args], kwargs)
+

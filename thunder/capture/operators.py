@@ -1,0 +1,193 @@
+"""Operators, items, iteration, text and tests of types, where a tensor, a number that stays symbolic or something from outside is an operand.
+
+CPython's algorithms stand in `thunder.interpreter`: `operators`, `sequences` and `text`. Here stands what happens before
+them (a container is about to be read) and in the place of native code. Functions take the capture first.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import types
+
+import numpy
+import torch
+
+from thunder.capture import calls, containers, items, opaque_values
+from thunder.capture.expose import as_text, expose
+from thunder.capture.identities import Id, real_id, told_apart
+from thunder.capture.library import distributions
+from thunder.capture.native import CONTAINERS, PRIMITIVE, native_module
+from thunder.capture.objects import PROXIES
+from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Size, TensorProxy
+from thunder.errors import CaptureError
+from thunder.interpreter import ProtocolHost, operators, sequences
+from thunder.interpreter.attributes import in_python
+from thunder.interpreter.host import UNARY
+from thunder.interpreter.tables import ARITHMETIC, COMPARISONS
+
+__all__: list[str] = []
+
+
+# ---------------------------------------------------------------- arithmetic and comparisons
+
+
+def binary(c, symbol, a, b):
+    if not (symbol == "+=" and type(a) is list):  # which appends, and looks at nothing
+        c.materialize(a)
+    c.materialize(b)
+    if symbol.endswith("="):
+        items.refuse_array(c, a)
+    return operators.binary(c, symbol, a, b)
+
+
+def native_binary(c, symbol, a, b):
+    ta, tb = type(a), type(b)
+    if ta is str and symbol == "%":
+        return calls.formatted_text(c, a, b)
+    if ta is AnyProxy or tb is AnyProxy:
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], calls.all_lifted(c, (a, b)), {})
+    if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        c.synchronize()
+        return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
+    if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
+        return calls.size((*a, *b))
+    return ProtocolHost.native_binary(c, symbol, a, b)
+
+
+def _operand(c, v):
+    """What is beside a tensor, where PyTorch takes a bool of numpy's for a float."""
+    return float(v) if isinstance(v, numpy.bool_) else calls.lifted(c, v)
+
+
+def unary(c, symbol, a):
+    c.materialize(a)
+    return operators.unary(c, symbol, a)
+
+
+def native_unary(c, symbol, a):
+    if type(a) is AnyProxy:
+        return opaque_values.apply(c, opaque_values.SIGNS[symbol], (a,), {})
+    if type(a) is TensorProxy:
+        c.synchronize()
+    return UNARY[symbol](a)
+
+
+def compare(c, symbol, a, b):
+    if type(a) is Id and type(b) is Id:
+        told_apart(c, a, (b,))
+    elif c.ids:
+        a, b = real_id(c, a), real_id(c, b)
+    for x in (a, b):
+        if isinstance(x, (tuple, frozenset, *containers.MUTABLE)):
+            expose(c, x)
+    return operators.compare(c, symbol, a, b)
+
+
+def native_compare(c, symbol, a, b):
+    if type(a) is AnyProxy or type(b) is AnyProxy:
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], calls.all_lifted(c, (a, b)), {})
+    if type(a) is TensorProxy or type(b) is TensorProxy:
+        c.synchronize()
+        return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
+    if symbol in ("==", "!=") and operators.by_identity(c, a, b):
+        return c.same(a, b) is (symbol == "==")
+    for x in (a, b):
+        if type(x) not in PRIMITIVE and native_module(type(x).__module__):
+            expose(c, x)
+    return COMPARISONS[symbol](a, b)
+
+
+def native_index(c, value):
+    return value if isinstance(value, NumberProxy) and value.python_type is int else operator.index(value)
+
+
+def type_name(c, value) -> str:
+    return calls.type_of(c, value).__name__
+
+
+def converted(c, function, kind, name, result, *more):
+    """Numbers that stay symbolic are numbers."""
+    if isinstance(result, NumberProxy) and function is not bool:
+        return result
+    return c.truth(result) if type(result) is Condition else ProtocolHost.converted(c, function, kind, name, result, *more)
+
+
+# ---------------------------------------------------------------- items and iteration
+
+
+def getitem(c, o, k):
+    t = type(o)
+    if t is TensorProxy or t in CONTAINERS and t is not list:
+        return items.getitem(c, o, k)
+    if c.lazy and id(o) in c.lazy and in_python(c.lookup(t, "__missing__")):
+        c.materialize(o)
+    return sequences.getitem(c, o, k)
+
+
+def native_delitem(c, o, k):
+    c.materialize(o)
+    del o[k]
+    containers.write_attributes(c, o)
+
+
+def native_next(c, iterator):
+    if id(iterator) in c.outside_iterators:
+        c.sharp(calls.ADVANCED)
+    return builtins.next(iterator)
+
+
+def native_len(c, o):
+    if c.lazy and id(o) in c.lazy and isinstance(o, list) and not o:
+        return containers.length(c, o)
+    c.materialize(o)
+    if type(o) is TensorProxy:
+        shape = c.recorder.latest(o).shape
+        return shape[0] if shape else len(o)
+    return len(o)
+
+
+def truth(c, o):
+    c.materialize(o)
+    return sequences.truth(c, o)
+
+
+def native_truth(c, o):
+    try:
+        return bool(o)
+    except CaptureError:
+        if type(o) is TensorProxy and distributions.is_check(c, o):
+            return True
+        raise
+
+
+def unpack(c, value, before, after=None):
+    if type(value) is TensorProxy or c.lazy or id(value) in c.outside_iterators:
+        value = list(c.steps(value))
+    return ProtocolHost.unpack(c, value, before, after)
+
+
+# ---------------------------------------------------------------- text and types
+
+
+def native_text(c, function, value, *spec):
+    if type(value) is TensorProxy:
+        return calls.text_of(c, value)
+    return calls.call_native(c, function, [as_text(c, value), *spec], {})
+
+
+def native_isinstance(c, o, cls):
+    if type(o) is TensorProxy:
+        return issubclass(calls.kind_of(c, o), cls) or (o in c.real and isinstance(c.real[o][0], cls))
+    if isinstance(o, NumberProxy):
+        return issubclass(o.python_type, cls)
+    if type(o) is Condition:
+        return issubclass(bool, cls)
+    return type(o) is Size and cls is torch.Size or isinstance(o, cls)
+
+
+def asks_in_python(c, hook, value) -> bool:
+    """Whether `__instancecheck__` is to be interpreted: the user's is. A library's answers of classes, and sees proxies for what they stand for."""
+    if not in_python(hook) or isinstance(value, PROXIES):
+        return False
+    return type(hook) is not types.FunctionType or not native_module(hook.__globals__.get("__name__"))

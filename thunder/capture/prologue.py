@@ -1,0 +1,568 @@
+"""The prologue: straight-line Python that says whether a compiled program fits a call.
+
+It asks again what capture asked (see `ask.py`), and returns the computation's inputs as a tuple, or a str that says in words why the program
+does not fit. Nothing in it raises to decide. What capture found in objects that stay (modules of the compiled one, globals, classes) is
+checked in one pass over (table, key, expected) rows; the rest in the order in which it was asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import re
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.capture import ask
+from thunder.capture.ask import FILLED, HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, same_value, say, was_is
+from thunder.capture.native import CONTAINERS, PRIMITIVE
+from thunder.capture.sources import MISSING, Source, called, cell, find, item
+from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.symbol import BoundSymbol, Names, Symbol
+from thunder.core.trace import Trace
+from thunder.interpreter.attributes import type_attribute
+
+__all__ = ["PrologueWriter", "check_symbol", "written"]
+
+CACHED = 32  # tables that are not worth looking at before they are read
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def _print_text(line: BoundSymbol, printer: Printer) -> list[str]:
+    printer.context.update(line.kwargs["objects"])
+    comment = line.kwargs.get("comment")
+    return [*(comment() if comment else ()), *line.kwargs["text"]]
+
+
+_SYMBOLS: dict[str, Symbol] = {}
+
+
+def check_symbol(kind: str) -> Symbol:
+    """The primitive of one kind of statement of a prologue or epilogue, whose text is given."""
+    symbol = _SYMBOLS.get(kind)
+    if symbol is None:
+        symbol = _SYMBOLS[kind] = Symbol(kind, module="prims", is_prim=True, python_printer=_print_text)
+    return symbol
+
+
+def _literal(v) -> bool:
+    return type(v) in (int, str, bool, type(None), bytes) or (type(v) is float and v == v and abs(v) != float("inf"))
+
+
+def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str | None:
+    """The first tensor that is not what it was, and how it differs."""
+    for (path, was), value in zip(expected, values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            return f"{path} was a tensor, is {say(value)}"
+        if type(value) is not was["type"]:
+            return f"{path} was a {was['type'].__name__}, is a {type(value).__name__}"
+        if len(value.shape) != len(was["shape"]):
+            return f"{path} had {len(was['shape'])} dimensions, has {len(value.shape)}"
+        for i, (a, b) in enumerate(zip(was["shape"], value.shape, strict=True)):
+            if a is not None and a != b:
+                return f"{path}.shape[{i}] was {a}, is {b}"
+        for name in ("dtype", "device", "requires_grad"):
+            if getattr(value, name) != was[name]:
+                return f"{path}.{name} was {was[name]}, is {getattr(value, name)}"
+        for name in ("is_conj", "is_neg", "is_inference"):
+            if getattr(value, name)() != was[name]:
+                return f"{path}.{name}() was {was[name]}, is {not was[name]}"
+        if value.layout is not was["layout"]:
+            return f"{path}.layout was {was['layout']}, is {value.layout}"
+    return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
+
+
+def written(
+    name: str, signature: str, lines: list[BoundSymbol], result: str | tuple[Text, ...], names: Names, objects: dict
+) -> tuple[Trace, Callable]:
+    """A program whose statements are text: the trace that shows it, and the function."""
+    output = result if isinstance(result, tuple) else Text(result)
+    trace = Trace(name, (), lines, output, names, signature=signature, tables={"objects": objects})
+    if isinstance(result, tuple):
+        result = Printer().value(result)
+    body = [f"  {text}" for line in lines for text in line.kwargs["text"]]
+    source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
+    trace._callable = compile_source(source, name, objects)
+    return trace, trace._callable
+
+
+class Rows:
+    """Facts that are checked in one pass, each (container, key, expected, source). Called after a miss: the reason in words.
+
+    Another object of the same type and value is no reason, for what has a value; then the answer is None.
+    """
+
+    def __init__(self, rows: list[tuple], get: Callable, parameters: tuple[str, ...]):
+        self.containers, self.keys, self.expected, self.sources = zip(*rows, strict=True)
+        self.get, self.parameters = get, parameters
+
+    def __call__(self) -> str | None:
+        return self._first(self.containers)
+
+    def of(self, table: dict) -> str | None:
+        """The same where all rows are entries of one table that is known only now."""
+        return self._first(itertools.repeat(table))
+
+    def _first(self, containers) -> str | None:
+        for container, key, want, source in zip(containers, self.keys, self.expected, self.sources, strict=False):
+            now = self.get(container, key)
+            if now is not want and (type(want) not in PRIMITIVE or not same_value(now, want)):
+                return self.reason(source, want, now)
+        return None
+
+    def reason(self, source: Source, want, now) -> str:
+        path = source.describe(self.parameters)
+        if source.step == "attr" and source.key in _FUNCTION_PARTS:
+            return f"{_FUNCTION_PARTS[source.key]} of {source.base.describe(self.parameters)} changed"
+        if want is MISSING:
+            return f"{path} exists now"
+        if now is MISSING:
+            return f"{path} is gone"
+        return was_is(path, say(want), now) if type(want) in PRIMITIVE else f"{path} is another object than before"
+
+    def comments(self) -> list[str]:
+        """For reading: the names that are checked, by their owner."""
+        owners: dict[str, list] = {}
+        for source in self.sources:
+            owner, _, name = source.describe(self.parameters).rpartition(".")
+            owners.setdefault(owner, []).append(name)
+        return [f"# {owner}: {', '.join(dict.fromkeys(names))}" for owner, names in owners.items()]
+
+
+def _get(table, key):
+    return table.get(key, MISSING)
+
+
+_FUNCTION_PARTS = {"__code__": "the code", "__defaults__": "a default argument"}
+
+
+class PrologueWriter:
+    """Turns what a capture asked into the statements of a prologue."""
+
+    def __init__(self, capture):
+        self.capture, self.parameters = capture, capture.parameters
+        self.objects: dict[str, Any] = dict(_HELPERS)
+        self.variables: dict[Source, str] = {}
+        self.lines: list[BoundSymbol] = []
+        self.names = Names()
+        self.names.taken |= {"fn", "args", "kwargs", "error", "reason", "check_tensor_metadata", "apart", *_HELPERS}
+        self.pins: dict[int, str] = {}
+        self.weak: list[weakref.ref] = []  # what must be alive for the program to fit any call
+        self.held = {id(v) for v in capture.constants.values()}
+
+    # ---------------------------------------------------------------- text
+
+    def pin(self, value, stem: str = "C") -> str:
+        name = self.pins.get(id(value))
+        if name is None:
+            name = self.pins[id(value)] = self.names.make(stem)
+            self.objects[name] = value
+        return name
+
+    def _is_weak(self, value) -> bool:
+        """Modules that are not part of the compiled one, and closures, come and go: an entry does not keep them alive."""
+        if isinstance(value, torch.nn.Module):
+            return id(value) not in self.capture.rooted
+        if id(value) in self.capture.passing:
+            return True
+        return type(value) is types.FunctionType and value.__closure__ is not None and id(value) not in self.held
+
+    def weak_pin(self, value) -> str:
+        name = self.names.make("W")
+        reference = self.objects[name] = weakref.ref(value)
+        self.weak.append(reference)
+        return name
+
+    def emit(self, kind: str, *text: str, comment: Callable[[], list[str]] | None = None) -> None:
+        given = {"text": list(text), "comment": comment, "objects": {}}
+        self.lines.append(BoundSymbol(check_symbol(kind), (), given, None, inputs=(), outputs=()))
+
+    def miss(self, kind: str, condition: str, reason: str) -> None:
+        """A check; `reason` is a Python expression."""
+        self.emit(f"check_{kind}", f"if {condition}: return {reason}")
+
+    def describe(self, source: Source) -> str:
+        return source.describe(self.parameters)
+
+    def literal(self, value) -> str:
+        return repr(value) if _literal(value) else self.pin(value)
+
+    # ---------------------------------------------------------------- reading
+
+    def variable(self, source: Source) -> str:
+        """The variable that holds what is at a source; it is read at its first mention."""
+        pinned = self.capture.pinned.get(source)
+        if pinned is not None and source.step != "const":
+            return self.pin(pinned, "M")
+        if source.base is None:
+            return self.pin(self.capture.constants[source.key]) if source.step == "const" else source.key
+        name = self.variables.get(source)
+        if name is None:
+            read = self.read(source)
+            name = self.variables[source] = self.names.claim(source.name(self.capture.parameters))
+            parameters = self.capture.parameters  # a printed prologue outlives its capture
+            comment = (lambda: [f"# {source.describe(parameters)}"]) if source.root.key == "fn" else None
+            self.emit("unpack", f"{name} = {read}", comment=comment)
+        return name
+
+    def read(self, source: Source) -> str:
+        """The expression of what is at a source. It does not raise: where nothing is, it gives MISSING."""
+        base, key = source.base, source.key
+        replaced = self.capture.replaced_sources.get(source)
+        if replaced is not None:
+            return f"{self.pin(replaced[0], 'D')}.get({replaced[1]!r}, MISSING)"
+        table = self.table(source)
+        if type(table) is dict:
+            return f"{self.pin(table, 'D')}.get({key!r}, MISSING)"
+        if self.in_dict(source):
+            return f"{self.variable(base.attr('__dict__'))}.get({key!r}, MISSING)"
+        if source.step == "attr" and key == "__dict__":
+            return f"{self.variable(base)}.__dict__"
+        b = self.variable(base)
+        if base.step == "root" and base.key != "fn":  # whose length and keys were checked first
+            return f"{b}[{key!r}]"
+        if source.step == "attr":
+            return f"getattr({b}, {key!r}, MISSING)"
+        if source.step == "size":
+            return f"{b}.shape[{key}]"
+        kind = self._type_of(base)
+        if source.step == "keyed":
+            return f"{b}.get({self.variable(key)}, MISSING)" if kind in CONTAINERS else f"item({b}, {self.variable(key)})"
+        if source.step == "item" and kind is not None:
+            if issubclass(kind, dict) and kind in CONTAINERS or base.step == "attr" and base.key in _MODULE_TABLES:
+                return f"{b}.get({self.literal(key)}, MISSING)"
+            if kind in (list, tuple) and (base, ask.LENGTH, None) in self.capture.observed:
+                return f"{b}[{key}]"
+        how = {"item": "item", "find": "find", "cell": "cell", "call": "called"}[source.step]
+        return f"{how}({b}, {self.literal(key)})"
+
+    def _type_of(self, source: Source) -> type | None:
+        if source.base is None:
+            return type(self.capture.constants[source.key]) if source.step == "const" else None
+        return self.capture.observed.get((source, TYPE, None)) or (dict if source.step == "attr" and source.key in _DICTS else None)
+
+    def table(self, source: Source):
+        """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a class."""
+        base, pinned = source.base, self.capture.pinned
+        if source.step == "item":
+            if base.step == "const":
+                constant = self.capture.constants[base.key]
+                return constant if isinstance(constant, dict) else None
+            if base.step == "attr" and base.key in _MODULE_TABLES and base.base in pinned:
+                return pinned[base.base].__dict__[base.key]
+            if base.step == "attr" and base.key == "__dict__" and (base.base in pinned or base.base.step == "const"):
+                owner = pinned.get(base.base) or self.capture.constants[base.base.key]
+                return getattr(owner, "__dict__", None)
+        if source.step == "attr" and base in pinned and source.key in pinned[base].__dict__:
+            return pinned[base].__dict__
+        return None
+
+    def in_dict(self, source: Source) -> bool:
+        """Whether an attribute was read from its object's own `__dict__`: it is read there, without the class's `__getattribute__`."""
+        if source.step != "attr" or source.key == "__dict__":
+            return False
+        owner = self.capture.values.get(source.base)
+        if isinstance(owner, type) or source.key not in getattr(owner, "__dict__", ()):
+            return False
+        return not hasattr(type(type_attribute(type(owner), source.key)), "__set__")
+
+    # ---------------------------------------------------------------- the whole
+
+    def write(self) -> tuple[Trace, Callable]:
+        self._call_shape()
+        for source, question, operand, want in self._in_passes():
+            self._check(source, question, operand, want)
+        self._tensors()
+        self._apart()
+        self._numbers()
+        self._distinct()
+        return self._returning_inputs()
+
+    def write_extraction(self) -> tuple[Trace, Callable]:
+        """A prologue that checks nothing: it only finds the computation's inputs again."""
+        return self._returning_inputs()
+
+    def _returning_inputs(self) -> tuple[Trace, Callable]:
+        inputs = tuple(Text(self._input(s)) for s in self.capture.input_sources)
+        return written("prologue", "fn, args, kwargs", self.lines, inputs, self.names, self.objects)
+
+    def _input(self, source: Source) -> str:
+        """An input of the computation. What a torch.func transform that has ended left behind stands for the tensor in it, as for eager's operations."""
+        tensor, v = self.capture.values.get(source), self.variable(source)
+        unwrap = compat.unwrap_of(tensor) if isinstance(tensor, torch.Tensor) and source in self.capture.shapes else None
+        return v if unwrap is None else f"{self.pin(unwrap, 'unwrap')}({v})"
+
+    def _call_shape(self) -> None:
+        capture = self.capture
+        self.miss("len", f"len(args) != {len(capture.args)}", f"was_is('the number of positional arguments', '{len(capture.args)}', len(args))")
+        if not capture.kwargs:
+            self.miss("empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
+            return
+        names = str(sorted(capture.kwargs))
+        keys = self.pin(frozenset(capture.kwargs), "keys")
+        self.miss("keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {names!r}, sorted(kwargs))")
+        if len(capture.kwargs) > 1 and takes_keywords(capture.fn):
+            order = tuple(capture.kwargs)
+            reason = f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))"
+            self.miss("order", f"tuple(kwargs) != {self.pin(order, 'order')}", reason)
+
+    # ---------------------------------------------------------------- facts about objects that stay, in passes
+
+    def _in_passes(self) -> list[tuple]:
+        """Checks what stands in objects that stay, in one pass for each way to look; the other questions."""
+        entries, attributes, absent, empty, hooked, kinds, rest = [], [], [], [], [], [], []
+        own: dict[Source, list] = {}
+        capture, constants, changed = self.capture, self.capture.constants, self._settings_changed()
+        for (source, question, operand), want in capture.observed.items():
+            if source in changed:
+                continue
+            if question is TYPE and source in capture.pinned:
+                kinds.append((capture.pinned[source], None, want, source))
+            elif question is IDENTITY and source.step == "attr" and source.base.step == "const" and not self._is_weak(want):
+                attributes.append((constants[source.base.key], source.key, want, source))
+            elif question is FILLED and not want and source.step == "const":
+                empty.append(constants[source.key])
+            elif question is HOOKED:
+                hooked.append(source)
+            elif question is PRESENT and not want and (table := self.table(source)) is not None:
+                absent.append((table, source.key, MISSING, source))
+            elif (question is IDENTITY and not self._is_weak(want) or question is VALUE) and (table := self.table(source)) is not None and source.key in table:
+                entries.append((table, source.key, want, source))
+            elif question is VALUE and self.in_dict(source):
+                if source.base not in own:
+                    own[source.base] = []
+                    rest.append((source.base, None, own[source.base], None))
+                own[source.base].append((None, source.key, want, source))
+            else:
+                rest.append((source, question, operand, want))
+        self._look_at(entries, absent)
+        self._pass("entries", "getitem", _get, entries)
+        self._pass("attributes", "getattr", lambda o, n: getattr(o, n, MISSING), attributes)
+        if absent:
+            rows = Rows(absent, _get, capture.parameters)
+            t, k = self.pin(rows.containers, "tables"), self.pin(rows.keys, "keys")
+            condition = f"if True in map(contains, {t}, {k}) and (reason := {self.pin(rows, 'rows')}()): return reason"
+            self.emit("check_absent", condition, comment=rows.comments)
+        if empty:
+            self.miss("hooks", f"any({self.pin(tuple(empty), 'hooks')})", f"{FILLED.words!r}")
+        if hooked:
+            inside = ", ".join(map(self.variable, hooked))
+            self.miss("hooks", f"any(map(hooked, ({inside},)))", f"{HOOKED.words!r}")
+        if kinds:
+            modules, types_ = self.pin(tuple(m for m, *_ in kinds), "modules"), self.pin(tuple(t for _, _, t, _ in kinds), "types")
+            self.miss("type", f"not all(map(is_, map(type, {modules}), {types_}))", "'a module is of another class than before'")
+        return rest
+
+    def _settings_changed(self) -> set[Source]:
+        """PyTorch's settings that the program changed itself after it asked for them: the next call finds what this one found."""
+        found = set()
+        for source, question, _ in self.capture.observed:
+            if source in self.capture.settings and question is VALUE:
+                now = source.fetch(ask.value_at(self.capture, source.base), self.capture.values)
+                if not same_value(now, self.capture.values[source]):
+                    found.add(source)
+        return found
+
+    def _look_at(self, *rows: list[tuple]) -> None:
+        """Touches the tables together: those that are in no cache come from memory at the same time."""
+        tables = {id(table): table for part in rows for table, *_ in part}
+        if len(tables) > CACHED:
+            self.emit("look_at", f"list({self.pin((*tables.values(), *self.capture.pinned.values()), 'read')})")
+
+    def _pass(self, kind: str, how: str, get: Callable, rows: list[tuple]) -> None:
+        """One statement that checks rows by identity first."""
+        if not rows:
+            return
+        found = Rows(rows, get, self.capture.parameters)
+        k, v, r = self.pin(found.keys, "keys"), self.pin(found.expected, "expected"), self.pin(found, "rows")
+        t = self.pin(found.containers, "tables")
+        self.emit(
+            f"check_{kind}", "try:", f"  if not all(map(is_, map({how}, {t}, {k}), {v})) and (reason := {r}()): return reason",
+            f"except gone: return {r}()", comment=found.comments,
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- single questions
+
+    def _check(self, source: Source, question: Question | None, operand, want) -> None:
+        """One question, asked again."""
+        if question is None:  # values in the own dict of an object, in one pass
+            self._own_entries(source, operand)
+            return
+        if question is IDENTITY and self._is_weak(want):
+            v, reason = self.variable(source), f"{self.describe(source)} is another object than before"
+            self.miss("is", f"{v} is None or {v} is not {self.weak_pin(want)}()", repr(reason))
+            return
+        v = self.read(source) if question is IDENTITY and source in self.capture.pinned else self.variable(source)
+        if question is VALUE:
+            self._check_value(v, self.describe(source), want)
+            return
+        k = self.variable(operand) if type(operand) is Source else self.literal(operand)
+        now = question.text.format(v=v, k=k)
+        if self._type_of(source) in CONTAINERS:
+            now = now.replace("length(", "len(").replace("keys(", "tuple(")
+        path, other = self.describe(source), self.describe(operand) if type(operand) is Source else operand
+        words = question.words if isinstance(question.words, str) else question.words[not want]
+        words = words.replace("{path}", path).replace("{k}", str(other))
+        if "{was}" in words:
+            words = words.replace("{was}", say(want))
+        before, _, after = words.partition("{now}")
+        reason = repr(before) if "{now}" not in words else f"{before!r} + say({now})" + (f" + {after!r}" if after else "")
+        changed = question.changed
+        if question.text == ask.KEYS.text and all(type(x) is str for x in want):
+            changed = ask.EQUAL
+        if type(want) is bool:
+            condition = f"not {now}" if want else now
+        else:
+            condition = changed.format(now=now, was=self.literal(want))
+        self.miss(question.name, condition, reason)
+
+    def _own_entries(self, owner: Source, rows: list[tuple]) -> None:
+        table = self.variable(owner.attr("__dict__"))
+        if len(rows) == 1:
+            ((_, _, want, source),) = rows
+            self._check_value(self.variable(source), self.describe(source), want)
+            return
+        found = Rows(rows, _get, self.capture.parameters)
+        k, v, r = self.pin(found.keys, "keys"), self.pin(found.expected, "expected"), self.pin(found, "rows")
+        self.emit(
+            "check_entries", f"if not all(map(is_, map({table}.get, {k}), {v})) and (reason := {r}.of({table})): return reason", comment=found.comments
+        )
+
+    def _check_value(self, v: str, path: str, want) -> None:
+        reason = f"was_is({path!r}, {say(want)!r}, {v})"
+        if want is None or type(want) in (bool, torch.dtype, torch.layout, torch.memory_format) or want is ... or want is NotImplemented:
+            self.miss("literal_like", f"{v} is not {self.literal(want)}", reason)
+        elif type(want) is float and want != want:
+            self.miss("number", f"type({v}) is not float or {v} == {v}", reason)
+        elif type(want) not in (int, str, float, bytes):
+            self.miss("value", f"not same_value({v}, {self.pin(want)})", reason)
+        else:
+            kind = "string_value" if type(want) is str else "number_type_and_value" if type(want) in (int, float) else "value"
+            self.miss(kind, f"type({v}) is not {self.pin(type(want))} or {v} != {self.literal(want)}", reason)
+            if type(want) is float and want == 0.0:  # 0.0 and -0.0 are equal
+                self.miss("number", f"str({v}) != {str(want)!r}", reason)
+
+    # ---------------------------------------------------------------- tensors and numbers
+
+    def _tensors(self) -> None:
+        """All tensors in one batch: type, dtype, device, shape, requires_grad."""
+        capture = self.capture
+        if not capture.shapes:
+            return
+        variables = [self.variable(s) for s in capture.shapes]
+        expected, tensors = [], []
+        for source, shape in capture.shapes.items():
+            tensor = capture.guarded_tensor(source)
+            was = {"type": type(tensor), "shape": shape, "dtype": tensor.dtype, "device": tensor.device, "requires_grad": tensor.requires_grad}
+            was |= {"is_conj": tensor.is_conj(), "is_neg": tensor.is_neg(), "is_inference": tensor.is_inference(), "layout": tensor.layout}
+            expected.append((source, was))
+            tensors.append(tensor)
+        self.objects["check_tensor_metadata"] = compat.tensor_batch_check(tensors, list(capture.shapes.values()))
+        inside = ", ".join(variables)
+        why = self.pin(_Tensors(expected, capture.parameters), "expected")
+        self.miss("tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := {why}(({inside},)))", "reason")
+
+    def _apart(self) -> None:
+        """What is written to shares no memory with anything else that is passed in."""
+        capture = self.capture
+        if not capture.mutated:
+            return
+        same = {s for s, question, _ in capture.observed if question in (SAME, SHARED)}
+        groups: dict[tuple, list] = {(w, m): [] for w in (True, False) for m in (True, False)}
+        for proxy, (_, source) in capture.real.items():
+            if proxy in capture.used and source not in same and source in capture.shapes:
+                groups[proxy in capture.mutated, source.root.key not in ("args", "kwargs")].append(self.variable(source))
+        self.objects["apart"] = Apart()
+        arguments = [f"({', '.join(found)}{',' * (len(found) == 1)})" for found in groups.values()]
+        self.miss("apart", f"not apart({', '.join(arguments)})", "'what is written to shares memory with another tensor now'")
+
+    def _numbers(self) -> None:
+        """Relations between symbolic numbers that the program decided by."""
+        for (a, relation, b), outcome in self.capture.decisions.relations.items():
+            table = {n: self.variable(self.capture.number_sources[n]) for n in sorted(a.symbols() | b.symbols())}
+            text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
+            held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
+            values = " + ', ' + ".join(
+                f"was_is({self.describe(self.capture.number_sources[n])!r}, '{self._hint(n)}', {v})" for n, v in table.items()
+            )
+            self.miss("relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
+
+    def _hint(self, name: str):
+        return self.capture.decisions.values[name]
+
+    def _distinct(self) -> None:
+        """What the program writes to must stay apart from what it reads, and tensors that had one name each must not become one."""
+        for sources, what in self.capture.distinct_groups():
+            variables = [self.variable(s) for s in sources]
+            if len(variables) > 1:
+                ids = ", ".join(f"id({v})" for v in variables)
+                self.miss("distinct", f"len({{{ids}}}) != {len(variables)}", f"{f'two {what} became one object'!r}")
+
+
+class _Tensors:
+    """After a miss: which tensor is not what it was, and how it differs."""
+
+    def __init__(self, expected: list[tuple[Source, dict]], parameters: tuple[str, ...]):
+        self.expected, self.parameters = expected, parameters
+
+    def __call__(self, values: tuple) -> str | None:
+        return describe_tensor_miss([(source.describe(self.parameters), was) for source, was in self.expected], values)
+
+
+class Apart:
+    """Whether tensors that are written to have memory of their own. Those of modules, which stay where they are, are looked at again when one has moved."""
+
+    __slots__ = ("places", "fixed", "fine")
+
+    def __init__(self):
+        self.places, self.fixed, self.fine = None, frozenset(), True
+
+    def __call__(self, written_fixed: tuple, written: tuple, fixed: tuple, others: tuple) -> bool:
+        places = [*map(torch.Tensor.data_ptr, written_fixed), None, *map(torch.Tensor.data_ptr, fixed)]
+        if places != self.places:
+            own = [t.untyped_storage().data_ptr() for t in written_fixed if t.numel()]
+            self.fixed = frozenset(own)
+            self.fine = len(self.fixed) == len(own) and self.fixed.isdisjoint(t.untyped_storage().data_ptr() for t in fixed)
+            self.places = places
+        if not self.fine:
+            return False
+        if not written and not others:
+            return True
+        own = [t.untyped_storage().data_ptr() for t in written if t.numel()]
+        apart = {*own}
+        if len(apart) != len(own) or not apart.isdisjoint(self.fixed):
+            return False
+        rest = {t.untyped_storage().data_ptr() for t in others}
+        return rest.isdisjoint(self.fixed) and (not apart or rest.isdisjoint(apart) and apart.isdisjoint(t.untyped_storage().data_ptr() for t in fixed))
+
+
+def takes_keywords(fn) -> bool:
+    """Whether the program has a `**name`, through which it sees the order of keyword arguments."""
+    fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    return code is None or bool(code.co_flags & 8)
+
+
+def _renamed(expression, table: dict[str, str]) -> str:
+    return re.sub(r"\b[a-z]+\d+\b", lambda m: table.get(m.group(), m.group()), str(expression))
+
+
+def _described(expression, writer: PrologueWriter) -> str:
+    def words(m):
+        source = writer.capture.number_sources.get(m.group())
+        return writer.describe(source).replace('"', "'") if source is not None else m.group()
+
+    return re.sub(r"\b[a-z]+\d+\b", words, str(expression))
+
+
+_DICTS = ("__dict__", *_MODULE_TABLES)
+# what the text of the checks names: no variable has such a name
+_HELPERS: dict[str, Any] = {f.__name__: f for f in (any, all, getattr, hasattr, id, isinstance, len, list, map, sorted, str, tuple, type, math)}
+_HELPERS |= {f.__name__: f for f in (operator.contains, operator.getitem, operator.is_, was_is, say, called, cell, find, item)}
+_HELPERS |= ask.HELPERS | {"MISSING": MISSING, "gone": (KeyError, AttributeError, IndexError)}

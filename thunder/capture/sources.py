@@ -1,0 +1,168 @@
+"""Sources: where a value of the user's program comes from, as a path from the call's arguments, the function or a pinned object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["MISSING", "Source", "called", "cell", "find", "item"]
+
+_PRIVATE_STEPS = {"_lc_original", "__self__", "_parameters", "_buffers", "_modules", "__dict__"}
+
+
+class _Missing:
+    """What is read where nothing is."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Any = _Missing()
+
+
+def find(owner, name: str):
+    """An attribute without the class's `__getattribute__` and `__getattr__`: an object's own, or one of its class."""
+    if isinstance(owner, type):
+        return getattr(owner, name, MISSING)
+    own = getattr(owner, "__dict__", ())
+    if name in own:
+        return own[name]
+    return MISSING if getattr(type(owner), name, MISSING) is MISSING else getattr(owner, name, MISSING)
+
+
+def item(container, key):
+    """What a builtin container, or one of a subclass of it, holds under a key."""
+    if isinstance(container, dict):
+        return dict.get(container, key, MISSING)  # `dict.__getitem__` would call a `__missing__`
+    base = next((b for b in (list, tuple) if isinstance(container, b)), None)
+    try:
+        return container[key] if base is None else base.__getitem__(container, key)
+    except (KeyError, IndexError):
+        return MISSING
+
+
+def called(owner, how: tuple):
+    """What a method of an object that stands for changing state (a context variable, a weak reference) says now."""
+    name, *args = how
+    try:
+        return getattr(owner, name)(*args)
+    except LookupError:
+        return MISSING
+
+
+def cell(function, index: int):
+    try:
+        return function.__closure__[index].cell_contents
+    except ValueError:
+        return MISSING
+
+
+class Source:
+    """A path: a base, and one step from it. Interned through `children`, so that two equal paths are one object.
+
+    step: "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr" (an attribute), "find" (an attribute that
+    no code of the user's answers), "item", "keyed" (an item whose key is the tensor at another source), "cell" (key: index in the closure),
+    "call" (key: a method's name and arguments), or "size" (key: a dimension of a tensor).
+    label: how a root or constant is called when a person reads about it.
+    """
+
+    __slots__ = ("base", "step", "key", "label", "_children")
+
+    def __init__(self, base: Source | None, step: str, key, label: str = ""):
+        self.base, self.step, self.key, self.label = base, step, key, label
+        self._children: dict = {}
+
+    def fetch(self, base, values: dict[Source, Any]):
+        """What stands here, below the object `base`; `values` says what stands at other sources. MISSING where nothing does."""
+        if self.step == "attr":
+            return getattr(base, self.key, MISSING)
+        if self.step == "size":
+            return base.shape[self.key]
+        if self.step == "keyed":
+            return item(base, values[self.key])
+        return {"item": item, "find": find, "cell": cell, "call": called}[self.step](base, self.key)
+
+    def child(self, step: str, key, label: str = "") -> Source:
+        found = self._children.get((step, type(key), key))
+        if found is None:
+            found = self._children[step, type(key), key] = Source(self, step, key, label)
+        return found
+
+    def attr(self, name: str) -> Source:
+        return self.child("attr", name)
+
+    def item(self, key) -> Source:
+        return self.child("item", key)
+
+    def find(self, name: str) -> Source:
+        return self.child("find", name)
+
+    def call(self, name: str, *args) -> Source:
+        return self.child("call", (name, *args))
+
+    @property
+    def root(self) -> Source:
+        s = self
+        while s.base is not None:
+            s = s.base
+        return s
+
+    def steps(self) -> list[Source]:
+        """The path from below its root to here."""
+        found: list[Source] = []
+        s = self
+        while s.base is not None:
+            found.append(s)
+            s = s.base
+        return found[::-1]
+
+    def describe(self, parameters: tuple[str, ...] = ()) -> str:
+        """The path as the user would write it: `x`, `x['a'][0]`, `model.fc.weight`, `global scale`."""
+        text, steps = self.root.label or str(self.root.key), self.steps()
+        if self.root.key == "args" and steps and isinstance(steps[0].key, int):
+            i = steps[0].key
+            text, steps = parameters[i] if i < len(parameters) else f"args[{i}]", steps[1:]
+        elif self.root.key == "kwargs" and steps:
+            text, steps = str(steps[0].key), steps[1:]
+        for i, s in enumerate(steps):
+            if s.key in _PRIVATE_STEPS and s.step == "attr":
+                continue
+            previous = steps[i - 1].key if i else None
+            if s.step in ("attr", "find") or (s.step == "item" and previous in _PRIVATE_STEPS):
+                text = f"{text}.{s.key}" if text else str(s.key)
+            elif s.step == "item" and text.endswith("."):  # a name in a module
+                text += s.key
+            elif s.step == "item" and text == "global":
+                text = f"global {s.key}"
+            elif s.step == "call":
+                text = f"{text}.{s.key[0]}()" if s.key[0] != "__call__" else f"{text}()"
+            elif s.step == "size":
+                text = f"{text}.shape[{s.key}]"
+            elif s.step == "keyed":
+                text = f"{text}[{s.key.describe(parameters)}]"
+            elif s.step == "cell":
+                text = f"closure variable {s.label or s.key}"
+            else:
+                text = f"{text}[{s.key!r}]"
+        return text
+
+    def name(self, parameters: tuple[str, ...] = ()) -> str:
+        """A variable name for the value: the parameter's own, `t_<position>_<path>` below an object, `t_<path>` below the compiled module."""
+        steps = self.steps()
+        if steps and steps[0].key == ("__call__",):
+            keys = [self.root.label, *(str(s.key) for s in steps[1:])]
+        else:
+            keys = [s.key.name(parameters) if s.step == "keyed" else str(s.key) for s in steps if not (s.step == "attr" and s.key in _PRIVATE_STEPS)]
+        root = self.root.key
+        if root in ("args", "kwargs") and steps:
+            first = steps[0].key
+            own = first if isinstance(first, str) else parameters[first] if first < len(parameters) else f"args_{first}"
+            if len(steps) > 1 and all(s.step == "item" for s in steps):
+                keys = [own, *keys[1:]]
+            elif len(steps) > 1:
+                keys = ["t", str(first), *keys[1:]]
+            else:
+                keys = [own]
+        elif root == "fn":
+            keys = ["t", *keys]
+        name = "_".join("".join(c if c.isalnum() or c == "_" else "_" for c in k) for k in keys) or "t"
+        return name if name.isidentifier() else f"t_{name}"

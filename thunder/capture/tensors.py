@@ -1,0 +1,180 @@
+"""Tensors from outside: their proxies, which of them share memory, and what the program writes to them."""
+
+from __future__ import annotations
+
+import torch
+
+from thunder import compat
+from thunder.capture import opaque_values
+from thunder.capture.ask import SAME, SHARED, ask
+from thunder.capture.numbers import number
+from thunder.capture.sources import Source
+from thunder.core.proxies import AnyProxy, Condition, TensorProxy, concrete, map_structure
+from thunder.core.symbol import recording
+from thunder.distributed.placement import placement_of
+from thunder.ops import inplace
+from thunder.ops.memory import are_disjoint, part_shown
+from thunder.ops.opaque_values import is_unusual
+from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
+
+__all__ = ["read", "is_leaf", "written_to", "write_back", "lift"]
+
+
+def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
+    """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is reached."""
+    c.values[source] = value
+    is_argument = source.root.key in ("args", "kwargs")
+    key = source if is_argument else id(value)
+    if c.replaced and id(value) in c.replaced:
+        c.replaced_sources[source] = c.replaced[id(value)]
+    found = c.tensors.get(key)
+    if found is None:
+        with compat.DisableTorchFunction():  # what is asked of the real tensor here is not part of the program
+            if is_unusual(value):
+                return opaque_values.read(c, value, source)
+            found = c.tensors[key] = _new_proxy(c, value, source, is_argument)
+        c.keep[id(value)] = value
+    elif c.real[found][1] is not source:
+        ask(c, source, SAME, c.real[found][1])
+    return found
+
+
+def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> TensorProxy:
+    shape: tuple = tuple(value.shape)
+    guarded = shape
+    if c.symbolic and is_argument:
+        guarded = tuple(n if n < 2 else None for n in shape)
+        shape = tuple(n if n < 2 else number(c, n, source.child("size", i)) for i, n in enumerate(shape))
+    names, dtype = c.recorder.context.names, from_tensor_dtype(value.dtype)
+    placement = placement_of(value)
+    if placement is not None:  # whole in the program, a part of it in this process
+        shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
+    if source in c.replaced_sources:  # read in the shape and dtype that the program was written for; a transform changes what reads it
+        table, name = c.replaced_sources[source]
+        value = table[name]
+        guarded = tuple(value.shape)
+        if (found := placement_of(value)) is None and placement is not None:
+            c.refuse(
+                f"a transform put another tensor in the place of {name}, of which the ranks hold a part each",
+                "ddp or fsdp come after the transforms: thunder.jit(module, transforms=[...]) first, or the last of the list",
+            )
+        placement = found
+    device = c.options.device or from_tensor_device(value.device)
+    name = names.claim(source.name(c.parameters))
+    proxy = TensorProxy(name, shape=shape, dtype=dtype, device=device, requires_grad=value.requires_grad)
+    c.shapes[source] = guarded
+    c.real[proxy] = (value, source)
+    if placement is not None:
+        c.placements[proxy] = placement
+    for base in list(c.mutated):
+        if base in c.mutated:
+            _share(c, base, proxy, value)
+    return proxy
+
+
+def is_leaf(c, p: TensorProxy) -> bool:
+    """Whether a proxy stands for a tensor whose casts eager's autocast keeps."""
+    real = c.real.get(p)
+    with compat.DisableTorchFunction():
+        return real is not None and real[0].is_leaf and not real[0]._is_view()
+
+
+def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
+    """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
+    if base not in c.real:
+        return
+    if base in c.placements and not c.placements[base].is_whole:
+        c.refuse(f"{base.name} is written to, and the ranks hold a part of it each", "write to it outside of the compiled function: call optimizer.step() there")
+    with compat.DisableTorchFunction():
+        differentiable, leaf = c.real[base][0].requires_grad and torch.is_grad_enabled(), c.real[base][0].is_leaf
+    if differentiable and not detached:
+        if leaf:
+            raise RuntimeError(f"a {'view of a ' * is_view}leaf Variable that requires grad is being used in an in-place operation.")
+        c.refuse("an argument that requires grad, and is the result of another operation, is written to", "write to a clone of it")
+    if base not in c.mutated:
+        c.mutated[base] = None
+        for other, (tensor, _) in list(c.real.items()):
+            if base in c.mutated:
+                _share(c, base, other, tensor)
+
+
+def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
+    """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view of it here. A partial overlap is refused."""
+    real, source = c.real[base]
+    memory = c.recorder.memory
+    with compat.DisableTorchFunction():
+        if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
+            return
+        mine, others = (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
+        disjoint = mine is None and others is None and are_disjoint(real, tensor)
+        connected = real.requires_grad or tensor.requires_grad  # each has a history of its own
+    if tensor is real:
+        ask(c, c.real[other][1], SAME, source)
+        memory.same(other, base)
+        return
+    if not disjoint and (connected or mine is None and others is None):
+        c.refuse(
+            f"{base.name} is written to, and {other.name} shares memory with it",
+            "pass a clone of one of the two, or pass one tensor and make the other from it inside the function",
+        )
+    map_structure(concrete, (base.shape, other.shape))
+    if others is None and mine is not None:
+        _shares(c, source, c.real[other][1])
+        value = memory.current.get(base)
+        del c.mutated[base]
+        memory.same(base, other, mine)
+        written_to(c, other, True, False)
+        if value is not None:  # written to before the other one was read
+            memory.write(base, value)
+        return
+    _shares(c, c.real[other][1], source)
+    if others is not None:
+        memory.same(other, base, others)
+
+
+def _shares(c, source: Source, other: Source) -> None:
+    """Two tensors lie in memory as they do now."""
+    if (other, SHARED, source) not in c.observed:
+        ask(c, source, SHARED, other)
+
+
+def write_back(c) -> None:
+    """The last lines of the program: what came from outside gets what was written to it."""
+    memory = c.recorder.memory
+    if not memory.active:
+        return
+    with recording(c.recorder):
+        for base in list(c.mutated):
+            value, target = memory.latest(base), base
+            if value is base:
+                if base in memory.counted:  # a view of it changed its shape
+                    inplace.count_write.record(c.recorder, (base,), {}, None)
+                continue
+            if value.requires_grad and not base.requires_grad:
+                c.refuse(f"{base.name}, which does not require grad, is overwritten with what does", "write to it under torch.no_grad(), or detach the value")
+            for symbol, arguments in memory.rearranged.get(base, ()):
+                form = inplace.rearranging(symbol)
+                target = form.record(c.recorder, (target, *arguments), {}, form.meta(target, *arguments))
+            if base in memory.filled:
+                copy = inplace.write_back if base in memory.counted else inplace.write_back_uncounted
+                copy.record(c.recorder, (target, value), {}, None)
+                for other in memory.below(base) if copy is inplace.write_back else ():
+                    if other in c.real:
+                        inplace.also_written.record(c.recorder, (other,), {}, None)
+            memory.written_back(base, target)
+            c.reshaped[target] = base
+        memory.settle()
+
+
+def lift(c, value):
+    """A real tensor that came from nowhere the program can name: pinned."""
+    assert not isinstance(value, compat.FakeTensor), "a fake tensor of an opaque operation was not turned into a proxy"
+    if type(value) is Condition:
+        return bool(value)  # an error, where no check of the program decides it
+    return read(c, value, c.const(value, "constant tensor")) if isinstance(value, torch.Tensor) else value
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """What tensors that share memory have in common; those on the meta device have none, and a storage each all the same."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or storage._cdata

@@ -1,0 +1,142 @@
+"""What the program may hold of a value that comes in from outside: a proxy, a snapshot of a container, or the object itself; asked as it is read."""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+
+import numpy
+import torch
+
+from thunder.capture import containers, tensors
+from thunder.capture.ask import CONTENT, ELEMENTS, IDENTITY, KEYS, LENGTH, SAME, TYPE, VALUE, ask, is_data
+from thunder.capture.native import (
+    BUFFERS,
+    CONTAINERS,
+    DICT_VIEWS,
+    ENUM,
+    IDENTICAL,
+    IMMUTABLE,
+    PRIMITIVE,
+    is_iterator,
+    native_module,
+    plain_base,
+    tracked_anyway,
+)
+from thunder.capture.numbers import primitive
+from thunder.capture.sources import Source
+from thunder.core.proxies import TensorProxy
+
+__all__ = ["read", "elements", "LARGE"]
+
+LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its content at once
+
+
+def read(c, value, source: Source):
+    """A value came in through a source: what the program may hold of it."""
+    t = type(value)
+    c.values[source] = value
+    if t in PRIMITIVE:
+        return primitive(c, value, t, source)
+    if t is TensorProxy:
+        return value
+    if isinstance(value, torch.Tensor):
+        return tensors.read(c, value, source)
+    if t in CONTAINERS or isinstance(value, containers.MUTABLE):
+        return containers.snapshot(c, value, source)
+    known = c.sources.get(id(value))
+    if known is not None:
+        if known is not source:
+            ask(c, source, IDENTITY) if known.step == "const" else ask(c, source, SAME, known)
+        return value
+    if isinstance(value, torch.nn.Module):
+        if source.base is not None:
+            ask(c, source, IDENTITY)
+        if id(value) in c.rooted:
+            c.pinned[source] = value
+        ask(c, source, TYPE)
+        c.know(value, source)
+        return value
+    if isinstance(value, tuple):
+        return _tuple(c, value, source)
+    rule = _RULES.get(t)
+    return rule(c, value, source) if rule is not None else _other(c, value, t, source)
+
+
+def _method(c, value: types.MethodType, source: Source):
+    ask(c, source, TYPE)
+    ask(c, source.attr("__func__"), IDENTITY)
+    return types.MethodType(value.__func__, read(c, value.__self__, source.attr("__self__")))
+
+
+def _mapping_proxy(c, value: types.MappingProxyType, source: Source):
+    ask(c, source, TYPE)
+    ask(c, source, KEYS)
+    return types.MappingProxyType({k: read(c, x, source.item(k)) for k, x in value.items()})
+
+
+def _view(c, value, source: Source):
+    what = f"{source.describe(c.parameters)} is a {type(value).__name__}, a view of a dict from outside"
+    c.refuse(what, "pass the dict, or list(...) of the view")
+
+
+def _frozenset(c, value: frozenset, source: Source):
+    ask(c, source, TYPE)
+    ask(c, source, ELEMENTS)
+    c.know(value, source)
+    found = elements(c, value)
+    return value if all(a is b for a, b in zip(found, value, strict=True)) else frozenset(found)
+
+
+def _array(c, value: numpy.ndarray, source: Source):
+    ask(c, source, CONTENT)
+    c.keep[id(value)] = c.arrays[id(value)] = value
+    return value
+
+
+_RULES = {types.MethodType: _method, types.MappingProxyType: _mapping_proxy, frozenset: _frozenset, numpy.ndarray: _array}
+_RULES |= dict.fromkeys(DICT_VIEWS, _view)
+
+
+def _other(c, value, t: type, source: Source):
+    """What is neither a primitive, a tensor, a container nor a module."""
+    if isinstance(value, IMMUTABLE) or plain_base(t) is not None and not isinstance(value, ENUM):
+        ask(c, source, VALUE)
+        if not isinstance(value, IMMUTABLE):
+            c.know(value, source)
+        return value
+    if isinstance(value, BUFFERS):
+        ask(c, source, CONTENT)
+        return value
+    by_identity = t in IDENTICAL or isinstance(value, (type, ENUM, frozenset))
+    if by_identity or native_module(t.__module__) and not isinstance(value, (*tracked_anyway, weakref.ref)):
+        if is_iterator(value):
+            c.outside_iterators[id(value)] = value
+        ask(c, source, IDENTITY)
+        if t is types.FunctionType:
+            c.function_sources.setdefault(id(value), source)
+        if t in (torch.Generator, functools.partial) or t is types.FunctionType and source.root.key in ("args", "kwargs"):
+            c.know(value, source)
+        return value
+    c.know(value, source)
+    ask(c, source, TYPE)
+    return value
+
+
+def elements(c, value) -> list:
+    """The elements of a set from outside: objects among them are pinned, and asked where somebody looks at them."""
+    return [x if type(x) in PRIMITIVE or isinstance(x, tuple) else read(c, x, c.const(x)) for x in value]
+
+
+def _tuple(c, value: tuple, source: Source):
+    if type(value) is tuple and len(value) > LARGE and is_data(value):
+        ask(c, source, CONTENT)
+        return value
+    if all(type(x) in PRIMITIVE for x in value) and not c.symbolic:
+        ask(c, source, VALUE)
+        return value
+    ask(c, source, TYPE)
+    ask(c, source, LENGTH)
+    children = [read(c, x, source.item(i)) for i, x in enumerate(value)]
+    return type(value)._make(children) if hasattr(value, "_make") else tuple(children) if type(value) is tuple else type(value)(children)

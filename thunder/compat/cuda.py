@@ -1,0 +1,60 @@
+"""Launches on a GPU, and the flags by which PyTorch chooses kernels there."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+import torch
+
+from thunder import compat
+
+_FLAGS = (  # float32_matmul_precision is the first one; "medium" and "high" differ on CPUs
+    "cublas_allow_tf32", "cudnn_allow_tf32", "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
+    "cublas_allow_fp16_accumulation", "deterministic_algorithms", "cudnn_deterministic", "cudnn_enabled",
+)  # fmt: skip
+_ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
+_USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes the third at the first call where PyTorch prefers cuDNN
+
+
+def load_kernel(path: str, name: str, shared: int, device: int) -> int:
+    """The handle of a function in a file of machine code, in the context of the current device."""
+    return compat.static_launcher._load_kernel(path, name, shared, device)[-3]  # from torch 2.13 on the module comes first; then registers and spills
+
+
+def kernel_flags() -> list:
+    """The flags by which PyTorch chooses kernels on a GPU when it runs them."""
+    return [flag() for flag in _flags()]
+
+
+@functools.cache
+def _flags() -> list[Callable]:
+    return [getattr(compat.C, f"_get_{name}") for name in _FLAGS if hasattr(compat.C, f"_get_{name}")]
+
+
+def attention_backends() -> tuple:
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it is to be deterministic; in which order it looks, None for PyTorch's own."""
+    order = compat.attention_order()
+    allowed = [getattr(compat.C, f"_get_{name}_sdp_enabled")() for name in _ATTENTION]
+    return *allowed, torch.are_deterministic_algorithms_enabled(), None if order in _USUAL_ORDERS else tuple(order)
+
+
+@contextlib.contextmanager
+def attention_among(backends: tuple):
+    """In the block, scaled_dot_product_attention may use what `attention_backends` gave."""
+    before, order = attention_backends(), compat.attention_order()
+    try:
+        _allow(backends)
+        yield
+    finally:
+        _allow(before)
+        if compat.attention_order() != order:
+            compat.set_attention_order(order)
+
+
+def _allow(backends: tuple) -> None:
+    for name, enabled in zip(_ATTENTION, backends, strict=False):
+        getattr(compat.C, f"_set_sdp_use_{name}")(enabled)
+    if backends[-1] is not None:
+        compat.set_attention_order(list(backends[-1]))

@@ -1,0 +1,72 @@
+"""Operators: those that this PyTorch has, and what it says of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.compat.names import BY_NAME, KERNELS, Private
+
+
+@functools.cache
+def operators(name: str, *overloads: str) -> tuple:
+    """What a program may call by a name: the function of torch, the operator and its overloads. Empty where this PyTorch has none."""
+    packet = getattr(torch.ops.aten, name, None)
+    found = (getattr(torch, name, None), packet, *(getattr(packet, overload, None) for overload in overloads or ("default",)))
+    return tuple(f for f in found if f is not None)
+
+
+@functools.cache
+def kernel(name: str, overload: str = "default") -> Callable:
+    """`torch.ops.aten.<name>.<overload>`; where this PyTorch has none, a function that raises MissingName."""
+    row = KERNELS.get(name)
+    assert row is not None or not name.startswith("_"), f"{name} is private and has no row in thunder/compat/names.py"
+    found = getattr(getattr(torch.ops.aten, name, None), overload, None)
+    if found is not None:
+        return found
+    row = row or Private(name, f"torch.ops.aten.{name}.{overload}", "programs that call it", "these programs raise")
+
+    def lacking(*args, **kwargs):
+        return row.value()
+
+    return lacking
+
+
+def unless_removed(name: str) -> tuple[Callable, ...]:
+    """The function of torch and the method of tensors by a name; empty where they only raise that they are removed, as they do once ATen has no such operator."""
+    return (getattr(torch, name), getattr(torch.Tensor, name)) if hasattr(torch.ops.aten, name) else ()
+
+
+def foreach(name: str) -> tuple[Callable | None, Callable | None]:
+    """`torch._foreach_<name>` and its in-place form, None where there is none."""
+    return getattr(torch, f"_foreach_{name}", None), getattr(torch, f"_foreach_{name}_", None)
+
+
+def functions_called(name: str) -> tuple[Callable, ...]:
+    """Every callable of PyTorch's that goes by a name."""
+    spaces = (torch.nn.functional, torch, torch.Tensor, compat.nn_bindings)
+    return tuple(dict.fromkeys(f for space in spaces if (f := getattr(space, name, None)) is not None))
+
+
+def existing(table: dict[str, Any]) -> dict[Callable, Any]:
+    """{name of a row: value} as {the function: value}, of the functions that this PyTorch has."""
+    return {found: value for name, value in table.items() if (found := BY_NAME[name].find()) is not None}
+
+
+def scripted() -> tuple[type, ...]:
+    """The types of what torch.jit.script makes."""
+    return tuple(existing({"ScriptFunction": None, "ScriptMethod": None}))
+
+
+def scripted_from(function) -> Callable | None:
+    """What torch.jit.script made a function of TorchScript's of, as torch.compile asks for it; None for methods, and for what was traced, which decides nothing."""
+    return getattr(function, "_torchdynamo_inline", None) if getattr(function, "__qualname__", "") == "torch.jit.ScriptFunction" else None
+
+
+def children_of(spec) -> list:
+    """The parts of a pytree's structure; `children_specs` before torch 2.12."""
+    return spec.children() if hasattr(spec, "children") else spec.children_specs

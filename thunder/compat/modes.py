@@ -1,0 +1,153 @@
+"""The state outside of a program that its meaning depends on: grad mode, default dtype, autocast, torch-function modes, tracing by others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+
+from thunder import compat
+from thunder.compat.names import AtFirstUse
+
+_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device", "placement of parameters, and no_sync,", "tracing by others")
+_data_parallel: tuple | None = None
+
+
+def set_data_parallel(state: tuple) -> None:
+    """What thunder.distributed adds to the key of compiled programs."""
+    global _data_parallel
+    _data_parallel = state
+
+
+@AtFirstUse
+def modes_key() -> Callable[[], tuple]:
+    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes, data parallelism, and whether others
+    trace or transform what runs, which guards on tensors do not tell."""
+    forward_ad = torch.autograd.forward_ad
+    any_autocast, autocast_state, function_modes = compat.any_autocast, compat.autocast_state, compat.function_modes
+    functorch_level, tracing, dispatch_modes = compat.functorch_level, compat.tracing_state, compat.dispatch_modes
+
+    def key() -> tuple:
+        return (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            autocast_state() if any_autocast() else None,
+            _stack_of_modes() if function_modes() else None,
+            _data_parallel,
+            functorch_level() is not None or forward_ad._current_level >= 0 or tracing() is not None or dispatch_modes() and _proxy_mode() is not None,
+        )
+
+    return key
+
+
+def _proxy_mode():
+    return compat.dispatch_mode(compat.DispatchModeKey.PROXY)
+
+
+def _stack_of_modes() -> tuple:
+    found = []
+    for i in range(compat.function_modes()):
+        mode = compat.function_mode_at(i)
+        found.append((type(mode), str(getattr(mode, "device", None)) if hasattr(mode, "device") else id(mode)))
+    return tuple(found)
+
+
+def describe_modes(old: tuple, new: tuple) -> str:
+    """In words, what differs between two keys."""
+    return ", ".join(f"{name} was {a}, is {b}" for name, a, b in zip(_NAMES, old, new, strict=True) if a != b)
+
+
+def grad_enabled_in(modes: tuple) -> bool:
+    return modes[0]
+
+
+def inference_in(modes: tuple) -> bool:
+    return modes[1]
+
+
+def autocast_in(modes: tuple):
+    return modes[3]
+
+
+def function_modes_in(modes: tuple) -> bool:
+    return modes[4] is not None
+
+
+@contextlib.contextmanager
+def without_function_modes():
+    """The block runs without torch-function modes, those of subclasses' own rules stay."""
+    modes = [compat.pop_function_mode() for _ in range(compat.function_modes())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            compat.push_function_mode(mode)
+
+
+def settings() -> dict[tuple, object]:
+    """PyTorch's settings that a program may leave in force: what sets each, with its first arguments, and its value."""
+    found: dict[tuple, object] = {
+        (compat.set_grad_enabled,): torch.is_grad_enabled(),
+        (torch.set_default_dtype,): torch.get_default_dtype(),
+        (torch.set_autocast_cache_enabled,): torch.is_autocast_cache_enabled(),
+        (torch.set_deterministic_debug_mode,): torch.get_deterministic_debug_mode(),
+        (torch.set_float32_matmul_precision,): torch.get_float32_matmul_precision(),
+        (torch.set_warn_always,): torch.is_warn_always_enabled(),
+        (torch.set_num_threads,): torch.get_num_threads(),
+    }
+    for kind in compat.AUTOCAST_KINDS:
+        found[torch.set_autocast_enabled, kind] = torch.is_autocast_enabled(kind)
+        found[torch.set_autocast_dtype, kind] = torch.get_autocast_dtype(kind)
+    return found
+
+
+def changed_settings(before: dict[tuple, object]) -> dict[tuple, object]:
+    """Those settings that are not what they were, as they are now."""
+    return {setter: value for setter, value in settings().items() if value != before[setter]}
+
+
+@contextlib.contextmanager
+def modes_restored():
+    """What the block leaves of settings, autocast and torch-function modes is what it found: a program that fails half way leaves its own on."""
+    with compat.DisableTorchFunction():
+        depth, before, nesting = compat.function_modes(), settings(), compat.autocast_nesting()
+    try:
+        yield
+    finally:
+        while compat.function_modes() > depth:
+            compat.pop_function_mode()
+        with compat.DisableTorchFunction():
+            for (setter, *given), _ in changed_settings(before).items():
+                setter(*given, before[setter, *given])
+            for _ in range(compat.autocast_nesting() - nesting):
+                torch.autocast_decrement_nesting()
+
+
+def default_device() -> torch.device | None:
+    """The device of the innermost `with torch.device(...)` or torch.set_default_device, None where there is none."""
+    for i in reversed(range(compat.function_modes())):
+        mode = compat.function_mode_at(i)
+        if type(mode) is compat.DeviceContext:
+            return mode.device
+    return None
+
+
+def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
+    """The name of another system that is tracing or transforming this call (torch.func, forward mode, a FakeTensorMode, torch.export, make_fx), or None."""
+    if compat.in_functorch():
+        return "a torch.func transform"
+    if compat.in_forward_mode():
+        return "forward-mode differentiation"
+    if compat.tracing_state() is not None:
+        return "torch.jit.trace"
+    if torch.compiler.is_compiling():
+        return "torch.compile or torch.export"
+    if compat.dispatch_mode(compat.DispatchModeKey.FAKE) is not None:
+        return "a FakeTensorMode"
+    if _proxy_mode() is not None:  # which does not see what kernels of executors compute
+        return "make_fx"
+    if any(isinstance(x, compat.FakeTensor) for x in compat.tree_leaves((args, kwargs))):
+        return "a FakeTensorMode"
+    return None

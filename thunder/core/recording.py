@@ -1,0 +1,33 @@
+"""The recorder that bound symbols are written to, and where in the user's code it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+__all__ = ["RECORDER", "current_recorder", "recording", "user_location"]
+
+RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
+
+
+def current_recorder() -> Any:
+    """The Recorder that calls of symbols are recorded in, None where nothing is traced."""
+    return RECORDER.get()
+
+
+def user_location() -> tuple | None:
+    """(filename, line, function, source line) of the user's code that is being traced, where that is known."""
+    recorder = RECORDER.get()
+    return recorder.where() if recorder is not None and recorder.where is not None else None
+
+
+@contextmanager
+def recording(recorder: Any) -> Iterator[Any]:
+    """Calls of symbols are recorded in `recorder` inside the block."""
+    token = RECORDER.set(recorder)
+    try:
+        yield recorder
+    finally:
+        RECORDER.reset(token)

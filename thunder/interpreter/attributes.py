@@ -1,0 +1,275 @@
+"""Attributes, as `object`, `type`, modules and `super` find, set and delete them (Objects/object.c, typeobject.c).
+
+What a class says is asked through `host.lookup`, what an object holds itself through `host.own`; Python code that takes
+part is interpreted. What a class's native code answers is the host's `native_get`, `native_set` and `native_delete`.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+from thunder.interpreter.instructions import NULL
+
+FUNCTION, METHOD = types.FunctionType, types.MethodType
+# Types of special methods that native code implements. They take the object first, and need no binding.
+NATIVE_METHODS = frozenset({types.WrapperDescriptorType, types.MethodDescriptorType})
+_DATA = {
+    **dict.fromkeys((property, types.MemberDescriptorType, types.GetSetDescriptorType), True),
+    **dict.fromkeys((FUNCTION, staticmethod, classmethod, types.ClassMethodDescriptorType, *NATIVE_METHODS), False),
+}
+
+
+def type_attribute(kind, name, after=None) -> Any:
+    """The attribute as it stands in the class or its bases, not bound; NULL when there is none.
+
+    With `after`, only the bases behind that one are asked, as super does.
+    """
+    mro = kind.__mro__
+    for base in mro if after is None else mro[mro.index(after) + 1 :]:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return NULL
+
+
+def in_python(method) -> bool:
+    """Whether a special method that was found on a class is not native code's: `None` and any callable count."""
+    return method is not NULL and type(method) not in NATIVE_METHODS
+
+
+def call_special(host, method, value, args, name):
+    """Call a special method as it was found on the class of `value`."""
+    kind = type(method)
+    if kind is FUNCTION:
+        return host.call(method, [value, *args], {})
+    if kind in NATIVE_METHODS:
+        return method(value, *args)
+    return host.call(bind(host, method, value, type(value), name), list(args), {})
+
+
+# ---------------------------------------------------------------- reading
+
+
+def load_attr(host, value, name):
+    """`value.name`."""
+    kind = type(value)
+    reader = host.lookup(kind, "__getattribute__")
+    try:
+        found = _read(host, reader, value, name)
+        if found is not NULL:
+            return found
+    except AttributeError:
+        if host.lookup(kind, "__getattr__") is NULL:
+            raise
+    fallback = host.lookup(kind, "__getattr__")
+    return host.missing(reader, value, name) if fallback is NULL else host.fallback(fallback, value, name)
+
+
+def _read(host, reader, value, name):
+    """The attribute without the class's `__getattr__`; NULL where object's, type's ... way of reading finds none."""
+    if type(reader) is types.WrapperDescriptorType:
+        return READERS.get(reader, instance_attribute)(host, value, name)
+    return call_special(host, reader, value, [name], "__getattribute__")
+
+
+def instance_attribute(host, value, name):
+    """object.__getattribute__: data descriptors, what the object holds, other attributes of the class. NULL for none."""
+    if value is None:
+        return object.__getattribute__(value, name)
+    kind = type(value)
+    found = host.lookup(kind, name)
+    if found is not NULL and is_data(host, found):
+        return bind(host, found, value, kind, name)
+    own = host.own(value, name)
+    if own is not NULL:
+        return own
+    return found if found is NULL else bind(host, found, value, kind, name)
+
+
+def class_attribute(host, cls, name):
+    """type.__getattribute__: data descriptors of the metaclass, the class and its bases, the rest of the metaclass."""
+    meta = type(cls)
+    in_meta = host.lookup(meta, name)
+    if in_meta is not NULL and is_data(host, in_meta):
+        return bind(host, in_meta, cls, meta, name)
+    found = host.lookup(cls, name)
+    if found is not NULL:
+        return bind(host, found, None, cls, name)
+    return in_meta if in_meta is NULL else bind(host, in_meta, cls, meta, name)
+
+
+def module_attribute(host, module, name):
+    """types.ModuleType.__getattribute__, with the module's own `__getattr__`."""
+    found = instance_attribute(host, module, name)
+    if found is NULL and (hook := host.own(module, "__getattr__")) is not NULL:
+        return host.call(hook, [name], {})
+    return found
+
+
+def method_attribute(host, method, name):
+    """types.MethodType.__getattribute__: what methods do not have themselves is the function's."""
+    if type_attribute(METHOD, name) is not NULL:
+        return METHOD.__getattribute__(method, name)
+    return load_attr(host, method.__func__, name)
+
+
+def super_attribute(host, proxy, name):
+    """super.__getattribute__."""
+    receiver, owner = proxy.__self__, proxy.__self_class__
+    if receiver is None or name == "__class__":
+        return NULL
+    found = host.lookup(owner, name, proxy.__thisclass__)
+    return found if found is NULL else bind(host, found, None if receiver is owner else receiver, owner, name)
+
+
+def _of_native_code(host, value, name):
+    return NULL
+
+
+# Other native types find attributes as `object` does, and then perhaps in their own way, which `host.missing` asks.
+READERS: dict = {
+    type.__getattribute__: class_attribute,
+    types.ModuleType.__getattribute__: module_attribute,
+    types.MethodType.__getattribute__: method_attribute,
+    super.__getattribute__: super_attribute,
+    types.GenericAlias.__getattribute__: _of_native_code,
+}
+
+
+def is_data(host, found) -> bool:
+    """Whether something found on a class is a data descriptor, which comes before what an object holds itself."""
+    kind = type(found)
+    known = _DATA.get(kind)
+    if known is None:
+        return host.lookup(kind, "__set__") is not NULL or host.lookup(kind, "__delete__") is not NULL
+    return known
+
+
+def bind(host, found, value, kind, name):
+    """What something found on a class gives for an object of it, or with `value` None for the class itself."""
+    descriptor = type(found)
+    if descriptor is FUNCTION:
+        return found if value is None else METHOD(found, value)
+    get = host.lookup(descriptor, "__get__")
+    if get is NULL:
+        return host.class_value(kind, name, found)
+    if get is _PROPERTY:
+        if value is None or found.fget is None:
+            return get(found, value, kind)
+        return host.call(found.fget, [value], {})
+    if get is _STATICMETHOD:
+        return found.__func__
+    if get is _CLASSMETHOD and type(found.__func__) is FUNCTION:
+        return METHOD(found.__func__, kind)
+    if get is _CACHED and value is not None and found.attrname is not None and kind.__dictoffset__:
+        result = host.call(found.func, [value], {})
+        host.own_store(value, found.attrname, result)
+        return result
+    if type(get) is FUNCTION:
+        return host.call(get, [found, value, kind], {})
+    return host.native_get(get, found, value, kind, name)
+
+
+_PROPERTY, _STATICMETHOD, _CLASSMETHOD, _CACHED = (
+    kind.__dict__["__get__"] for kind in (property, staticmethod, classmethod, functools.cached_property)
+)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def store_attr(host, value, name, new):
+    """`value.name = new`."""
+    writer = host.lookup(type(value), "__setattr__")
+    if type(writer) is types.WrapperDescriptorType:
+        set_attribute(host, value, name, new)
+    else:
+        call_special(host, writer, value, [name, new], "__setattr__")
+
+
+def set_attribute(host, value, name, new):
+    """object.__setattr__, and those of native types."""
+    found = host.lookup(type(value), name)
+    put = NULL if found is NULL else host.lookup(type(found), "__set__")
+    if put is _PROPERTY_SET and found.fset is not None:
+        host.call(found.fset, [value, new], {})
+    elif type(put) is FUNCTION:
+        host.call(put, [found, value, new], {})
+    elif found is not NULL and is_data(host, found):
+        host.native_set(found, value, name, new)
+    else:
+        host.own_store(value, name, new)
+
+
+def delete_attr(host, value, name):
+    """`del value.name`."""
+    remover = host.lookup(type(value), "__delattr__")
+    if type(remover) is types.WrapperDescriptorType:
+        remove_attribute(host, value, name)
+    else:
+        call_special(host, remover, value, [name], "__delattr__")
+
+
+def remove_attribute(host, value, name):
+    """object.__delattr__, and those of native types."""
+    found = host.lookup(type(value), name)
+    drop = NULL if found is NULL else host.lookup(type(found), "__delete__")
+    if drop is _PROPERTY_DELETE and found.fdel is not None:
+        host.call(found.fdel, [value], {})
+    elif type(drop) is FUNCTION:
+        host.call(drop, [found, value], {})
+    elif found is not NULL and is_data(host, found):
+        host.native_delete(found, value, name)
+    else:
+        host.own_delete(value, name)
+
+
+_PROPERTY_SET, _PROPERTY_DELETE = property.__dict__["__set__"], property.__dict__["__delete__"]
+
+
+def native_method(kind, name):
+    """The native special method behind those written in Python."""
+    return next(base.__dict__[name] for base in kind.__mro__ if type(base.__dict__.get(name)) in NATIVE_METHODS)
+
+
+# ---------------------------------------------------------------- the same as functions
+
+
+def _explicit(find):
+    """`object.__getattribute__(value, name)` and the like, called by name."""
+
+    def run(host, function, args, kwargs):
+        if len(args) != 2 or kwargs or not isinstance(args[1], str):
+            return host.call_native(function, args, kwargs)
+        found = find(host, *args)
+        return host.missing(function, *args) if found is NULL else found
+
+    return run
+
+
+def _explicit_write(write, count):
+    def run(host, function, args, kwargs):
+        if len(args) != count or kwargs or not isinstance(args[1], str):
+            return host.call_native(function, args, kwargs)
+        write(host, *args)
+
+    return run
+
+
+def _get(host, function, args, kwargs):
+    """`p.__get__(value)` of a property or function, called by name."""
+    found, value, *rest = args if len(args) > 1 else (None, None)
+    if value is None or kwargs or (type(found) is property and found.fget is None):
+        return host.call_native(function, args, kwargs)
+    return bind(host, found, value, rest[0] if rest and rest[0] is not None else type(value), "")
+
+
+_KINDS = (object, type, types.ModuleType, types.MethodType, BaseException, types.SimpleNamespace, functools.partial)
+CALLS = {
+    **{kind.__getattribute__: _explicit(READERS.get(kind.__getattribute__, instance_attribute)) for kind in _KINDS},
+    **{kind.__setattr__: _explicit_write(set_attribute, 3) for kind in _KINDS},
+    **{kind.__delattr__: _explicit_write(remove_attribute, 2) for kind in _KINDS},
+    property.__get__: _get,
+    FUNCTION.__get__: _get,
+}

@@ -1,0 +1,211 @@
+"""Operators: arithmetic, comparisons, signs and conversions to numbers (Objects/abstract.c, object.c).
+
+Special methods written in Python are interpreted, in CPython's order. Where none takes part, the host's `native_binary`,
+`native_compare` or `native_unary` computes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import types
+
+from thunder.interpreter.attributes import call_special, in_python
+from thunder.interpreter.instructions import NULL
+
+METHOD_OF = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+COMPARE_METHOD = {"<": "__lt__", "<=": "__le__", "==": "__eq__", "!=": "__ne__", ">": "__gt__", ">=": "__ge__"}
+REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
+UNARY_METHOD = {"-": "__neg__", "+": "__pos__", "~": "__invert__"}
+# Their `+` and `*` are tried after the other operand's reflected method, as CPython does for sequences.
+SEQUENCES = (list, tuple, str, bytes, bytearray)
+
+
+def binary(host, symbol, a, b):
+    """`a + b` and `a += b`: the in-place method, then the operands' methods (binary_op1)."""
+    plain = symbol.removesuffix("=")
+    name = METHOD_OF[plain]
+    if plain != symbol:
+        method = host.lookup(type(a), f"__i{name}__")
+        if in_python(method):
+            result = call_special(host, method, a, [b], f"__i{name}__")
+            if result is not NotImplemented:
+                return result
+        elif method is not NULL:
+            return host.native_binary(symbol, a, b)
+    shown = {"**": "** or pow()"}.get(symbol, symbol)
+    return by_methods(host, name, a, b, shown, lambda: host.native_binary(symbol, a, b))
+
+
+def by_methods(host, name, a, b, shown, natively):
+    """`__name__` of a, `__rname__` of b; a subclass's own reflected method comes first."""
+    kind_a, kind_b = type(a), type(b)
+    forward, reflected = f"__{name}__", f"__r{name}__"
+    left, right = host.lookup(kind_a, forward), host.lookup(kind_b, reflected)
+    if not in_python(left) and not (kind_a is not kind_b and in_python(right)):
+        return natively()
+    steps = [(left, a, b, forward)]
+    if kind_a is not kind_b:
+        steps.append((right, b, a, reflected))
+        if issubclass(kind_b, kind_a) and right is not host.lookup(kind_a, reflected):
+            steps.reverse()
+        elif isinstance(a, SEQUENCES) and not in_python(left) and name in ("add", "mul"):
+            steps.reverse()
+            if name == "mul" and host.lookup(kind_b, "__index__") is NULL:
+                steps[1] = (_no_multiple, a, b, forward)
+    for method, x, y, called in steps:
+        if method is NULL or method is None:
+            continue
+        result = method(x, y) if method is _no_multiple else call_special(host, method, x, [y], called)
+        if result is not NotImplemented:
+            return result
+    raise TypeError(f"unsupported operand type(s) for {shown}: '{host.type_name(a)}' and '{host.type_name(b)}'")
+
+
+def _no_multiple(sequence, factor):
+    raise TypeError(f"can't multiply sequence by non-int of type '{type(factor).__name__}'")
+
+
+def unary(host, symbol, a):
+    """`-a`, `+a`, `~a`."""
+    name = UNARY_METHOD[symbol]
+    method = host.lookup(type(a), name)
+    return call_special(host, method, a, [], name) if in_python(method) else host.native_unary(symbol, a)
+
+
+def compare(host, symbol, a, b):
+    """Rich comparison (do_richcompare): a subclass's reflected method, forward, reflected, identity."""
+    kind_a, kind_b = type(a), type(b)
+    forward, reflected = COMPARE_METHOD[symbol], COMPARE_METHOD[REFLECTED[symbol]]
+    if not (_compares_in_python(host, kind_a, forward) or _compares_in_python(host, kind_b, reflected)):
+        return host.native_compare(symbol, a, b)
+    steps = [(a, forward, b), (b, reflected, a)]
+    if kind_a is not kind_b and issubclass(kind_b, kind_a):
+        steps.reverse()
+    for x, name, y in steps:
+        result = _compare_one(host, x, name, y)
+        if result is not NotImplemented:
+            return result
+    if symbol in ("==", "!="):
+        return host.same(a, b) is (symbol == "==")
+    raise TypeError(f"{symbol!r} not supported between instances of '{host.type_name(a)}' and '{host.type_name(b)}'")
+
+
+def _compares_in_python(host, kind, name):
+    method = host.lookup(kind, name)
+    return in_python(method) or method is object.__ne__ and in_python(host.lookup(kind, "__eq__"))
+
+
+def _compare_one(host, a, name, b):
+    method = host.lookup(type(a), name)
+    if method is NULL or method is None or method is object.__eq__:
+        return NotImplemented
+    if method is object.__ne__:  # the opposite of `__eq__`
+        result = _compare_one(host, a, "__eq__", b)
+        return result if result is NotImplemented else not host.truth(result)
+    return call_special(host, method, a, [b], name)
+
+
+def by_identity(host, a, b) -> bool:
+    """Whether `==` and `!=` of two objects ask for their identity: neither class says anything of its own."""
+    return host.lookup(type(a), "__eq__") is object.__eq__ and host.lookup(type(b), "__eq__") is object.__eq__
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def index(host, value):
+    """operator.index: an int, or what the host takes for one."""
+    method = host.lookup(type(value), "__index__")
+    if not in_python(method):
+        return host.native_index(value)
+    result = call_special(host, method, value, [], "__index__")
+    return result if type(result) is int else host.converted(operator.index, type(value), "__index__", result)
+
+
+def _number(kind, *names):
+    """`int(x)`, `float(x)`, `complex(x)`: by the first special method that the class has."""
+
+    def run(host, function, args, kwargs):
+        for name in names if len(args) == 1 and not kwargs else ():
+            method = host.lookup(type(args[0]), name)
+            if in_python(method):
+                result = call_special(host, method, args[0], [], name)
+                return result if type(result) is kind else host.converted(kind, type(args[0]), name, result)
+            if method is not NULL:
+                break
+        return host.call_native(function, args, kwargs)
+
+    return run
+
+
+def _through(name):
+    """A builtin of one or more arguments that calls one special method of the first and returns what it gives."""
+
+    def run(host, function, args, kwargs):
+        method = host.lookup(type(args[0]), name) if args and not kwargs else NULL
+        if not in_python(method) or method is None:
+            return host.call_native(function, args, kwargs)
+        return call_special(host, method, args[0], args[1:], name)
+
+    return run
+
+
+def _by_index(host, function, args, kwargs):
+    return index(host, *args) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
+
+
+def _hash(host, function, args, kwargs):
+    method = host.lookup(type(args[0]), "__hash__") if len(args) == 1 and not kwargs else NULL
+    if type(method) is not types.FunctionType:
+        return host.call_native(function, args, kwargs)
+    result = host.call(method, args, {})
+    return host.converted(hash, type(args[0]), "__hash__", result)
+
+
+def _divmod(host, function, args, kwargs):
+    def natively():
+        return host.call_native(function, args, kwargs)
+
+    return natively() if len(args) != 2 or kwargs else by_methods(host, "divmod", args[0], args[1], "divmod()", natively)
+
+
+def _pow(host, function, args, kwargs):
+    return host.binary("**", *args) if len(args) == 2 and not kwargs else host.call_native(function, args, kwargs)
+
+
+def _as_function(method, *symbol):
+    """A function of the module `operator`."""
+
+    def run(host, function, args, kwargs):
+        if kwargs or len(args) != function_arity[method]:
+            return host.call_native(function, args, kwargs)
+        return getattr(host, method)(*symbol, *args)
+
+    return run
+
+
+function_arity = {"binary": 2, "compare": 2, "unary": 1, "truth": 1, "same": 2, "contains": 2, "getitem": 2, "setitem": 3, "delitem": 2}
+_NAMES = {"and": "and_", "or": "or_"}
+_COMPARE_NAMES = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+_UNARY_NAMES = {"-": ("neg",), "+": ("pos",), "~": ("invert", "inv")}
+
+CALLS = {
+    int: _number(int, "__int__", "__index__", "__trunc__"),
+    float: _number(float, "__float__", "__index__"),
+    complex: _number(complex, "__complex__", "__float__", "__index__"),
+    abs: _through("__abs__"), round: _through("__round__"),
+    math.floor: _through("__floor__"), math.ceil: _through("__ceil__"), math.trunc: _through("__trunc__"),
+    hash: _hash, divmod: _divmod, pow: _pow, operator.index: _by_index, operator.abs: _through("__abs__"),
+    **{getattr(operator, _NAMES.get(n, n)): _as_function("binary", s) for s, n in METHOD_OF.items()},
+    **{getattr(operator, f"i{n}"): _as_function("binary", f"{s}=") for s, n in METHOD_OF.items()},
+    **{getattr(operator, n): _as_function("compare", s) for s, n in _COMPARE_NAMES.items()},
+    **{getattr(operator, n): _as_function("unary", s) for s, names in _UNARY_NAMES.items() for n in names},
+    **{getattr(operator, n): _as_function(n) for n in ("truth", "contains", "getitem", "setitem", "delitem")},
+    operator.is_: _as_function("same"),
+    operator.not_: lambda host, function, args, kwargs: not host.truth(*args),
+    operator.is_not: lambda host, function, args, kwargs: not host.same(*args),
+}  # fmt: skip

@@ -1,0 +1,266 @@
+"""Items, containment, iteration, length and truth (Objects/abstract.c, iterobject.c)."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+from thunder.interpreter.attributes import call_special, in_python, load_attr, type_attribute
+from thunder.interpreter.instructions import NULL
+from thunder.interpreter.operators import index
+from thunder.interpreter.tables import VERSION
+
+_INDEXED = (list, tuple, str, bytes, bytearray, range)
+
+
+def getitem(host, value, key):
+    """`value[key]`."""
+    kind = type(value)
+    method = host.lookup(kind, "__getitem__")
+    if in_python(method):
+        return call_special(host, method, value, [key], "__getitem__")
+    if isinstance(value, type) and method is NULL and value is not type:
+        try:
+            hook = load_attr(host, value, "__class_getitem__")
+        except AttributeError:
+            hook = None
+        if hook is not None:
+            return host.call(hook, [key], {})
+    if isinstance(value, dict) and kind is not dict:
+        missing = host.lookup(kind, "__missing__")
+        if in_python(missing) and method is dict.__getitem__ and dict.get(value, key, NULL) is NULL:
+            return call_special(host, missing, value, [key], "__missing__")
+    return host.native_getitem(value, _key(host, value, key))
+
+
+def _key(host, value, key):
+    """An index of a builtin sequence as an int, where `__index__` is written in Python."""
+    if isinstance(value, _INDEXED) and in_python(host.lookup(type(key), "__index__")):
+        return index(host, key)
+    return key
+
+
+def setitem(host, value, key, new):
+    """`value[key] = new`."""
+    method = host.lookup(type(value), "__setitem__")
+    if in_python(method):
+        call_special(host, method, value, [key, new], "__setitem__")
+    else:
+        host.native_setitem(value, _key(host, value, key), new)
+
+
+def delitem(host, value, key):
+    """`del value[key]`."""
+    method = host.lookup(type(value), "__delitem__")
+    if in_python(method):
+        call_special(host, method, value, [key], "__delitem__")
+    else:
+        host.native_delitem(value, _key(host, value, key))
+
+
+def contains(host, value, item):
+    """`item in value`."""
+    kind = type(value)
+    method = host.lookup(kind, "__contains__")
+    if in_python(method) and method is not None:
+        return host.truth(call_special(host, method, value, [item], "__contains__"))
+    if method is None:
+        raise TypeError(f"'{kind.__name__}' object is not a container")
+    if method is NULL and (in_python(host.lookup(kind, "__iter__")) or in_python(host.lookup(kind, "__getitem__"))):
+        return found_in(host, host.iterate(value), item)
+    return host.native_contains(value, item)
+
+
+def found_in(host, iterator, item):
+    """Whether an iterator gives the item itself, or something equal."""
+    while True:
+        try:
+            found = host.next(iterator)
+        except StopIteration:
+            return False
+        if found is item or host.truth(host.compare("==", found, item)):
+            return True
+
+
+# ---------------------------------------------------------------- iteration
+
+
+def _no_iterator(kind: type, found: str) -> str:
+    if VERSION < (3, 15):
+        return f"iter() returned non-iterator of type '{found}'"
+    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name}.__iter__() must return an iterator, not {found}"
+
+
+def iterate(host, value):
+    """`iter(value)`."""
+    kind = type(value)
+    method = host.lookup(kind, "__iter__")
+    if in_python(method) and method is not None:
+        iterator = call_special(host, method, value, [], "__iter__")
+        if host.lookup(type(iterator), "__next__") is NULL:
+            raise TypeError(_no_iterator(kind, type(iterator).__name__))
+        return iterator
+    if method is NULL and in_python(host.lookup(kind, "__getitem__")):
+        return Items(host, value)
+    return host.native_iter(value)
+
+
+class Items:
+    """The iterator of an object that has only `__getitem__`: items 0, 1, 2 ... until an IndexError."""
+
+    __slots__ = ("host", "value", "position")
+
+    def __init__(self, host, value):
+        self.host, self.value, self.position = host, value, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.value is NULL:
+            raise StopIteration
+        try:
+            found = self.host.getitem(self.value, self.position)
+        except (IndexError, StopIteration):
+            found = self.value = NULL
+        if found is NULL:
+            raise StopIteration
+        self.position += 1
+        return found
+
+
+def following(host, iterator):
+    """`next(iterator)`."""
+    method = host.lookup(type(iterator), "__next__")
+    if in_python(method) and type(iterator) not in NATIVE_ITERATORS:
+        return call_special(host, method, iterator, [], "__next__")
+    return host.native_next(iterator)
+
+
+class Steps:
+    """An iterator for native code, whose steps come back to the host."""
+
+    __slots__ = ("host", "iterator")
+
+    def __init__(self, host, iterator):
+        self.host, self.iterator = host, iterator
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.host.next(self.iterator)
+
+
+NATIVE_ITERATORS = {Items, Steps}  # of the interpreter's own
+
+
+def steps(host, value):
+    """`iter(value)`, for native code."""
+    iterator = host.iterate(value)
+    method = host.lookup(type(iterator), "__next__")
+    return Steps(host, iterator) if in_python(method) and type(iterator) not in NATIVE_ITERATORS else iterator
+
+
+# ---------------------------------------------------------------- length and truth
+
+
+def length(host, value):
+    """`len(value)`."""
+    method = host.lookup(type(value), "__len__")
+    if not in_python(method):
+        return host.native_len(value)
+    result = call_special(host, method, value, [], "__len__")
+    return result if type(result) is int and 0 <= result <= sys.maxsize else host.converted(len, type(value), "__len__", result)
+
+
+def truth(host, value):
+    """`bool(value)`."""
+    kind = type(value)
+    method = host.lookup(kind, "__bool__")
+    if in_python(method):
+        result = call_special(host, method, value, [], "__bool__")
+        return result if type(result) is bool else host.converted(bool, kind, "__bool__", result)
+    if method is NULL and in_python(host.lookup(kind, "__len__")):
+        return host.truth(length(host, value))
+    return host.native_truth(value)
+
+
+# ---------------------------------------------------------------- the same as functions
+
+
+def _len(host, function, args, kwargs):
+    return length(host, *args) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
+
+
+def _bool(host, function, args, kwargs):
+    return host.truth(args[0]) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
+
+
+def _iter(host, function, args, kwargs):
+    if len(args) == 2 and not kwargs:
+        return host.call_native(function, [callback(host, args[0]), args[1]], {})
+    return host.iterate(args[0]) if len(args) == 1 and not kwargs else host.call_native(function, args, kwargs)
+
+
+def _next(host, function, args, kwargs):
+    if kwargs or len(args) not in (1, 2) or host.lookup(type(args[0]), "__next__") is NULL:
+        return host.call_native(function, args, kwargs)
+    if len(args) == 1:
+        return host.next(args[0])
+    try:
+        return host.next(args[0])
+    except StopIteration:
+        return args[1]
+
+
+def _reversed(host, function, args, kwargs):
+    method = host.lookup(type(args[0]), "__reversed__") if len(args) == 1 and not kwargs else NULL
+    if in_python(method) and method is not None:
+        return call_special(host, method, args[0], [], "__reversed__")
+    if method is NULL and len(args) == 1 and in_python(host.lookup(type(args[0]), "__getitem__")):
+        return _backwards(host, args[0], length(host, args[0]))
+    return host.call_native(function, args, kwargs)
+
+
+def _backwards(host, value, size):
+    for position in range(size - 1, -1, -1):
+        try:
+            found = host.getitem(value, position)
+        except (IndexError, StopIteration):
+            return
+        yield found
+
+
+def callback(host, f) -> Any:
+    """What native code may call in place of `f`: the call comes back to the machine."""
+    if type(f) not in (types.FunctionType, types.MethodType) and not in_python(type_attribute(type(f), "__call__")):
+        return f
+    return lambda *args, **kwargs: host.call(f, list(args), kwargs)
+
+
+def _with_callbacks(positional):
+    """A native function that calls back: its first `positional` arguments and its `key`."""
+
+    def run(host, function, args, kwargs):
+        args = [callback(host, a) if k < positional else a for k, a in enumerate(args)]
+        if kwargs.get("key") is not None:
+            kwargs = {**kwargs, "key": callback(host, kwargs["key"])}
+        return host.call_native(function, args, kwargs)
+
+    return run
+
+
+# What calls back or iterates natively; a host with provenance has its own ways for these.
+NATIVE_CALLS = {
+    map: _with_callbacks(1),
+    filter: _with_callbacks(1),
+    functools.reduce: _with_callbacks(1),
+    sorted: _with_callbacks(0),
+    min: _with_callbacks(0),
+    max: _with_callbacks(0),
+}
+CALLS = {len: _len, bool: _bool, iter: _iter, next: _next, reversed: _reversed}

@@ -1,0 +1,203 @@
+"""One compiled program: from what capture found to the functions that a call runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from thunder import compat
+from thunder.capture import Captured
+from thunder.core.codegen import Printer, Text, compile_source
+from thunder.core.proxies import NumberProxy, Proxy, TensorProxy, UnbackedNumber, map_structure
+from thunder.core.symbol import OpTags
+from thunder.core.symbolic import Decisions
+from thunder.core.trace import Trace
+from thunder.distributed.agreement import check_agreement
+from thunder.executors.torch_autograd import connected, with_grad, without_grad
+from thunder.executors.torchex import no_autocast
+from thunder.extend import FusionExecutor
+from thunder.options import JitOptions
+from thunder.pipeline import (
+    asked_for,
+    gradient_program,
+    inputs_behind,
+    lower,
+    lower_backward_for_batches,
+    lower_backward_without,
+    lower_with_derivatives,
+    random_devices,
+    read_by_products,
+)  # fmt: skip
+from thunder.transforms.check_results import check_results
+from thunder.transforms.memory_budget import roots
+from thunder.transforms.partition import views_of_outputs
+
+__all__ = ["CacheEntry", "lower_captured"]
+
+
+class CacheEntry:
+    """One compiled program: a prologue that says whether it fits a call, the computation, and an epilogue.
+
+    `prologue`, `forward`, `backward` and `epilogue` are the traces that run; the last two are None where there is
+    nothing to do. Each of `prologue_traces`, `computation_traces`, `backward_traces` and `epilogue_traces` has the
+    traces of all passes, as captured first. A printed entry is the text of all four.
+    """
+
+    __slots__ = (
+        "captured", "modes", "used", "prologue_fn", "prologue_traces", "computation_fn", "computation_traces",
+        "epilogue_fn", "epilogue_traces", "backward_fn", "backward_traces",
+    )  # fmt: skip
+
+    def __init__(
+        self, captured: Captured, computation_traces: list[Trace], computation_fn: Callable, modes: tuple,
+        backward_traces: list[Trace],
+    ):  # fmt: skip
+        self.captured, self.modes = captured, modes
+        self.used = 0  # the number of the last call that ran it
+        self.prologue_fn, self.prologue_traces = captured.prologue_fn, captured.prologue_traces
+        self.computation_fn, self.computation_traces = computation_fn, computation_traces
+        self.epilogue_fn, self.epilogue_traces = captured.epilogue_fn, captured.epilogue_traces
+        self.backward_traces = backward_traces
+        self.backward_fn = backward_traces[-1].python_callable() if backward_traces else None
+
+    prologue = property(lambda self: self.prologue_traces[-1])
+    forward = property(lambda self: self.computation_traces[-1])
+    backward = property(lambda self: self.backward_traces[-1] if self.backward_traces else None)
+    epilogue = property(lambda self: self.epilogue_traces[-1] if self.epilogue_traces else None)
+
+    def __str__(self) -> str:
+        return "\n".join(str(trace) for trace in (self.prologue, self.forward, self.epilogue, self.backward) if trace)
+
+    def __repr__(self) -> str:
+        parts = {n: getattr(self, n) for n in ("prologue", "forward", "backward", "epilogue")}
+        sizes = ", ".join(f"{name}: {len(trace.bound_symbols)}" for name, trace in parts.items() if trace is not None)
+        return f"<a compiled program with bound symbols in {sizes}>"
+
+
+def lower_captured(captured: Captured, given: JitOptions, modes: tuple, model: Any = None) -> CacheEntry:
+    """Run the passes on a captured program, and make a cache entry for calls in `modes` of what they leave.
+
+    model: the compiled module that is called, which transforms are shown.
+    """
+    options = asked_for(captured.computation, given)
+
+    def program(trace: Trace) -> Callable:
+        if options.debug.check_traces:
+            trace._callable = check_results(trace, captured.where).python_callable()
+        return trace.python_callable()
+
+    backward: list[Trace] = []
+    if captured.output_requires_grad and not options.disable_torch_autograd:
+        traces, backward, run = _connect(captured.computation, options, modes, program)
+        if not compat.grad_enabled_in(modes) and not compat.inference_in(modes):
+            run = with_grad(run)
+    else:
+        traces = lower(captured.computation, options, options.executors)
+        run = _in_modes(program(traces[-1]), modes)
+        if compat.grad_enabled_in(modes) and captured.any_input_requires_grad:
+            run = without_grad(run)
+    if compat.distributed_is_used():
+        check_agreement([traces[-1], *backward[-1:]])
+    captured.settle(given, model)
+    return CacheEntry(captured, [*captured.computation_traces[:-1], *traces], run, modes, backward)
+
+
+def _in_modes(function: Callable, modes: tuple) -> Callable:
+    return no_autocast(function) if compat.autocast_in(modes) else function
+
+
+def _connect(
+    computation: Trace, options: JitOptions, modes: tuple, program: Callable[[Trace], Callable]
+) -> tuple[list[Trace], list[Trace], Callable]:
+    """The traces of a computation's forward and backward, and the two as a function connected to autograd.
+
+    The backward for all outputs is compiled before the forward runs. A backward that some outputs play no part in, and
+    one that is itself differentiated, are compiled when they are first met. `program` makes a callable of a trace.
+    """
+    executors = options.executors
+    forward, backward, cut = lower_with_derivatives(computation, options, executors)
+    # a backward that is called under autocast runs as eager's would; kernels know the types they were made for
+    apart = no_autocast if any(isinstance(e, FusionExecutor) for e in executors) else lambda run: run
+
+    def again(missing: Sequence[int]) -> tuple[Callable, list[int]]:
+        gradients, needed = gradient_program(computation, cut, missing, executors)
+        made = set(gradients.output_proxies) - {a for a in gradients.args if isinstance(a, Proxy)}
+        if any(isinstance(o, TensorProxy) and o.requires_grad for o in made):
+            return _connect(gradients, options, modes, program)[2], needed
+        return _in_modes(program(lower(gradients, options, executors)[-1]), modes), needed
+
+    forward_fn = without_grad(_in_modes(program(forward[-1]), modes))
+    run = connected(
+        _with_own_results(forward_fn, computation, cut.outputs, views_of_outputs(forward[-1])),
+        apart(program(backward[-1])),
+        _result_of(computation, cut.outputs),
+        [o.requires_grad for o in cut.outputs],
+        make_without=lambda missing: apart(program(lower_backward_without(cut, missing, options, executors)[-1])),
+        make_batched=lambda missing: program(lower_backward_for_batches(cut, missing, options)[-1]),
+        make_again=again,
+        inputs=inputs_behind(cut, computation.args),
+        random=random_devices(computation, options),
+        dense=read_by_products(cut, executors),
+        decisions=next((a.decisions for a in computation.args if isinstance(a, NumberProxy)), Decisions()),
+        names=[a.name for a in computation.args if not isinstance(a, TensorProxy)],
+    )
+    return forward, backward, run
+
+
+def _with_own_results(forward: Callable, computation: Trace, outputs: list, shown_by_saved: Sequence[int]) -> Callable:
+    """`forward`, with results detached that are views and share memory with no argument and no other result.
+
+    PyTorch refuses writes to views that an autograd function returns. shown_by_saved: places of saved tensors that may
+    be views of results. Such a view holds the result, that its node, and this what was saved: none would be freed.
+    """
+    lines, arguments = computation.bound_symbols, {a for a in computation.args if isinstance(a, Proxy)}
+    producer, shown = {o: line.sym for line in lines for o in line.outputs}, roots(lines, maybe=True)
+    written = computation.tables.get("written", {})  # in memory that was there
+    shared = Counter(shown.get(o, o) for o in outputs)
+
+    def may_be_own_view(o: Proxy) -> bool:
+        root = shown.get(o, o)
+        if not isinstance(o, TensorProxy) or not o.requires_grad or root in arguments or shared[root] > 1:
+            return False
+        if OpTags.OPAQUE in producer[root].tags:
+            return False
+        return o is not root or "elementwise" not in producer[o].info or o.name in written
+
+    places = [i for i, o in enumerate(outputs) if may_be_own_view(o)]
+    if not places and not shown_by_saved:
+        return forward
+
+    def run(*inputs):
+        results, (saved, others) = forward(*inputs)
+        return _without_bases(results, places), (_without_bases(saved, shown_by_saved), others)
+
+    return run
+
+
+def _without_bases(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The same memory, by tensors that are no views in these places."""
+    if not places:
+        return tensors
+    found = list(tensors)
+    for i in places:
+        if found[i]._is_view():
+            found[i] = found[i].detach()
+    return tuple(found)
+
+
+def _result_of(computation: Trace, outputs: list) -> Callable:
+    """(inputs, outputs) -> the structure that the computation returns, of distinct outputs and of inputs."""
+    args = computation.args
+    places = {p: f"inputs[{i}]" for i, p in enumerate(args) if isinstance(p, Proxy)}
+    places |= {p: f"outputs[{i}]" for i, p in enumerate(outputs)}
+    printer = Printer(print_depth=1)
+    placed = map_structure(lambda x: Text(places[x]) if isinstance(x, Proxy) else x, computation.output)
+    expression = printer.value(placed)
+    numbers = "".join(f"  {a.name} = inputs[{i}]\n" for i, a in enumerate(args) if isinstance(a, NumberProxy))
+    numbers += "".join(f"  {o.name} = outputs[{i}]\n" for i, o in enumerate(outputs) if isinstance(o, UnbackedNumber))
+    imports = "\n".join(sorted(printer.imports))
+    source = f"{imports}\ndef result(inputs, outputs):\n{numbers}  return {expression}"
+    return compile_source(source, "result", printer.context)
