@@ -5,8 +5,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 # this version resolves to a build for the CPU where one is at hand; a plain `torch` may bring gigabytes of CUDA libraries
 TORCH ?= torch==2.13.0
+TORCHES ?= 2.9 2.11 2.13 newest
+TESTS ?= tests
 
-.PHONY: demo test test-all test-versions lint clean
+.PHONY: demo test suite test-torch test-all test-versions lint clean
 
 $(RUN):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name one with make PYTHON=..."; exit 1; }
@@ -22,6 +24,15 @@ demo: $(VENV)/.installed
 
 test: lint
 	$(RUN) -m pytest -n 2 tests
+
+# the tests alone; TESTS names some of them
+suite: $(VENV)/.installed
+	$(RUN) -m pytest -n 2 $(TESTS)
+
+# under the oldest PyTorch, the one of the GPU machines, 2.13 and the newest, each in an environment of its own (gigabytes each), made when missing
+test-torch:
+	@for v in $(TORCHES); do echo "PyTorch $$v"; \
+	  $(MAKE) --no-print-directory suite VENV=".venv-torch-$$v" TORCH="torch$$([ $$v = newest ] || echo "==$$v.*")" || exit 1; done
 
 test-all: test test-versions
 	$(RUN) -m tests.properties.run --mutations 20000 --programs 10000 --library
@@ -42,4 +53,4 @@ test-versions:
 	  elif [ -n "$$p" ]; then echo "Python $$v"; PYTHONPATH=. $$p -m tests.interpreter.corpus_runner || exit 1; else echo "Python $$v: not found"; fi; done
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-torch-* build *.egg-info .pytest_cache .ruff_cache

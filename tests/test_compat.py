@@ -9,8 +9,10 @@ import sys
 import pytest
 import torch
 
+import thunder
 from tests.private_names import ROOT, offenders, private_names
 from thunder import compat
+from thunder.compat import names
 from thunder.compat.names import BY_NAME, NEWEST, OLDEST, PRIVATE, MissingName, Private, missing, version
 
 
@@ -87,3 +89,13 @@ def test_a_pytorch_without_some_names_runs_what_does_not_need_them():
 def test_main_prints_what_is_missing():
     printed = subprocess.run([sys.executable, "-m", "thunder"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert "private names of PyTorch: " in printed and all(row.path in printed for row in missing())
+
+
+@pytest.mark.parametrize("running", [(2, 8), (2, 99)])
+def test_a_pytorch_that_was_not_tried_is_a_warning(running, monkeypatch):
+    monkeypatch.setattr(names, "version", lambda: running)
+    names.warn_of_untried_version.cache_clear()
+    with pytest.warns(UserWarning, match=f"thunder was tried on PyTorch {OLDEST} to {NEWEST}, this is "):
+        thunder.jit(torch.sin)
+    thunder.jit(torch.cos)  # said once
+    names.warn_of_untried_version.cache_clear()

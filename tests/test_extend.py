@@ -195,7 +195,7 @@ def test_meta_makes_a_primitive(myex):
     compiled = thunder.jit(lambda x: widen(x, k=3) + 1, executors=[myex])
     assert compiled(A).shape == (2, 2, 3) and torch.equal(compiled(A)[..., 0], A + 1)
     assert "  t0 = widen(x, 3)  # t0: \"cpu f32[2, 2, 3]\"\n  del x\n" in text(compiled)
-    with pytest.raises(MissingImplementationError, match="no executor takes widen: asked torch, python"):
+    with pytest.raises(MissingImplementationError, match="no executor takes widen: asked (.*, )?torch, python"):
         thunder.jit(lambda x: widen(x, 3))(A)
     assert torch.equal(widen(A, 1), A[..., None]), "outside of a trace a symbol is its function"
 

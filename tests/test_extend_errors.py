@@ -86,7 +86,7 @@ def test_an_operation_that_nobody_executes(myex):
     def program(x):
         return op(x)  # the line
 
-    raised(MissingImplementationError, "no executor takes doubled: asked torch, python. Register an implementation", thunder.jit(program), X)
+    raised(MissingImplementationError, "no executor takes doubled: asked (.*, )?torch, python. Register an implementation", thunder.jit(program), X)
 
 
 @pytest.mark.parametrize(

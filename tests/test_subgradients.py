@@ -1,5 +1,6 @@
 """Derivatives where functions have corners: at zeros, ties and infinities they are PyTorch's choice, by rules and by what fused kernels are made of."""
 
+import itertools
 import math
 import sys
 
@@ -30,7 +31,13 @@ PROGRAMS = {
     **{f"vector_norm {p} in float64": lambda x, p=p: torch.linalg.vector_norm(x, p, 1, dtype=torch.float64) for p in ORDERS},
     **{f"norm {p} in float64": lambda x, p=p: torch.norm(x, p, 1, dtype=torch.float64) for p in ORDERS},
     **{f"pow {p}": lambda x, p=p: x**p for p in (0, 0.5, 1, 2, 3, -1)},
-    "norm": lambda x: x.norm(1.5, 0, True, torch.float64), "std": lambda x: x.std(1), "prod": lambda x: x.prod(1), "normalize": lambda x: F.normalize(x) * constant(x).cos(),
+    "norm": lambda x: x.norm(1.5, 0, True, torch.float64),
+    **{
+        f"{name} {dim} less {n}": lambda x, name=name, dim=dim, n=n: getattr(x, name)(dim, correction=n)
+        for name in ("var", "std")
+        for dim, n in ((1, 4), (1, 5), (None, 12), (None, 13))
+    },
+    "std": lambda x: x.std(1), "prod": lambda x: x.prod(1), "normalize": lambda x: F.normalize(x) * constant(x).cos(),
     "normalize 1.5": lambda x: F.normalize(x, p=1.5) * constant(x).cos(), "cosine_similarity": lambda x: F.cosine_similarity(x, x.roll(1, 0) + 0.5),
     "pairwise_distance": lambda x: F.pairwise_distance(x, constant(x), p=1.5, eps=0), "dist": lambda x: torch.dist(x, constant(x), 1.5),
     "logsumexp": lambda x: torch.logsumexp(torch.where(x == 0, -math.inf, x), 1)[1:], "amax": lambda x: x.amax(1), "max": lambda x: x.max(), "aminmax": lambda x: sum(x.aminmax(dim=1)),
@@ -51,6 +58,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:(var|std).*degrees of freedom:UserWarning")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what the interpreter computes and nobody uses
@@ -66,3 +74,30 @@ def test_corners_are_pytorchs(name, fused):
         found.append((y.detach(), *torch.autograd.grad(y.sum(), x, allow_unused=True, materialize_grads=True)))
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+_AT = [0.0, 1.0, 2.0, math.nan]
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_values_at_bounds_get_what_pytorch_gives_them(tensors):
+    """PyTorch 2.15 gives them nothing, or a half beside bounds that are tensors, where 2.13 gave them all."""
+    for low, high in itertools.product([None, *_AT], repeat=2):
+        given = [torch.full((4,), bound, requires_grad=True) for bound in (low, high) if bound is not None and tensors]
+        if low is None and high is None:
+            continue
+
+        def program(x, *bounds, low=low, high=high):
+            bounds = iter(bounds)
+            return torch.clamp(x, next(bounds) if tensors and low is not None else low, next(bounds) if tensors and high is not None else high)
+
+        inputs = [torch.tensor(_AT, requires_grad=True), *given]
+        found, wanted = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (thunder.jit(program), program))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, msg=lambda text, low=low, high=high: f"bounds {low}, {high}: {text}")
+
+
+@pytest.mark.parametrize("extreme", [torch.fmax, torch.fmin, torch.maximum, torch.minimum])
+def test_ties_get_what_pytorch_gives_them(extreme):
+    inputs = [torch.tensor([a for a, _ in itertools.product(_AT, repeat=2)], requires_grad=True), torch.tensor(_AT * 4, requires_grad=True)]
+    found, wanted = (torch.autograd.grad(f(*inputs).sum(), inputs) for f in (thunder.jit(extreme), extreme))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

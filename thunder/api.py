@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from thunder.compat.names import warn_of_untried_version
 from thunder.compiled import Compiled, compiled_of
 from thunder.errors import OptionError
 from thunder.extend import Executor, resolve_executors
@@ -74,6 +75,7 @@ def jit(
     OptionError for a value that is not valid, which names the valid ones.
     """
     given = {n: v for n, v in locals().items() if n not in ("fn", "compile_options")} | compile_options
+    warn_of_untried_version()
     options = _resolved(**given)
     if fn is None:
         return functools.partial(jit, **given)

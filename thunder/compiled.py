@@ -216,6 +216,8 @@ class Compiled:
         try:
             entry = self._compile(modes, args, kwargs)
         except ProgramFails as error:
+            if not self._original_stands_in():
+                raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
             return "" if error.theirs else f"{error}\nThe original function ran."
         self._remember(modes, entry, facts)
@@ -353,14 +355,18 @@ class Compiled:
 
     def _is_full(self) -> bool:
         """Whether there are as many entries as there may be, all in use, and the original function can stand in."""
-        entries, most, options = self.stats.interpreter_cache, self._most(), self.options
+        entries, most = self.stats.interpreter_cache, self._most()
         if len(entries) >= most:
             self._drop_outlived()
-        if len(entries) < most or options.transforms or options.disable_torch_autograd or any(self.overrides):
+        if len(entries) < most or not self._original_stands_in():
             return False
         if any("communicates" in e.captured.computation.tables for e in entries):  # the original would not
             return False
         return min(e.used for e in entries) > self.stats.calls - STALE * most
+
+    def _original_stands_in(self) -> bool:
+        """Whether the original function computes what the compiled one does."""
+        return not (self.options.transforms or self.options.disable_torch_autograd or any(self.overrides))
 
     def _first_reason(self, modes: tuple) -> list[str]:
         if self.options.cache is CACHE_OPTIONS.NO_CACHING and self.stats.cache_misses > 1:

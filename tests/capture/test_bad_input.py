@@ -223,7 +223,7 @@ def attribute_set_on_a_tensor(x):
 
 @refused("default device")
 def default_device_left_changed(x):
-    torch.set_default_device("cpu")
+    torch.device("cpu").__enter__()
     return x
 
 

@@ -50,7 +50,7 @@ LATE = {"gather", "scatter", "scatter_add", "take", "cov"} | {
         "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d",
         "avg_pool2d", "avg_pool3d", "max_pool1d", "max_pool3d", "conv1d", "conv2d", "conv3d", "triplet_margin_loss", "huber_loss",
     )
-} | {"index_add", "linalg.cross", "as_strided_scatter"}  # fmt: skip
+} | {"index_add", "linalg.cross", "as_strided_scatter", "nn.functional.group_norm", "nn.functional.max_unpool3d"}  # fmt: skip
 # samples that are refused though PyTorch takes them
 GAPS = {
     "nn.functional.batch_norm": "an input of one dimension", "nn.functional.batch_norm_without_cudnn": "an input of one dimension",

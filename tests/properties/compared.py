@@ -124,6 +124,8 @@ class Description:
             self._tensor(path, value)
         elif isinstance(value, np.ndarray):
             self.lines.append(f"{path}: {value.dtype} {value.shape} {value.tolist()!r}")
+        elif isinstance(value, dict) and path.endswith("_hooks"):  # by numbers that PyTorch counts up for all modules
+            self._items(path, iter(dict.values(value)))
         elif isinstance(value, dict):
             for i, k in enumerate(dict.keys(value)):
                 self.add(f"{path}.key{i}", k)

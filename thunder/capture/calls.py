@@ -29,6 +29,7 @@ from thunder.capture.native import (
     ENUM,
     HARMLESS,
     ITERATING,
+    PRIMITIVE,
     impure,
     native_module,
 )  # fmt: skip
@@ -527,7 +528,7 @@ def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
         c.sharp(ADVANCED)
     why = impure(f)
-    if why is not None:
+    if why is not None and id(getattr(f, "__self__", None)) not in c.announced:
         c.sharp(why)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
@@ -535,7 +536,10 @@ def call_native(c, f, args, kwargs):
     if _asks_for_types(f):
         args, kwargs = [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args], {k: concrete(a) for k, a in kwargs.items()}
     if not _is_torch(f):
-        return Host.call_native(c, f, args, kwargs)
+        result = Host.call_native(c, f, args, kwargs)
+        if why is not None and type(result) not in PRIMITIVE:
+            c.announced[id(result)] = result
+        return result
     c.synchronize()
     if type(f) in IDENTITY_CALLS:  # which takes numbers only
         args, kwargs = map_structure(settled, list(args)), map_structure(settled, kwargs)

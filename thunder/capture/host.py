@@ -120,6 +120,7 @@ class Capture(ProtocolHost):
         self.fresh: set[int] = set()
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
+        self.announced: dict[int, Any] = {}  # what such code gave: a file that the program opened
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
         self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}  # of variables that the program has set: what its first `set` gave
         self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked

@@ -107,7 +107,7 @@ _FILES = {  # methods of paths that look at files
     "read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "stat", "lstat", "iterdir", "glob", "rglob",
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
-_ONCE = "runs while the program is captured, and not again"
+_ONCE = "runs while the program is captured and not again"
 
 
 def impure(f) -> str | None:

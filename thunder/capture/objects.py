@@ -157,7 +157,8 @@ def own(c, o, name):
     if not t.__dictoffset__:
         return NULL
     try:
-        found = dict.get(object.__getattribute__(o, "__dict__"), name, NULL)
+        space = object.__getattribute__(o, "__dict__")  # of a class made in C++, a view
+        found = (dict if isinstance(space, dict) else types.MappingProxyType).get(space, name, NULL)
     except AttributeError:
         return NULL
     source = origin(c, o)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from thunder.errors import MissingImplementationError
+from thunder.errors import MissingImplementationError, warn_user
 
 __all__ = ["PRIVATE", "BY_NAME", "Private", "MissingName", "AtFirstUse", "missing", "OLDEST", "NEWEST"]
 
@@ -263,6 +263,14 @@ def _transforms_are_active() -> bool:
 
 
 @functools.cache
+def warn_of_untried_version() -> None:
+    """Says once that this PyTorch is newer, or older, than those that thunder was tried on."""
+    oldest, newest = (tuple(map(int, v.split("."))) for v in (OLDEST, NEWEST))
+    if not oldest <= version() <= newest:
+        lost = "; ".join(f"{row.path} is missing: {row.lost}" for row in missing()) or "it has every private name that thunder uses"
+        warn_user(f"thunder was tried on PyTorch {OLDEST} to {NEWEST}, this is {torch.__version__}; {lost}", UserWarning)
+
+
 def version() -> tuple[int, ...]:
     """Of this PyTorch, without what its build adds."""
     return tuple(int(n) for n in torch.__version__.partition("+")[0].split(".")[:2])

@@ -17,6 +17,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import METHODS, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.backward import op, sigmoid_backward, sum_to, tanh_backward
+from thunder.ops.corners import is_differentiated, kept_at_tie
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, PRIMS, alias, composite, prim
 from thunder.ops.promotion import Promotion, broadcast_shapes, is_number, result_type, same_device, to_float
@@ -210,7 +211,7 @@ for _name, _options in UNARY.items():
     unary(_name, *_pair(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
 for _name in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "ndtr", "ndtri"):
     _function, _vjp = getattr(torch.special, _name), SPECIAL_VJP.get(_name)
-    unary(f"special_{_name}", _function, promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached="bessel" in _name, vjp=_vjp)
+    unary(f"special_{_name}", _function, promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached=not is_differentiated(_function), vjp=_vjp)
 
 
 def _positive(a):
@@ -462,6 +463,20 @@ def _loses(g, a, b, compare: str):
     return op("masked_fill")(g, taken, 0)
 
 
+def _first_extreme(extreme: Callable, compare: str):
+    """The cotangent of the first operand of fmax or fmin, and of the second: what PyTorch gives to each where they are equal."""
+
+    def left(g, y, a, b):
+        share = kept_at_tie(extreme)
+        return _wins(g, a, b, compare) if share == 1.0 else op("where")(LTORCH["eq"](a, b), g * share, _wins(g, a, b, compare))
+
+    def right(g, y, a, b):
+        share = kept_at_tie(extreme)
+        return _loses(g, a, b, compare) if share == 1.0 else op("where")(LTORCH["eq"](a, b), g * (1.0 - share), _loses(g, a, b, compare))
+
+    return {"left": left, "right": right}
+
+
 def _xlogy_left(g, y, a, b):
     slope = op("xlogy")(g, b)
     nothing = LTORCH["eq"](a, 0.0)
@@ -482,8 +497,8 @@ BINARY: dict[str, dict] = {
     "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
     "maximum": _TENSORS | {"left": lambda g, y, a, b: _where_less(g, a, b), "right": lambda g, y, a, b: _where_less(g, b, a)},
     "minimum": _TENSORS | {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
-    "fmax": _TENSORS | {"left": lambda g, y, a, b: _wins(g, a, b, "ge"), "right": lambda g, y, a, b: _loses(g, a, b, "ge")},
-    "fmin": _TENSORS | {"left": lambda g, y, a, b: _wins(g, a, b, "le"), "right": lambda g, y, a, b: _loses(g, a, b, "le")},
+    "fmax": _TENSORS | _first_extreme(torch.fmax, "ge"),
+    "fmin": _TENSORS | _first_extreme(torch.fmin, "le"),
     "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
     "arctan2": _F | _TENSORS | {"autocast": "cuda:widest"},
     "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},

@@ -337,7 +337,8 @@ def _(make):
 
 
 def _dropout_noise(a, p):
-    return torch.empty_like(a).bernoulli_(1 - p).div_(1 - p)
+    noise = torch.empty_like(a, dtype=a.real.dtype if a.is_complex() else None)  # PyTorch draws for complex numbers from 2.15 on, for both parts at once
+    return noise.bernoulli_(1 - p).div_(1 - p).to(a.dtype)
 
 
 # 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with

@@ -428,7 +428,7 @@ def var(a, dim, *, correction, keepdim):
     dims = canonical_dims(a, dim)
     centred = a - mean(a, dims, True)
     count = math.prod(a.shape[d] for d in dims) - correction
-    return sum(centred * centred, dims, keepdim) / (count if count > 0 else 0.0) if count > 0 else sum(centred * centred, dims, keepdim) * math.nan
+    return sum(centred * centred, dims, keepdim) / (count if count > 0 else 0.0)
 
 
 @composite(torch.std, torch.Tensor.std, meta=_var_meta, canonicalize=_var_arguments, tags=_RED)
@@ -751,9 +751,10 @@ def _variance_gradient(g, a, dim, correction, keepdim: bool):
     """2 / (n - correction) * (a - mean(a))."""
     dims = canonical_dims(a, dim)
     rest = math.prod(a.shape[d] for d in dims) - correction
-    if rest <= 0:
-        return _restored(g, a, dim, keepdim) * math.nan
-    return (2.0 / rest) * _unreduced(g, a, dim, keepdim) * (a - mean(a, dims, True))
+    g, centred = _unreduced(g, a, dim, keepdim), a - mean(a, dims, True)
+    if (dim is None or not a.shape) and rest <= 0:
+        return g * LTORCH["where"](LTORCH["eq"](centred, 0), math.nan, math.inf)
+    return (math.inf if rest == 0 else 2.0 / rest) * g * centred
 
 
 def _deviation_gradient(g, y):

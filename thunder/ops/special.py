@@ -7,6 +7,7 @@ import torch
 from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import OpTags
+from thunder.ops.corners import is_differentiated
 from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.elementwise import binary, unary
 from thunder.ops.inplace import overwrite
@@ -16,7 +17,8 @@ from thunder.ops.reductions import canonical_dims, reduced_shape
 __all__ = ["igamma", "igammac", "mvlgamma", "isclose", "quantile", "nanquantile"]
 
 for _name in ("airy_ai", "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0"):
-    unary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached=True)
+    _function = getattr(torch.special, _name)
+    unary(f"special_{_name}", _function, promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached=not is_differentiated(_function))
 for _name in (
     "chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he",
     "laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t", "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",

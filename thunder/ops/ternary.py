@@ -10,6 +10,7 @@ from thunder.core import dtypes
 from thunder.core.proxies import TensorProxy, like
 from thunder.core.symbol import Symbol
 from thunder.ops.backward import logit_backward, sum_to
+from thunder.ops.corners import kept_at_bounds
 from thunder.ops.data import convert
 from thunder.ops.define import LTORCH, alias, composite, prim
 from thunder.ops.elementwise import _pair, broadcast_to
@@ -142,10 +143,44 @@ for _symbol in (clamp, clip):
         yield make(4, 3), make(3) * torch.tensor([1, math.nan, 1]), make(4, 1)
 
 
-def _inside(a, min, max):
-    """Where a value is not below or above its bounds; None where there are none."""
-    low, high = (None if bound is None else compare(a, bound) for bound, compare in ((min, LTORCH["ge"]), (max, LTORCH["le"])))
-    return LTORCH["logical_and"](low, high) if low is not None and high is not None else low if high is None else high
+def _both(a, b):
+    """Where two conditions hold; None stands for one that always does."""
+    return LTORCH["logical_and"](a, b) if a is not None and b is not None else b if a is None else a
+
+
+def _inside(a, min, max, strictly: bool = False):
+    """Where a value is not below or above its bounds, nor at them if `strictly`."""
+    compares = ("gt", "lt") if strictly else ("ge", "le")
+    return _both(*(None if bound is None else LTORCH[compare](a, bound) for bound, compare in zip((min, max), compares, strict=True)))
+
+
+def _kept(g, a, min, max):
+    """The cotangent of a value between bounds: what PyTorch leaves to it."""
+    tensors = type(min) is TensorProxy or type(max) is TensorProxy
+    share = kept_at_bounds(tensors)
+    if share == 1.0 or not tensors:
+        return where(_inside(a, min, max, strictly=share != 1.0), g, 0.0)
+    kept, apart = g, LTORCH["lt"](min, max) if min is not None and max is not None else None
+    for bound, compare in ((min, "lt"), (max, "gt")):
+        if bound is not None:
+            kept = where(_both(LTORCH["eq"](a, bound), apart), g * share, where(LTORCH[compare](a, bound), 0.0, kept))
+    return kept
+
+
+def _taken(g, a, bound, other, compare: str):
+    """The cotangent of a bound that is a tensor: where the value is beyond it, and what the value at it does not keep. The upper bound is taken where the two cross."""
+    left = 1.0 - kept_at_bounds(True)
+    if left and other is None:
+        inside = LTORCH["gt" if compare == "lt" else "lt"](a, bound)
+        return sum_to(where(LTORCH["eq"](a, bound), g * left, where(inside, 0.0, g)), bound.shape)
+    low, high = (bound, other) if compare == "lt" else (other, bound)
+    beyond = LTORCH[compare](a, bound)
+    if other is not None and (left or compare == "lt"):
+        beyond = _both(beyond, LTORCH["le" if left else "lt"](low, high))
+    if other is not None and compare == "gt":
+        beyond = LTORCH["logical_or"](beyond, LTORCH["lt"](high, low))
+    rest = where(_both(LTORCH["eq"](a, bound), LTORCH["lt"](low, high)), g * left, 0.0) if left else 0.0
+    return sum_to(where(beyond, g, rest), bound.shape)
 
 
 def _clamp_rule(symbol: Symbol, bounds) -> None:
@@ -154,14 +189,9 @@ def _clamp_rule(symbol: Symbol, bounds) -> None:
     def rule(a, *args, **kwargs):
         low, high = bounds(*args, **kwargs)
         g = yield symbol(a, *args, **kwargs)
-        of_a = sum_to(where(_inside(a, low, high), g, 0.0), a.shape) if a.requires_grad else None
-        of_low = of_high = None
-        if type(low) is TensorProxy and low.requires_grad:
-            below = LTORCH["lt"](a, low)
-            of_low = sum_to(where(below if high is None else LTORCH["logical_and"](below, LTORCH["lt"](low, high)), g, 0.0), low.shape)
-        if type(high) is TensorProxy and high.requires_grad:
-            above = LTORCH["gt"](a, high)
-            of_high = sum_to(where(above if low is None else LTORCH["logical_or"](above, LTORCH["lt"](high, low)), g, 0.0), high.shape)
+        of_a = sum_to(_kept(g, a, low, high), a.shape) if a.requires_grad else None
+        of_low = _taken(g, a, low, high, "lt") if type(low) is TensorProxy and low.requires_grad else None
+        of_high = _taken(g, a, high, low, "gt") if type(high) is TensorProxy and high.requires_grad else None
         given = dict(zip(("min", "max"), (of_low, of_high), strict=True))
         return of_a, *(given[name] for name in (("min", "max") if symbol in (clamp, clip) else (("min",) if symbol is clamp_min else ("max",))))
 
@@ -299,7 +329,7 @@ def _logit_meta(a, eps=None):
 def logit(a, eps=None):
     x = convert(a, to_float(a.dtype))
     if eps is not None:
-        x = clamp(x, eps, 1.0 - eps)
+        x = where(LTORCH["lt"](x, eps), eps, clamp(x, None, 1.0 - eps))  # the lower bound where the two cross
     return LTORCH["log"](x / (1.0 - x))
 
 

@@ -1,0 +1,41 @@
+"""Which functions PyTorch differentiates, and what its derivatives are at corners: this differs from version to version, so PyTorch is asked, about single numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from thunder import compat
+
+__all__ = ["is_differentiated", "kept_at_bounds", "kept_at_tie"]
+
+
+def _slope(function: Callable, *values: float) -> float:
+    """The derivative of a function of numbers by its first one."""
+    with compat.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        first, *others = (torch.tensor(v, dtype=torch.float64, device="cpu") for v in values)
+        (found,) = torch.autograd.grad(function(first.requires_grad_(), *others), first)
+        return found.item()
+
+
+def is_differentiated(function: Callable) -> bool:
+    """Whether the result of a function of one tensor requires grad where its argument does."""
+    with compat.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+        return function(torch.full((), 0.5, device="cpu", requires_grad=True)).requires_grad
+
+
+@functools.cache
+def kept_at_bounds(tensors: bool) -> float:
+    """What of its cotangent `clamp` leaves to a value at a bound; a bound that is a tensor gets the rest.
+
+    1.0 up to torch 2.13; from 2.15 on 0.0, and a half beside tensors, where NaN is outside of no bound. tensors: whether the bounds are tensors.
+    """
+    return _slope(torch.clamp if tensors else lambda x, low: torch.clamp(x, low.item()), 1.0, 1.0)
+
+
+@functools.cache
+def kept_at_tie(extreme: Callable) -> float:
+    """What of the cotangent of fmax or fmin goes to the first of two equal numbers."""
+    return _slope(extreme, 1.0, 1.0)
