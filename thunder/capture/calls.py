@@ -285,6 +285,7 @@ def _call_object(c, f, t: type, args, kwargs):
 
 def _call_cached(c, f, args, kwargs):
     """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and what it gives is read like anything from outside."""
+    hash((*args, *kwargs.values()))  # raises
     if _reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
         return call(c, f.__wrapped__, args, kwargs)
     key = f, *map(type, args), *args, *kwargs.items()
@@ -354,6 +355,7 @@ def _call_scripted(c, f, args, kwargs):
 
 _BY_TYPE = {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol}
 _BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
+_BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 _BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
 _BY_TYPE |= torch_func.KINDS
 

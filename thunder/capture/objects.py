@@ -181,6 +181,8 @@ def native_get(c, get, found, o, kind, name):
         if c.overlay[id(o), name] is DELETED:
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         return c.overlay[id(o), name]
+    if type(o) is types.CellType and name == "cell_contents":
+        return c.overlay[id(o), None] if (id(o), None) in c.overlay else c.read(get(found, o, kind), c.const(o, "cell").attr(name))
     if source is None or type(o) is types.FunctionType and name not in ("__defaults__", "__kwdefaults__") or isinstance(o, type):
         return get(found, o, kind)
     try:
@@ -235,7 +237,12 @@ def load_attr(c, o, n):
 def _of_module(c, o, t, n):
     if c.overlay and (id(o), n) in c.overlay:
         return _overlaid(c, o, n)
-    value = getattr(o, n)
+    try:
+        value = getattr(o, n)
+    except AttributeError:
+        if not native_module(o.__name__):
+            c.ask(c.const(vars(o), f"{o.__name__}.").item(n), PRESENT)
+        raise
     if t is not types.ModuleType and n not in vars(o):
         asked(c, o, n, value)
     return namespace_value(c, vars(o), f"{o.__name__}.", n, value, None if n in vars(o) else c.const(o).attr(n))

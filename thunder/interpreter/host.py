@@ -90,6 +90,8 @@ class Host:
             return special(self, f, args, kwargs)
         if isinstance(f, type):
             return construct(self, f, args, kwargs)
+        if kind is staticmethod:
+            return self.call(f.__func__, args, kwargs)
         if kind is functools.partial:
             return self.call(f.func, partial_arguments(f, args), {**f.keywords, **kwargs})
         if kind is types.MethodWrapperType:  # of `super().__setattr__(...)` and the like
@@ -134,7 +136,7 @@ class Host:
         record = decode(code)
         self.calls[record] = self.calls.get(record, 0) + 1
         self.history.append(code)
-        f = types.FunctionType(code, global_names, closure=closure)
+        f = self.made_function(types.FunctionType(code, global_names, closure=closure))
         return Frame(f, record, {}, self, names).run()
 
     def call_native(self, f, args, kwargs):

@@ -11,7 +11,8 @@ import operator
 import types
 
 from thunder.interpreter.attributes import call_special, in_python
-from thunder.interpreter.instructions import NULL
+from thunder.interpreter.instructions import NULL, PLAIN
+from thunder.interpreter.tables import COMPARISONS
 
 METHOD_OF = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
@@ -50,7 +51,7 @@ def by_methods(host, name, a, b, shown, natively):
     steps = [(left, a, b, forward)]
     if kind_a is not kind_b:
         steps.append((right, b, a, reflected))
-        if issubclass(kind_b, kind_a) and right is not host.lookup(kind_a, reflected):
+        if derives(kind_b, kind_a) and right is not host.lookup(kind_a, reflected):
             steps.reverse()
         elif isinstance(a, SEQUENCES) and not in_python(left) and name in ("add", "mul"):
             steps.reverse()
@@ -63,6 +64,11 @@ def by_methods(host, name, a, b, shown, natively):
         if result is not NotImplemented:
             return result
     raise TypeError(f"unsupported operand type(s) for {shown}: '{host.type_name(a)}' and '{host.type_name(b)}'")
+
+
+def derives(kind, base) -> bool:
+    """PyType_IsSubtype: the metaclass is not asked."""
+    return any(k is base for k in type.__dict__["__mro__"].__get__(kind))
 
 
 def _no_multiple(sequence, factor):
@@ -81,9 +87,9 @@ def compare(host, symbol, a, b):
     kind_a, kind_b = type(a), type(b)
     forward, reflected = COMPARE_METHOD[symbol], COMPARE_METHOD[REFLECTED[symbol]]
     if not (_compares_in_python(host, kind_a, forward) or _compares_in_python(host, kind_b, reflected)):
-        return host.native_compare(symbol, a, b)
+        return compare_items(host, symbol, a, b) if _by_items(host, symbol, a, b) else host.native_compare(symbol, a, b)
     steps = [(a, forward, b), (b, reflected, a)]
-    if kind_a is not kind_b and issubclass(kind_b, kind_a):
+    if kind_a is not kind_b and derives(kind_b, kind_a):
         steps.reverse()
     for x, name, y in steps:
         result = _compare_one(host, x, name, y)
@@ -107,6 +113,40 @@ def _compare_one(host, a, name, b):
         result = _compare_one(host, a, "__eq__", b)
         return result if result is NotImplemented else not host.truth(result)
     return call_special(host, method, a, [b], name)
+
+
+_CONTAINERS = (list, tuple, dict)
+
+
+def _by_items(host, symbol, a, b) -> bool:
+    """Whether two lists, tuples or dicts hold something that compares in Python, or other containers."""
+    base = next((c for c in _CONTAINERS if isinstance(a, c) and isinstance(b, c)), None)
+    if base is None or base is dict and symbol not in ("==", "!="):
+        return False
+    name = COMPARE_METHOD[symbol]
+    if host.lookup(type(a), name) is not getattr(base, name) or host.lookup(type(b), name) is not getattr(base, name):
+        return False
+    inside = set(map(type, (*base.values(a), *base.values(b)) if base is dict else (*base.__iter__(a), *base.__iter__(b)))) - PLAIN
+    return any(issubclass(t, _CONTAINERS) or in_python(host.lookup(t, "__eq__")) or in_python(host.lookup(t, name)) for t in inside)
+
+
+def compare_items(host, symbol, a, b):
+    """list_richcompare and dict_equal: items that are one object are equal; the first that are not decide."""
+    if isinstance(a, dict):
+        equal = len(a) == len(b) and all(_equal(host, x, dict.get(b, k, NULL)) for k, x in dict.items(a))
+        return equal is (symbol == "==")
+    base = list if isinstance(a, list) else tuple
+    n, m = base.__len__(a), base.__len__(b)
+    if n != m and symbol in ("==", "!="):
+        return symbol == "!="
+    for x, y in zip(base.__iter__(a), base.__iter__(b), strict=False):
+        if not _equal(host, x, y):
+            return symbol == "!=" if symbol in ("==", "!=") else host.compare(symbol, x, y)
+    return COMPARISONS[symbol](n, m)
+
+
+def _equal(host, x, y) -> bool:
+    return x is y or y is not NULL and host.truth(host.compare("==", x, y))
 
 
 def by_identity(host, a, b) -> bool:

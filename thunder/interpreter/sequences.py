@@ -8,7 +8,7 @@ import types
 from typing import Any
 
 from thunder.interpreter.attributes import call_special, in_python, load_attr, type_attribute
-from thunder.interpreter.instructions import NULL
+from thunder.interpreter.instructions import NULL, PLAIN
 from thunder.interpreter.operators import index
 from thunder.interpreter.tables import VERSION
 
@@ -70,6 +70,8 @@ def contains(host, value, item):
         raise TypeError(f"'{kind.__name__}' object is not a container")
     if method is NULL and (in_python(host.lookup(kind, "__iter__")) or in_python(host.lookup(kind, "__getitem__"))):
         return found_in(host, host.iterate(value), item)
+    if isinstance(value, (list, tuple)) and any(in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, value)} - PLAIN):
+        return found_in(host, host.native_iter(value), item)
     return host.native_contains(value, item)
 
 

@@ -498,3 +498,40 @@ class Formatted(Shown):
 def texts():
     a, b = Shown(), Formatted()
     return str(a), f"{a}", f"{a!r:>8}", ascii(a), format(a), raised(format, a, ">8"), str(b), f"{b:x}", f"{b!s:>6}", format(b, "y"), f"{3:>4}", "%s %r" % (b, b)
+
+
+@program()
+def containers_compare_their_items():
+    class Near:
+        def __init__(self, v):
+            self.v = v
+
+        def __eq__(self, other):
+            log.append(("eq", self.v))
+            return abs(self.v - other.v) < 2
+
+        def __lt__(self, other):
+            log.append(("lt", self.v))
+            return self.v < other.v
+
+    class Never:
+        def __eq__(self, other):
+            return False
+
+    log, a, b, c, n = [], Near(1), Near(2), Near(7), Never()
+    out = [[a] == [b], [a, c] < [b, a], [a] < [b], [a] <= [b, c], (a,) != (c,), (a, b) == (a,), {"k": a} == {"k": b}, {"k": a} == {"j": a}, {"k": a} != {"k": c}]
+    out += [[n] == [n], n in [n], n in (1, Never()), b in [c, a], [[a], 1] == [[b], 1], raised(lambda: [1] < (1,)), [1, [2, [3]]] == [1, [2, [3]]]]
+    return out, log
+
+
+@program()
+def static_methods_are_called():
+    @staticmethod
+    def f(a):
+        return a + 1
+
+    class A:
+        g = f
+        h = f(3)
+
+    return f(1), A.g(2), A().g(3), A.h
