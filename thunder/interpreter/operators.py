@@ -50,7 +50,7 @@ def by_methods(host, name, a, b, shown, natively):
     steps = [(left, a, b, forward)]
     if kind_a is not kind_b:
         steps.append((right, b, a, reflected))
-        if issubclass(kind_b, kind_a) and right is not host.lookup(kind_a, reflected):
+        if kind_a in kind_b.__mro__ and right is not host.lookup(kind_a, reflected):
             steps.reverse()
         elif isinstance(a, SEQUENCES) and not in_python(left) and name in ("add", "mul"):
             steps.reverse()
@@ -83,7 +83,7 @@ def compare(host, symbol, a, b):
     if not (_compares_in_python(host, kind_a, forward) or _compares_in_python(host, kind_b, reflected)):
         return host.native_compare(symbol, a, b)
     steps = [(a, forward, b), (b, reflected, a)]
-    if kind_a is not kind_b and issubclass(kind_b, kind_a):
+    if kind_a is not kind_b and kind_a in kind_b.__mro__:
         steps.reverse()
     for x, name, y in steps:
         result = _compare_one(host, x, name, y)
