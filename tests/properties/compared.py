@@ -389,7 +389,7 @@ def _compare(
         if issubclass(w.category, SharpEdgeWarning):
             warned.append(str(w.message).split("\n")[0])
     if different := difference(found, words):
-        return Verdict("warned", warned[0]) if warned else Verdict("wrong", f"call {number}: {different}")
+        return Verdict("warned", _in_general(warned[0])) if warned else Verdict("wrong", f"call {number}: {different}")
     reports = [str(w.message) for w in caught if "please report" in str(w.message)]  # and the original function ran
     return Verdict("failed", _in_general(reports[0])) if reports else Verdict("same")
 
