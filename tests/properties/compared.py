@@ -69,7 +69,10 @@ class Hang(BaseException):
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _ATOMS = (int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice)
-_HIDDEN = {"__slotnames__", "__doc__", "__module__", "__dict__", "__weakref__", "__builtins__", "__qualname__", "__firstlineno__"}
+_HIDDEN = {
+    "__slotnames__", "__doc__", "__module__", "__dict__", "__weakref__", "__builtins__", "__qualname__",
+    "__firstlineno__",
+}  # fmt: skip
 _ITERATORS = (types.GeneratorType, types.CoroutineType, type(iter([])), type(iter(())), type(iter({})))
 
 
