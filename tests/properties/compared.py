@@ -69,7 +69,10 @@ class Hang(BaseException):
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _ATOMS = (int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice)
-_HIDDEN = {"__doc__", "__module__", "__dict__", "__weakref__", "__builtins__", "__qualname__", "__firstlineno__"}
+_HIDDEN = {
+    "__slotnames__", "__doc__", "__module__", "__dict__", "__weakref__", "__builtins__", "__qualname__",
+    "__firstlineno__",
+}  # fmt: skip
 _ITERATORS = (types.GeneratorType, types.CoroutineType, type(iter([])), type(iter(())), type(iter({})))
 
 
@@ -389,7 +392,7 @@ def _compare(
         if issubclass(w.category, SharpEdgeWarning):
             warned.append(str(w.message).split("\n")[0])
     if different := difference(found, words):
-        return Verdict("warned", warned[0]) if warned else Verdict("wrong", f"call {number}: {different}")
+        return Verdict("warned", _in_general(warned[0])) if warned else Verdict("wrong", f"call {number}: {different}")
     reports = [str(w.message) for w in caught if "please report" in str(w.message)]  # and the original function ran
     return Verdict("failed", _in_general(reports[0])) if reports else Verdict("same")
 
