@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import thunder
-from tests.capture.agreement import assert_same
+from tests.capture.agreement import assert_as_exact, assert_same
 from thunder import compat
 from thunder.errors import OptionError
 from thunder.executors.torchex import no_autocast
@@ -202,7 +202,13 @@ def test_results_and_gradients_are_those_of_eager_in_every_state(program):
     compiled = thunder.jit(program)
     for _ in range(2):
         for name, around in AROUND.items():
-            assert_same(outcome(compiled, x, w, around()), outcome(program, x, w, around()), name)
+            got, want = outcome(compiled, x, w, around()), outcome(program, x, w, around())
+            if program is views:  # whose products read other layouts in the backward
+                exact = outcome(program, x.double(), w.detach().double().requires_grad_(), under(enabled=False))
+                for a, b, c in zip(got, want, exact, strict=True):
+                    assert_as_exact(a, b, c, name)
+            else:
+                assert_same(got, want, name)
     assert thunder.cache_hits(compiled) == len(compiled._lc_cs.interpreter_cache) >= 1
 
 

@@ -17,10 +17,7 @@ from tests.properties.shrink import shrink
 
 SEEDS = range(80)
 OPEN = {
-    16: "cell_read_by_hand",
-    34: "cell_read_by_hand",
     41: "random_in_a_dict",
-    70: "absence_on_a_python_module",
 }
 
 

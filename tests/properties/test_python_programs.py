@@ -14,7 +14,6 @@ SEEDS = range(40)
 OPEN = {
     2: "comparison_of_lists_of_objects",
     10: "set_name_then_an_error",
-    16: "equality_of_tuples_of_objects",
     24: "length_of_a_class_that_nobody_asked_for",
     20: "set_name_then_an_error",
     30: "cached_function_and_a_list",

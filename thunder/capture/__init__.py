@@ -263,17 +263,20 @@ def _read(c: Capture) -> Captured:
                 for transform in c.options.transforms:
                     if asked(transform, "while_reading"):
                         modes.enter_context(transform.while_reading())
-                before, device = compat.settings(), compat.default_device()
+                before = compat.settings()
                 try:
                     with recording(c.recorder), RecordingMode(c):
+                        depth = compat.function_modes()
                         result = _run(c)
+                        leaves_mode = compat.function_modes() != depth
                 finally:
                     c.restore_context()
-                if compat.default_device() != device:
+                if leaves_mode:
                     raise CaptureError(
-                        "the program leaves another default device behind", location=c.user_location(),
+                        "the program leaves another default device or torch-function mode behind",
+                        location=c.user_location(),
                         remedy="use the context manager (with torch.device(...): ...)",
-                    )  # fmt: skip
+                    )
                 c.left = compat.changed_settings(before)
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
