@@ -69,7 +69,10 @@ class Hang(BaseException):
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _ATOMS = (int, float, complex, str, bytes, type(None), type(...), type(NotImplemented), range, slice)
-_HIDDEN = {"__doc__", "__module__", "__dict__", "__weakref__", "__builtins__", "__qualname__", "__firstlineno__"}
+_HIDDEN = {
+    "__slotnames__", "__doc__", "__module__", "__dict__", "__weakref__", "__builtins__", "__qualname__",
+    "__firstlineno__",
+}  # fmt: skip
 _ITERATORS = (types.GeneratorType, types.CoroutineType, type(iter([])), type(iter(())), type(iter({})))
 
 
@@ -339,6 +342,7 @@ def _run(program: Program, filename: str, jit: Callable) -> list[Verdict]:
     compiled = jit(ours.space["f"])
     verdicts: list[Verdict] = []
     known: list[list[str]] = []  # states that a call was compiled for
+    warned: list[str] = []
     for number in range(len(program.steps) + 1):
         if number:
             texts = [side.step(program.steps[number - 1], filename) for side in (theirs, ours)]
@@ -350,7 +354,7 @@ def _run(program: Program, filename: str, jit: Callable) -> list[Verdict]:
         torch.set_grad_enabled(modes[0])
         torch.set_default_dtype(modes[1])
         misses = _misses(compiled)
-        verdict = _compare(ours, compiled, words, before, program, number)
+        verdict = _compare(ours, compiled, words, before, number, warned)
         verdicts.append(verdict)
         if verdict.kind == "wrong":
             return verdicts
@@ -369,8 +373,9 @@ def _misses(compiled: Any) -> int:
     return thunder.cache_misses(compiled) if type(compiled).__module__.startswith("thunder.") else 0
 
 
-def _compare(ours: Side, compiled: Any, words: list[str], before: Description, program: Program,
-    number: int) -> Verdict:
+def _compare(
+    ours: Side, compiled: Any, words: list[str], before: Description, number: int, warned: list[str]
+) -> Verdict:
     found, error, caught, _ = ours.call(compiled)
     if isinstance(error, ThunderError) and not words[0].startswith(f"raised {type(error).__qualname__}"):
         text = refusal(error)
@@ -383,13 +388,13 @@ def _compare(ours: Side, compiled: Any, words: list[str], before: Description, p
             return Verdict("refused", text)
         again, *_ = ours.call(ours.space["f"])  # thunder may have run the program already
         return Verdict("failed", text) if again == words else Verdict("failed", text + " (with effects)")
-    different = difference(found, words)
-    if not different:
-        return Verdict("same")
-    warned = [w for w in caught if issubclass(w.category, SharpEdgeWarning)]
-    if warned:
-        return Verdict("warned", str(warned[0].message).split("\n")[0])
-    return Verdict("wrong", f"call {number}: {different}")
+    for w in caught:  # thunder warns once a site, so that a later call may differ without a warning of its own
+        if issubclass(w.category, SharpEdgeWarning):
+            warned.append(str(w.message).split("\n")[0])
+    if different := difference(found, words):
+        return Verdict("warned", _in_general(warned[0])) if warned else Verdict("wrong", f"call {number}: {different}")
+    reports = [str(w.message) for w in caught if "please report" in str(w.message)]  # and the original function ran
+    return Verdict("failed", _in_general(reports[0])) if reports else Verdict("same")
 
 
 _NAMES = re.compile(r"'[^']*'|\"[^\"]*\"|<[^>]*>|\b0x[0-9a-f]+|\b[0-9]+\b")
@@ -397,8 +402,11 @@ _NAMES = re.compile(r"'[^']*'|\"[^\"]*\"|<[^>]*>|\b0x[0-9a-f]+|\b[0-9]+\b")
 
 def refusal(error: BaseException) -> str:
     """An error's class and first line without names and numbers: what it is counted under."""
-    text = str(error).split("\n")[0].removeprefix("cannot capture this program: ")
-    return f"{type(error).__name__}: {_NAMES.sub('_', text)[:160]}"
+    return f"{type(error).__name__}: {_in_general(str(error))}"
+
+
+def _in_general(text: str) -> str:
+    return _NAMES.sub("_", text.split("\n")[0].removeprefix("cannot capture this program: "))[:160]
 
 
 def wrong(program: Program, kind: str = "wrong", jit: Callable | None = None) -> str:

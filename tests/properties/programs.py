@@ -514,8 +514,10 @@ class Writer:
         base = self.pick([*self.classes, "", "nn.Module", "dict"])
         lines = [self.method(c) for _ in range(self.rng.randint(1, 2))] + [self.pick(["k = n", "x = x", "d = Data()",
             "def __init__(self, v=2):\n    super().__init__()\n    self.v = v * n"])]
-        used = ["z.v", "z.method()", "z.k", "z + o", "z == o", "type(z).__name__", "z.zz", "z.d", "isinstance(z, K0)"]
-        return self.guarded(f"class {c}({base}):\n{indent(chr(10).join(lines))}\nz = {c}()\nout.append({self.pick(used)})")
+        used = ["z.v", "z.method()", "z.k", "z + o", "z == o", "type(z).__name__", "z.zz", "z.d"]
+        used.append("isinstance(z, K0)")
+        text = f"class {c}({base}):\n{indent(chr(10).join(lines))}\nz = {c}()\n"
+        return self.guarded(f"{text}out.append({self.pick(used)})")
 
     def jump(self) -> str:
         if self.rng.random() < 0.3:

@@ -17,14 +17,10 @@ from tests.properties.shrink import shrink
 
 SEEDS = range(80)
 OPEN = {
-    11: "count_from_outside",
-    13: "fraction_of_a_symbolic_number",
     16: "cell_read_by_hand",
     34: "cell_read_by_hand",
     41: "random_in_a_dict",
-    45: "text_of_a_global_tensor",
     70: "absence_on_a_python_module",
-    75: "generator_from_outside",
 }
 
 

@@ -15,9 +15,8 @@ from tests.properties.run import smaller
 
 NAMES = random.Random(0).sample([n for n in library.names() if n not in library.LEFT_OUT], 60)
 OPEN = {
-    "random.Random().randrange": "random_from_outside",
     "array.array().byteswap": "bytearray_appended: native code writes to outside objects at capture",
-    "dict().__repr__": "repr_by_name",
+    "contextvars.ContextVar().__eq__": "context_variable_compared",
     "weakref.WeakValueDictionary().setdefault": "a weak dictionary made inside loses the reference to itself",
     "builtins.staticmethod": "static_method_holds",
     "weakref.WeakSet().__and__": "a weak set made inside loses the reference to itself",

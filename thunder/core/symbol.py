@@ -231,10 +231,16 @@ class Symbol:
             if any(isinstance(x, NumberProxy) and not x.unbacked for x in leaves((args, kwargs))):
                 # a rule that cannot take a symbolic number takes its value
                 return self(*map_structure(settled, args), **map_structure(settled, kwargs))
-            if self.explain is None or (better := self.explain(self, args, kwargs, error)) is None:
+            if self.explain is None:
                 raise
-            raise better from None
-        return self.record(recorder, args, kwargs, out, subsymbols)
+            failure = error
+        else:
+            return self.record(recorder, args, kwargs, out, subsymbols)
+        better = self.explain(self, args, kwargs, failure)
+        try:  # outside of the handler: eager's error has no context
+            raise failure if better is None else better
+        finally:
+            del failure, better  # their tracebacks hold this frame
 
     def record(self, recorder: Recorder, args, kwargs, out, subsymbols: list[BoundSymbol] | None = None):
         """Writes the line `out = self(*args, **kwargs)` and returns `out`, with names given and requires_grad set.

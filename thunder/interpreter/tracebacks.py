@@ -68,7 +68,7 @@ def _evaluated(*given):
         next(evaluations)
     box: list = [given]
     evaluations.send(box)
-    _idle.append(evaluations)  # not where it has failed; another one is made where a finalizer or a thread comes in between
+    _idle.append(evaluations)  # not one that has failed; where a finalizer or a thread comes in between there is another
     return box[0]
 
 

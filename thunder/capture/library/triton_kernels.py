@@ -26,7 +26,7 @@ def launchers() -> dict[Callable, Callable]:
     found = []
     for module, name in (("jit", "JITFunction"), ("autotuner", "Autotuner"), ("autotuner", "Heuristics"), ("interpreter", "InterpretedFunction")):
         kind = getattr(sys.modules.get(f"triton.runtime.{module}"), name, None)  # None as well while a thread imports triton
-        found += [kind.run] if kind else []
+        found += [kind.run] if hasattr(kind, "run") else []  # before Triton 3.6 the one of its interpreter is made for each kernel
     return dict.fromkeys(found, _launch)
 
 
