@@ -245,7 +245,8 @@ class PrologueWriter:
     def _type_of(self, source: Source) -> type | None:
         if source.base is None:
             return type(self.capture.constants[source.key]) if source.step == "const" else None
-        return self.capture.observed.get((source, TYPE, None)) or (dict if source.step == "attr" and source.key in _DICTS else None)
+        stated = dict if source.step == "attr" and source.key in _DICTS else None
+        return self.capture.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
 
     def table(self, source: Source):
         """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a class."""

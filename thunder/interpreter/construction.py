@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 
 FUNCTION = types.FunctionType
@@ -80,10 +81,42 @@ def build_class(host, body, name, bases, keywords):
     cell = host.run_code(body.__code__, body.__globals__, namespace, body.__closure__)
     if resolved is not bases:
         namespace["__orig_bases__"] = bases
+    named = _named_by_python(host, metaclass, resolved, namespace)
+    for key in named:
+        namespace[key] = None
     made = host.call(metaclass, [name, resolved, namespace], keywords)
+    for key, value in named.items():
+        type.__setattr__(made, key, value)
+    for key, value in named.items():
+        _set_name(host, made, key, value)
     if type(cell) is types.CellType and isinstance(made, type):
         _check_class_cell(cell, made, name)
     return made
+
+
+def _named_by_python(host, metaclass, bases, namespace) -> dict:
+    """What has a `__set_name__` written in Python, which `type.__new__` would call natively: it is called afterwards.
+
+    Not where `__init_subclass__` follows, or where a metaclass of the program's sees the namespace.
+    """
+    if metaclass is not type or type(namespace) is not dict:
+        return {}
+    if any(host.lookup(base, "__init_subclass__") is not object.__dict__["__init_subclass__"] for base in bases):
+        return {}
+    return {key: value for key, value in namespace.items() if type(host.lookup(type(value), "__set_name__")) is FUNCTION}
+
+
+def _set_name(host, cls, key, value):
+    kind = type(value)
+    try:
+        host.call(host.lookup(kind, "__set_name__"), [value, cls, key], {})
+        return
+    except Exception as error:
+        text = f"Error calling __set_name__ on {kind.__name__!r} instance {key!r} in {cls.__name__!r}"
+        if sys.version_info < (3, 12):
+            raise RuntimeError(text) from error
+        error.add_note(text)
+        raise
 
 
 def _check_class_cell(cell, made, name):

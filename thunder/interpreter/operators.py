@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import types
+from typing import Any, cast
 
 from thunder.interpreter.attributes import call_special, in_python
 from thunder.interpreter.instructions import NULL, PLAIN
@@ -120,13 +121,14 @@ _CONTAINERS = (list, tuple, dict)
 
 def _by_items(host, symbol, a, b) -> bool:
     """Whether two lists, tuples or dicts hold something that compares in Python, or other containers."""
-    base = next((c for c in _CONTAINERS if isinstance(a, c) and isinstance(b, c)), None)
+    base = cast(Any, next((c for c in _CONTAINERS if isinstance(a, c) and isinstance(b, c)), None))
     if base is None or base is dict and symbol not in ("==", "!="):
         return False
     name = COMPARE_METHOD[symbol]
     if host.lookup(type(a), name) is not getattr(base, name) or host.lookup(type(b), name) is not getattr(base, name):
         return False
-    inside = set(map(type, (*base.values(a), *base.values(b)) if base is dict else (*base.__iter__(a), *base.__iter__(b)))) - PLAIN
+    items: Any = dict.values if base is dict else base.__iter__
+    inside = set(map(type, (*items(a), *items(b)))) - PLAIN
     return any(issubclass(t, _CONTAINERS) or in_python(host.lookup(t, "__eq__")) or in_python(host.lookup(t, name)) for t in inside)
 
 
@@ -135,7 +137,7 @@ def compare_items(host, symbol, a, b):
     if isinstance(a, dict):
         equal = len(a) == len(b) and all(_equal(host, x, dict.get(b, k, NULL)) for k, x in dict.items(a))
         return equal is (symbol == "==")
-    base = list if isinstance(a, list) else tuple
+    base = cast(Any, list if isinstance(a, list) else tuple)
     n, m = base.__len__(a), base.__len__(b)
     if n != m and symbol in ("==", "!="):
         return symbol == "!="

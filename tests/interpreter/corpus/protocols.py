@@ -535,3 +535,30 @@ def static_methods_are_called():
         h = f(3)
 
     return f(1), A.g(2), A().g(3), A.h
+
+
+@program()
+def set_name_of_class_attributes():
+    log = []
+
+    class Named:
+        def __set_name__(self, owner, name):
+            log.append((owner.__name__, name, owner.__dict__[name] is self, sorted(n for n in vars(owner) if not n.startswith("_"))))
+            if name == "bad":
+                raise ValueError(name)
+
+    class A:
+        x = Named()
+        k = 1
+        y = Named()
+        __slots__ = ("z",)
+
+    def failing():
+        class B:
+            bad = Named()
+
+    try:
+        failing()
+    except Exception as error:
+        log.append((type(error).__name__, str(error), type(error.__cause__).__name__, getattr(error, "__notes__", None)))
+    return log, list(vars(A))[:6]
