@@ -12,10 +12,7 @@ from thunder.interpreter import ProtocolHost
 
 SEEDS = range(40)
 OPEN = {
-    2: "comparison_of_lists_of_objects",
     10: "set_name_then_an_error",
-    24: "length_of_a_class_that_nobody_asked_for",
-    20: "set_name_then_an_error",
     30: "cached_function_and_a_list",
 }
 OPEN_IN_THE_INTERPRETER: dict[int, str] = {}

@@ -15,11 +15,9 @@ from tests.properties.run import smaller
 
 NAMES = [n for n in library.names() if n not in library.LEFT_OUT and zlib.crc32(n.encode()) % 45 == 0]  # on every version the same
 OPEN = {
-    "array.array().byteswap": "bytearray_appended: native code writes to outside objects at capture",
     "contextvars.ContextVar().__eq__": "context_variable_compared",
-    "weakref.WeakValueDictionary().setdefault": "a weak dictionary made inside loses the reference to itself",
-    "builtins.staticmethod": "static_method_holds",
-    "weakref.WeakSet().__and__": "a weak set made inside loses the reference to itself",
+    "functools.partial": "an object of a C type that holds others is built again without what it holds",
+    "functools.singledispatch": "a function with attributes that hold functions is built again in another way",
 }
 
 
