@@ -5,9 +5,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
-import inspect
 import operator
-import os
 import types
 import warnings
 import weakref
@@ -17,12 +15,12 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import containers, objects, opaque_values
-from thunder.capture.ask import FILLED, KEYS, PRESENT
+from thunder.capture import containers, opaque_values
+from thunder.capture.ask import KEYS, PRESENT
 from thunder.capture.expose import as_text, expose
-from thunder.capture.identities import id_of, told_apart
+from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
-from thunder.capture.library import autograd_function, backward, leaves, torch_func
+from thunder.capture.library import backward, leaves, torch_func
 from thunder.capture.native import (
     CALLABLE_FIRST,
     CONTAINERS,
@@ -35,19 +33,14 @@ from thunder.capture.native import (
 )  # fmt: skip
 from thunder.capture.sources import MISSING
 from thunder.capture.strides import LAYOUT_QUESTIONS, answer
-from thunder.compat.names import AROUND_DYNAMO, ASSOCIATIVE_SCAN, FUNCTORCH
-from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, concrete, converted, extreme, map_structure, settled
+from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
 from thunder.core.symbol import Symbol
-from thunder.core.unbacked import assume
 from thunder.errors import SharpEdgeError, SharpEdgeWarning
-from thunder.extend.debugging import breakpoint_line
-from thunder.interpreter import Host, attributes, construction
+from thunder.interpreter import Host, construction
 from thunder.interpreter.attributes import type_attribute
-from thunder.interpreter.builtin_calls import FRAME_CALLS
-from thunder.interpreter.protocols import PROTOCOL_CALLS
-from thunder.ops import inplace_of, lookup, random
-from thunder.ops.methods import as_number, call_torch
-from thunder.ops.opaque_values import CONSTRUCTORS
+from thunder.ops import inplace_of, lookup
+from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 from thunder.options import SHARP_EDGES_OPTIONS
 
@@ -262,11 +255,11 @@ def call(c, f, args, kwargs):
         if (handler := HANDLERS.get(id(wrapper))) is not None:
             return handler(c, wrapper, [f.__self__, *args], kwargs)
     if t in IDENTITY_CALLS:
-        return (_reduced if f.__name__ == "__reduce_ex__" else _call_builtin)(c, f, args, kwargs)
+        return (reduced if f.__name__ == "__reduce_ex__" else call_builtin)(c, f, args, kwargs)
     special = _BY_TYPE.get(t)
     if special is not None:
         return special(c, f, args, kwargs)
-    return _construct(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
+    return construct_object(c, f, args, kwargs) if isinstance(f, type) else _call_object(c, f, t, args, kwargs)
 
 
 def _call_object(c, f, t: type, args, kwargs):
@@ -367,7 +360,7 @@ def _call_function(c, f, args, kwargs):
         return record(c, f, args, kwargs)
     module = f.__globals__.get("__name__")
     if native_module(module) and id(f) not in c.fresh and not module.startswith(FUNCTORCH):
-        named = _BY_NAME.get((module, f.__name__))
+        named = BY_NAME.get((module, f.__name__))
         if named is not None:
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
@@ -413,7 +406,7 @@ def _class_method(cls: type, name: str):
     return next((vars(base)[name] for base in cls.__mro__ if type(vars(base).get(name)) is types.ClassMethodDescriptorType), None)
 
 
-def _reduced(c, f, args, kwargs):
+def reduced(c, f, args, kwargs):
     """What copy makes a copy of: the attributes of an outside object as the program sees them."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
@@ -456,7 +449,7 @@ def _note_factory(c, f, operands) -> None:
                 c.load_attr(o, "default_factory")
 
 
-def _call_builtin(c, f, args, kwargs):
+def call_builtin(c, f, args, kwargs):
     if lookup(f) is not None or inplace_of(f) is not None:
         return record(c, f, args, kwargs)
     s = getattr(f, "__self__", None)
@@ -614,7 +607,7 @@ def _looks_inside(f) -> bool:
         return True
 
 
-def _construct(c, cls, args, kwargs):
+def construct_object(c, cls, args, kwargs):
     if lookup(cls) is not None:
         return record(c, cls, args, kwargs)
     if cls in ITERATING:
@@ -645,13 +638,7 @@ def pairs(c, a) -> list:
     return [(k, c.getitem(a, k)) for k in c.steps(c.call(c.load_attr(a, "keys"), [], {}))]
 
 
-# ---------------------------------------------------------------------------------------------------------------- handlers
-
-
-def _type(c, f, args, kwargs):
-    if len(args) != 1 or kwargs:
-        return _construct(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
-    return type_of(c, args[0])
+# ---------------------------------------------------------------- text and types
 
 
 def type_of(c, a) -> type:
@@ -659,161 +646,6 @@ def type_of(c, a) -> type:
     if type(a) is TensorProxy:
         return kind_of(c, a)
     return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
-
-
-def _number(c, f, args, kwargs):
-    """int and float."""
-    if len(args) == 1 and isinstance(args[0], NumberProxy):
-        return converted(args[0], f)
-    if len(args) == 1 and type(args[0]) is TensorProxy:
-        c.synchronize()
-        return as_number(args[0], f)
-    return PROTOCOL_CALLS[id(f)](c, f, args, kwargs)
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def _module_call(c, f, args, kwargs):
-    """nn.Module.__call__: without hooks it goes straight to forward."""
-    m = args[0]
-    d = m.__dict__
-    has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
-    has_global = compat.global_forward_hooks or compat.global_forward_pre_hooks or compat.global_backward_hooks or compat.global_backward_pre_hooks
-    if d.get("_compiled_call_impl") is not None:
-        c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
-    if has_hooks or has_global:
-        if d["_backward_hooks"] or d["_backward_pre_hooks"] or compat.global_backward_hooks or compat.global_backward_pre_hooks:
-            c.refuse("a module with full backward hooks is called", "remove the hooks, or register hooks on the compiled module's outputs")
-        _guard_hooks(c, m)
-        return c.enter(compat.call_module, args, kwargs)
-    _watch_hooks(c, m)
-    return c.call(c.load_attr(m, "forward"), args[1:], kwargs)
-
-
-def _watch_hooks(c, m) -> None:
-    """The hook dicts of a module without hooks are checked to stay empty."""
-    if id(m) not in c.sources or id(m) in c.seen_hooks:
-        return
-    found = [m.__dict__[n] for n in HOOKS]
-    if not c.seen_hooks:
-        found += [compat.global_forward_hooks, compat.global_forward_pre_hooks, compat.global_backward_hooks, compat.global_backward_pre_hooks]
-    c.seen_hooks.add(id(m))
-    for hooks in found:
-        c.ask(c.const(hooks, "hooks"), FILLED)
-
-
-def _guard_hooks(c, m) -> None:
-    """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay so."""
-    source = c.sources.get(id(m))
-    if source is None:
-        return
-    for n in HOOKS:
-        c.materialize(c.load_attr(m, n))
-
-
-def _checkpoint(c, f, args, kwargs):
-    """What is computed inside is marked: the backward computes it again instead of finding it saved."""
-    options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {"preserve_rng_state"}
-    if kwargs.get("use_reentrant"):
-        c.refuse("torch.utils.checkpoint with use_reentrant=True", "pass use_reentrant=False")
-    recorder, outer = c.recorder, c.recorder.context.checkpoint
-    recorder.context = recorder.context.replace(checkpoint=(*outer, object()))
-    try:
-        return c.call(args[0], args[1:], {k: v for k, v in kwargs.items() if k not in options})
-    finally:
-        recorder.context = recorder.context.replace(checkpoint=outer)
-
-
-def _leave_autocast(c, f, args, kwargs):
-    """`autocast.__exit__`: where no other one is around it, the casts that it kept are gone."""
-    result = call_native(c, f, args, kwargs)
-    if not compat.autocast_nesting():
-        c.recorder.casts.clear()
-    return result
-
-
-def _torch_compile(c, f, args, kwargs):
-    c.refuse("torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile")
-
-
-def _associative_scan(c, f, args, kwargs):
-    """torch's associative_scan by its definition: y[0] = x[0], y[i] = combine(y[i - 1], x[i])."""
-    names = ("combine_fn", "xs", "dim", "reverse", "combine_mode")
-    given = dict(zip(names, args)) | kwargs
-    leaves, spec = compat.tree_flatten(given["xs"])
-    dim, reverse = given["dim"], given.get("reverse", False)
-    slices = list(zip(*(record(c, torch.unbind, [x, dim], {}) for x in leaves)))
-    slices = slices[::-1] if reverse else slices
-    out = [slices[0]]
-    for x in slices[1:]:
-        previous = compat.tree_unflatten(list(out[-1]), spec)
-        combined = c.call(given["combine_fn"], [previous, compat.tree_unflatten(list(x), spec)], {})
-        out.append(tuple(compat.tree_leaves(combined)))
-    out = out[::-1] if reverse else out
-    stacked = [record(c, torch.stack, [list(column), dim], {}) for column in zip(*out)]
-    return compat.tree_unflatten(stacked, spec)
-
-
-# handlers of functions whose modules are imported only by programs that use them
-_BY_NAME = {
-    (ASSOCIATIVE_SCAN, "associative_scan"): _associative_scan,
-    **torch_func.BY_NAME,
-}
-
-
-def _is_compiling(c, f, args, kwargs):
-    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second reading, where that way can not be captured."""
-    c.asked_whether_compiling = True
-    return c.compiling
-
-
-def _constant(value):
-    return lambda c, f, args, kwargs: value
-
-
-def _extreme(c, f, args, kwargs):
-    """min and max of numbers some of which only the run tells."""
-    numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
-    if kwargs or not any(isinstance(n, NumberProxy) and n.unbacked for n in numbers) or not all(isinstance(n, (int, float, NumberProxy)) for n in numbers):
-        return _call_builtin(c, f, args, kwargs)
-    return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
-
-
-def _symbolic(c, f, args, kwargs):
-    """torch.sym_max and the like: what Python's functions do, without branching."""
-    if f is torch.sym_not:
-        return args[0].__sym_not__() if type(args[0]) is Condition else not args[0]
-    if f in (torch.sym_int, torch.sym_float):
-        return converted(args[0], int if f is torch.sym_int else float)
-    found = extreme("max" if f is torch.sym_max else "min", *args)
-    return converted(found, float) if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args) else found
-
-
-def _callable(c, f, args, kwargs):
-    return False if type(args[0]) is TensorProxy else callable(args[0])
-
-
-def _check_is_size(c, f, args, kwargs):
-    """torch._check_is_size: of a number that only the run tells; others are checked by PyTorch's own function."""
-    (n, *rest), most = args, kwargs.get("max")
-    if not (isinstance(n, NumberProxy) and n.unbacked):
-        return c.enter(f, args, kwargs)
-    for condition in (n >= 0, True if most is None else n <= most):
-        _checks(c, compat.check, [condition, *rest], {k: v for k, v in kwargs.items() if k == "message"})
-
-
-def _checks(c, f, args, kwargs):
-    """torch._assert and torch._check: a condition on tensors cannot be asked, one on numbers that only the run tells is checked when the program runs."""
-    condition, *rest = args
-    if type(condition) is Condition:
-        message = rest[0] if rest else kwargs.get("message")
-        assume(condition, str(message if isinstance(message, str) else f"Expected {condition.text()}" if message is None else c.call(message, [], {})))
-        return None
-    if type(condition) is TensorProxy:
-        c.sharp("an assertion on a tensor's value is not checked in the compiled program")
-        return None
-    return c.enter(f, args, kwargs)
 
 
 def _note_text(c, values: tuple) -> None:
@@ -833,75 +665,8 @@ def formatted_text(c, text: str, values):
     return text % values
 
 
-def _print(c, f, args, kwargs):
-    c.sharp("print() runs while the program is captured and not again")
-    return print(*args, **kwargs)
-
-
-HANDLERS: dict[int, object] = {}
-_APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C
-
-
-def _install() -> None:
-    HANDLERS.update(FRAME_CALLS)
-    HANDLERS.update(PROTOCOL_CALLS)
-    M = torch.nn.Module
-    table = {
-        type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,
-        breakpoint: lambda c, f, a, k: breakpoint_line(),
-        M.__call__: _module_call,
-        M.__getattr__: lambda c, f, a, k: objects.of_torch_module(c, *a),
-        M.__setattr__: _module_setattr,
-        object.__reduce_ex__: _reduced,
-        torch.utils.checkpoint.checkpoint: _checkpoint,
-        torch.compile: _torch_compile,
-        torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
-        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
-        getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
-        torch.compiler.is_compiling: _is_compiling,
-        torch.compiler.is_dynamo_compiling: _constant(False),
-        torch.overrides.has_torch_function: _constant(False),
-        torch.overrides.has_torch_function_unary: _constant(False),
-        torch.overrides.has_torch_function_variadic: _constant(False),
-        torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
-        torch.Tensor.backward: backward.call_backward,
-        torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k), torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
-        os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
-        torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
-        min: _extreme, max: _extreme,
-        torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
-        torch.autograd.profiler.record_function.__exit__: _constant(None),
-        **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
-        **dict.fromkeys(CONSTRUCTORS, record),
-        **compat.existing({
-            "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None), "log_api_usage_once": _constant(None),
-            "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients, "run_engine": backward.run_engine,
-            "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
-        }),
-        **torch_func.HANDLERS,
-    }  # fmt: skip
-    HANDLERS.update({id(f): h for f, h in table.items()})
-    KEEP.extend(table)
-
-
-KEEP: list = []
-
-
-def _module_setattr(c, f, args, kwargs):
-    """nn.Module.__setattr__ of an outside module: the name may be a parameter, a buffer or a child."""
-    m, n, v = args
-    if id(m) in c.sources:
-        parameters = m.__dict__.get("_parameters", {})
-        if n in parameters and v is not None and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter) and not isinstance(v, torch.nn.Parameter):
-            raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
-    attributes.set_attribute(c, m, n, v)
-
-
-def _type_name(v) -> str:
-    return "torch.FloatTensor" if type(v) is TensorProxy else type(v).__name__
-
-
-_install()
+HANDLERS: dict[int, object] = {}  # by the id of a function: see `handlers.py`
+BY_NAME: dict[tuple, object] = {}  # of functions whose modules are imported only by programs that use them, by module and name
 
 
 # ---------------------------------------------------------------------------------------------------------------- sharp edges

@@ -18,7 +18,7 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture import calls, containers, items, objects, operators, tensors, values
+from thunder.capture import calls, containers, handlers, items, objects, operators, tensors, values
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
@@ -39,6 +39,8 @@ from thunder.ops.torch_types import from_tensor_dtype
 from thunder.options import CACHE_OPTIONS, JitOptions
 
 __all__ = ["Capture"]
+
+handlers.install()
 
 _RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
 

@@ -7,7 +7,6 @@ checked in one pass over (table, key, expected) rows; the rest in the order in w
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import re
@@ -21,7 +20,8 @@ import torch
 from thunder import compat
 from thunder.capture import ask
 from thunder.capture.ask import FILLED, HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, same_value, say, was_is
-from thunder.capture.native import CONTAINERS, PRIMITIVE
+from thunder.capture.checks import Apart, Rows, Tensors, get
+from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, Source, called, cell, find, item
 from thunder.core.codegen import Printer, Text, compile_source
 from thunder.core.symbol import BoundSymbol, Names, Symbol
@@ -55,29 +55,6 @@ def _literal(v) -> bool:
     return type(v) in (int, str, bool, type(None), bytes) or (type(v) is float and v == v and abs(v) != float("inf"))
 
 
-def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str | None:
-    """The first tensor that is not what it was, and how it differs."""
-    for (path, was), value in zip(expected, values, strict=True):
-        if not isinstance(value, torch.Tensor):
-            return f"{path} was a tensor, is {say(value)}"
-        if type(value) is not was["type"]:
-            return f"{path} was a {was['type'].__name__}, is a {type(value).__name__}"
-        if len(value.shape) != len(was["shape"]):
-            return f"{path} had {len(was['shape'])} dimensions, has {len(value.shape)}"
-        for i, (a, b) in enumerate(zip(was["shape"], value.shape, strict=True)):
-            if a is not None and a != b:
-                return f"{path}.shape[{i}] was {a}, is {b}"
-        for name in ("dtype", "device", "requires_grad"):
-            if getattr(value, name) != was[name]:
-                return f"{path}.{name} was {was[name]}, is {getattr(value, name)}"
-        for name in ("is_conj", "is_neg", "is_inference"):
-            if getattr(value, name)() != was[name]:
-                return f"{path}.{name}() was {was[name]}, is {not was[name]}"
-        if value.layout is not was["layout"]:
-            return f"{path}.layout was {was['layout']}, is {value.layout}"
-    return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
-
-
 def written(
     name: str, signature: str, lines: list[BoundSymbol], result: str | tuple[Text, ...], names: Names, objects: dict
 ) -> tuple[Trace, Callable]:
@@ -90,56 +67,6 @@ def written(
     source = "\n".join([f"def {name}({signature}):", *body, f"  return {result}"])
     trace._callable = compile_source(source, name, objects)
     return trace, trace._callable
-
-
-class Rows:
-    """Facts that are checked in one pass, each (container, key, expected, source). Called after a miss: the reason in words.
-
-    Another object of the same type and value is no reason, for what has a value; then the answer is None.
-    """
-
-    def __init__(self, rows: list[tuple], get: Callable, parameters: tuple[str, ...]):
-        self.containers, self.keys, self.expected, self.sources = zip(*rows, strict=True)
-        self.get, self.parameters = get, parameters
-
-    def __call__(self) -> str | None:
-        return self._first(self.containers)
-
-    def of(self, table: dict) -> str | None:
-        """The same where all rows are entries of one table that is known only now."""
-        return self._first(itertools.repeat(table))
-
-    def _first(self, containers) -> str | None:
-        for container, key, want, source in zip(containers, self.keys, self.expected, self.sources, strict=False):
-            now = self.get(container, key)
-            if now is not want and (type(want) not in PRIMITIVE or not same_value(now, want)):
-                return self.reason(source, want, now)
-        return None
-
-    def reason(self, source: Source, want, now) -> str:
-        path = source.describe(self.parameters)
-        if source.step == "attr" and source.key in _FUNCTION_PARTS:
-            return f"{_FUNCTION_PARTS[source.key]} of {source.base.describe(self.parameters)} changed"
-        if want is MISSING:
-            return f"{path} exists now"
-        if now is MISSING:
-            return f"{path} is gone"
-        return was_is(path, say(want), now) if type(want) in PRIMITIVE else f"{path} is another object than before"
-
-    def comments(self) -> list[str]:
-        """For reading: the names that are checked, by their owner."""
-        owners: dict[str, list] = {}
-        for source in self.sources:
-            owner, _, name = source.describe(self.parameters).rpartition(".")
-            owners.setdefault(owner, []).append(name)
-        return [f"# {owner}: {', '.join(dict.fromkeys(names))}" for owner, names in owners.items()]
-
-
-def _get(table, key):
-    return table.get(key, MISSING)
-
-
-_FUNCTION_PARTS = {"__code__": "the code", "__defaults__": "a default argument"}
 
 
 class PrologueWriter:
@@ -343,10 +270,10 @@ class PrologueWriter:
             else:
                 rest.append((source, question, operand, want))
         self._look_at(entries, absent)
-        self._pass("entries", "getitem", _get, entries)
+        self._pass("entries", "getitem", get, entries)
         self._pass("attributes", "getattr", lambda o, n: getattr(o, n, MISSING), attributes)
         if absent:
-            rows = Rows(absent, _get, capture.parameters)
+            rows = Rows(absent, get, capture.parameters)
             t, k = self.pin(rows.containers, "tables"), self.pin(rows.keys, "keys")
             condition = f"if True in map(contains, {t}, {k}) and (reason := {self.pin(rows, 'rows')}()): return reason"
             self.emit("check_absent", condition, comment=rows.comments)
@@ -429,7 +356,7 @@ class PrologueWriter:
             ((_, _, want, source),) = rows
             self._check_value(self.variable(source), self.describe(source), want)
             return
-        found = Rows(rows, _get, self.capture.parameters)
+        found = Rows(rows, get, self.capture.parameters)
         k, v, r = self.pin(found.keys, "keys"), self.pin(found.expected, "expected"), self.pin(found, "rows")
         self.emit(
             "check_entries", f"if not all(map(is_, map({table}.get, {k}), {v})) and (reason := {r}.of({table})): return reason", comment=found.comments
@@ -466,7 +393,7 @@ class PrologueWriter:
             tensors.append(tensor)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(tensors, list(capture.shapes.values()))
         inside = ", ".join(variables)
-        why = self.pin(_Tensors(expected, capture.parameters), "expected")
+        why = self.pin(Tensors(expected, capture.parameters), "expected")
         self.miss("tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := {why}(({inside},)))", "reason")
 
     def _apart(self) -> None:
@@ -504,43 +431,6 @@ class PrologueWriter:
             if len(variables) > 1:
                 ids = ", ".join(f"id({v})" for v in variables)
                 self.miss("distinct", f"len({{{ids}}}) != {len(variables)}", f"{f'two {what} became one object'!r}")
-
-
-class _Tensors:
-    """After a miss: which tensor is not what it was, and how it differs."""
-
-    def __init__(self, expected: list[tuple[Source, dict]], parameters: tuple[str, ...]):
-        self.expected, self.parameters = expected, parameters
-
-    def __call__(self, values: tuple) -> str | None:
-        return describe_tensor_miss([(source.describe(self.parameters), was) for source, was in self.expected], values)
-
-
-class Apart:
-    """Whether tensors that are written to have memory of their own. Those of modules, which stay where they are, are looked at again when one has moved."""
-
-    __slots__ = ("places", "fixed", "fine")
-
-    def __init__(self):
-        self.places, self.fixed, self.fine = None, frozenset(), True
-
-    def __call__(self, written_fixed: tuple, written: tuple, fixed: tuple, others: tuple) -> bool:
-        places = [*map(torch.Tensor.data_ptr, written_fixed), None, *map(torch.Tensor.data_ptr, fixed)]
-        if places != self.places:
-            own = [t.untyped_storage().data_ptr() for t in written_fixed if t.numel()]
-            self.fixed = frozenset(own)
-            self.fine = len(self.fixed) == len(own) and self.fixed.isdisjoint(t.untyped_storage().data_ptr() for t in fixed)
-            self.places = places
-        if not self.fine:
-            return False
-        if not written and not others:
-            return True
-        own = [t.untyped_storage().data_ptr() for t in written if t.numel()]
-        apart = {*own}
-        if len(apart) != len(own) or not apart.isdisjoint(self.fixed):
-            return False
-        rest = {t.untyped_storage().data_ptr() for t in others}
-        return rest.isdisjoint(self.fixed) and (not apart or rest.isdisjoint(apart) and apart.isdisjoint(t.untyped_storage().data_ptr() for t in fixed))
 
 
 def takes_keywords(fn) -> bool:

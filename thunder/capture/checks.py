@@ -1,0 +1,124 @@
+"""What a prologue calls to check many facts at once, and to say after a miss which one it was."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+
+from thunder.capture.ask import same_value, say, was_is
+from thunder.capture.native import PRIMITIVE
+from thunder.capture.sources import MISSING, Source
+
+__all__ = ["Rows", "get", "Tensors", "Apart"]
+
+
+class Rows:
+    """Facts that are checked in one pass, each (container, key, expected, source). Called after a miss: the reason in words.
+
+    Another object of the same type and value is no reason, for what has a value; then the answer is None.
+    """
+
+    def __init__(self, rows: list[tuple], get: Callable, parameters: tuple[str, ...]):
+        self.containers, self.keys, self.expected, self.sources = zip(*rows, strict=True)
+        self.get, self.parameters = get, parameters
+
+    def __call__(self) -> str | None:
+        return self._first(self.containers)
+
+    def of(self, table: dict) -> str | None:
+        """The same where all rows are entries of one table that is known only now."""
+        return self._first(itertools.repeat(table))
+
+    def _first(self, containers) -> str | None:
+        for container, key, want, source in zip(containers, self.keys, self.expected, self.sources, strict=False):
+            now = self.get(container, key)
+            if now is not want and (type(want) not in PRIMITIVE or not same_value(now, want)):
+                return self.reason(source, want, now)
+        return None
+
+    def reason(self, source: Source, want, now) -> str:
+        path = source.describe(self.parameters)
+        if source.step == "attr" and source.key in _FUNCTION_PARTS:
+            return f"{_FUNCTION_PARTS[source.key]} of {source.base.describe(self.parameters)} changed"
+        if want is MISSING:
+            return f"{path} exists now"
+        if now is MISSING:
+            return f"{path} is gone"
+        return was_is(path, say(want), now) if type(want) in PRIMITIVE else f"{path} is another object than before"
+
+    def comments(self) -> list[str]:
+        """For reading: the names that are checked, by their owner."""
+        owners: dict[str, list] = {}
+        for source in self.sources:
+            owner, _, name = source.describe(self.parameters).rpartition(".")
+            owners.setdefault(owner, []).append(name)
+        return [f"# {owner}: {', '.join(dict.fromkeys(names))}" for owner, names in owners.items()]
+
+
+def get(table, key):
+    return table.get(key, MISSING)
+
+
+_FUNCTION_PARTS = {"__code__": "the code", "__defaults__": "a default argument"}
+
+
+class Tensors:
+    """After a miss: which tensor is not what it was, and how it differs."""
+
+    def __init__(self, expected: list[tuple[Source, dict]], parameters: tuple[str, ...]):
+        self.expected, self.parameters = expected, parameters
+
+    def __call__(self, values: tuple) -> str | None:
+        return describe_tensor_miss([(source.describe(self.parameters), was) for source, was in self.expected], values)
+
+
+def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str | None:
+    """The first tensor that is not what it was, and how it differs."""
+    for (path, was), value in zip(expected, values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            return f"{path} was a tensor, is {say(value)}"
+        if type(value) is not was["type"]:
+            return f"{path} was a {was['type'].__name__}, is a {type(value).__name__}"
+        if len(value.shape) != len(was["shape"]):
+            return f"{path} had {len(was['shape'])} dimensions, has {len(value.shape)}"
+        for i, (a, b) in enumerate(zip(was["shape"], value.shape, strict=True)):
+            if a is not None and a != b:
+                return f"{path}.shape[{i}] was {a}, is {b}"
+        for name in ("dtype", "device", "requires_grad"):
+            if getattr(value, name) != was[name]:
+                return f"{path}.{name} was {was[name]}, is {getattr(value, name)}"
+        for name in ("is_conj", "is_neg", "is_inference"):
+            if getattr(value, name)() != was[name]:
+                return f"{path}.{name}() was {was[name]}, is {not was[name]}"
+        if value.layout is not was["layout"]:
+            return f"{path}.layout was {was['layout']}, is {value.layout}"
+    return None  # the batched check wants tensors to be distinct; one tensor in two places is fine
+
+
+class Apart:
+    """Whether tensors that are written to have memory of their own. Those of modules, which stay where they are, are looked at again when one has moved."""
+
+    __slots__ = ("places", "fixed", "fine")
+
+    def __init__(self):
+        self.places, self.fixed, self.fine = None, frozenset(), True
+
+    def __call__(self, written_fixed: tuple, written: tuple, fixed: tuple, others: tuple) -> bool:
+        places = [*map(torch.Tensor.data_ptr, written_fixed), None, *map(torch.Tensor.data_ptr, fixed)]
+        if places != self.places:
+            own = [t.untyped_storage().data_ptr() for t in written_fixed if t.numel()]
+            self.fixed = frozenset(own)
+            self.fine = len(self.fixed) == len(own) and self.fixed.isdisjoint(t.untyped_storage().data_ptr() for t in fixed)
+            self.places = places
+        if not self.fine:
+            return False
+        if not written and not others:
+            return True
+        own = [t.untyped_storage().data_ptr() for t in written if t.numel()]
+        apart = {*own}
+        if len(apart) != len(own) or not apart.isdisjoint(self.fixed):
+            return False
+        rest = {t.untyped_storage().data_ptr() for t in others}
+        return rest.isdisjoint(self.fixed) and (not apart or rest.isdisjoint(apart) and apart.isdisjoint(t.untyped_storage().data_ptr() for t in fixed))
