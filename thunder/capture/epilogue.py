@@ -218,12 +218,28 @@ class EpilogueWriter:
         return name
 
     def _object(self, value, t: type) -> str:
+        maker = next(c for c in t.__mro__ if "__new__" in c.__dict__)
+        if maker.__flags__ & _HEAP_TYPE and type(maker.__new__) is types.BuiltinFunctionType:
+            return self._reduced(value, t)
         builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)  # the user's own __new__ and __init__ ran while the program was captured
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
         self._attributes(value, name)
         if given:
             self.lines.append(f"{name}.args = {self.build(value.args)}")
+        return name
+
+    def _reduced(self, value, t: type) -> str:
+        """An object of a class made in C, which no other class can make: made again as a copy is."""
+        try:
+            make, args, state, *_ = (*value.__reduce_ex__(2), None, None)[:3]
+        except TypeError as error:
+            self.c.refuse(f"a {t.__name__} leaves the compiled function: {error}", "return what it was made of")
+        name = self._variable(value, f"{self.pin(make)}(*{self.build(args)})")
+        if state is not None and hasattr(t, "__setstate__"):
+            self.lines.append(f"{name}.__setstate__({self.build(state)})")
+        elif state is not None:
+            self._attributes(value, name)
         return name
 
     def _attributes(self, value, name: str) -> None:
