@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from thunder.capture.calls import NOT_OPERATIONS
+from thunder.capture.operations import NOT_OPERATIONS
 from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, type_string
 from thunder.core.symbol import BoundSymbol, Symbol
 from thunder.core.trace import Trace

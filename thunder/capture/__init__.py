@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture.calls import RecordingMode
 from thunder.capture.epilogue import EpilogueWriter
 from thunder.capture.host import Capture
 from thunder.capture.library.functional import Transformed
 from thunder.capture.numbers import held_numbers, read_numbers
+from thunder.capture.operations import RecordingMode
 from thunder.capture.prologue import PrologueWriter
 from thunder.capture.sources import Source
 from thunder.capture.tensors import write_back

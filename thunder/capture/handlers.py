@@ -12,9 +12,10 @@ import torch.utils.checkpoint
 from thunder import compat
 from thunder.capture import objects
 from thunder.capture.ask import FILLED
-from thunder.capture.calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, kind_of, record, reduced, type_of
 from thunder.capture.identities import id_of
 from thunder.capture.library import autograd_function, backward, torch_func
+from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
+from thunder.capture.operations import kind_of, record, type_of
 from thunder.compat.names import ASSOCIATIVE_SCAN
 from thunder.core.proxies import Condition, NumberProxy, TensorProxy, converted, extreme
 from thunder.core.unbacked import assume

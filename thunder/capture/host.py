@@ -18,7 +18,7 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture import calls, containers, handlers, items, objects, operators, tensors, values
+from thunder.capture import calls, containers, handlers, items, native_calls, objects, operations, operators, tensors, values
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
@@ -191,7 +191,7 @@ class Capture(ProtocolHost):
     # ------------------------------------------------------------------------------------------------ objects
 
     lookup, class_value, own, native_get = objects.lookup, objects.class_value, objects.own, objects.native_get
-    missing, fallback, load_attr, tensor_attribute = objects.missing, objects.fallback, objects.load_attr, calls.tensor_attribute
+    missing, fallback, load_attr, tensor_attribute = objects.missing, objects.fallback, objects.load_attr, operations.tensor_attribute
     store_attr, own_store, native_set = objects.store_attr, objects.own_store, objects.native_set
     delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
     load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
@@ -322,13 +322,13 @@ class Capture(ProtocolHost):
 
     def operation(self, name: str, *operands):
         """A special method of a tensor."""
-        return calls.operation(self, name, operands)
+        return operations.operation(self, name, operands)
 
     def call(self, f, args, kwargs):
         return calls.call(self, f, args, kwargs)
 
     def call_native(self, f, args, kwargs):
-        return calls.call_native(self, f, args, kwargs)
+        return native_calls.call_native(self, f, args, kwargs)
 
     def restore_context(self) -> None:
         """Context variables that the program leaves set are as they were: the epilogue sets them."""
@@ -364,7 +364,7 @@ class Capture(ProtocolHost):
 
     def sharp(self, what: str) -> None:
         """Something that a compiled program cannot repeat: listed, warned about, or an error, by option."""
-        calls.sharp_edge(self, what)
+        operations.sharp_edge(self, what)
 
     # ------------------------------------------------------------------------------------------------ for the prologue
 

@@ -9,6 +9,7 @@ import torch
 
 from thunder import compat
 from thunder.capture.ask import KIND, SAME
+from thunder.capture.methods import TensorMethod
 from thunder.capture.sources import Source
 from thunder.core.proxies import AnyProxy
 from thunder.ops import opaque
@@ -74,8 +75,6 @@ def apply(c, function: Callable, args, kwargs):
 
 def attribute(c, p: AnyProxy, n: str):
     """`p.n`, as user code sees it: metadata, a method, or what PyTorch computes."""
-    from thunder.capture.calls import TensorMethod
-
     if not isinstance(p.example, torch.Tensor):
         raise AttributeError(n)
     with compat.without_function_modes():

@@ -13,7 +13,7 @@ import types
 import numpy
 import torch
 
-from thunder.capture import calls, containers, items, opaque_values
+from thunder.capture import containers, items, native_calls, opaque_values, operations
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import Id, real_id, told_apart
 from thunder.capture.library import distributions
@@ -44,20 +44,20 @@ def binary(c, symbol, a, b):
 def native_binary(c, symbol, a, b):
     ta, tb = type(a), type(b)
     if ta is str and symbol == "%":
-        return calls.formatted_text(c, a, b)
+        return operations.formatted_text(c, a, b)
     if ta is AnyProxy or tb is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], calls.all_lifted(c, (a, b)), {})
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if ta is TensorProxy or tb is TensorProxy or isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         c.synchronize()
         return ARITHMETIC[symbol](_operand(c, a), _operand(c, b))
     if symbol in ("+", "+=") and isinstance(a, tuple) and isinstance(b, tuple) and {ta, tb} & {torch.Size, Size}:
-        return calls.size((*a, *b))
+        return operations.size((*a, *b))
     return ProtocolHost.native_binary(c, symbol, a, b)
 
 
 def _operand(c, v):
     """What is beside a tensor, where PyTorch takes a bool of numpy's for a float."""
-    return float(v) if isinstance(v, numpy.bool_) else calls.lifted(c, v)
+    return float(v) if isinstance(v, numpy.bool_) else operations.lifted(c, v)
 
 
 def unary(c, symbol, a):
@@ -86,7 +86,7 @@ def compare(c, symbol, a, b):
 
 def native_compare(c, symbol, a, b):
     if type(a) is AnyProxy or type(b) is AnyProxy:
-        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], calls.all_lifted(c, (a, b)), {})
+        return opaque_values.apply(c, opaque_values.OPERATORS[symbol], operations.all_lifted(c, (a, b)), {})
     if type(a) is TensorProxy or type(b) is TensorProxy:
         c.synchronize()
         return COMPARISONS[symbol](_operand(c, a), _operand(c, b))
@@ -103,7 +103,7 @@ def native_index(c, value):
 
 
 def type_name(c, value) -> str:
-    return calls.type_of(c, value).__name__
+    return operations.type_of(c, value).__name__
 
 
 def converted(c, function, kind, name, result, *more):
@@ -133,7 +133,7 @@ def native_delitem(c, o, k):
 
 def native_next(c, iterator):
     if id(iterator) in c.outside_iterators:
-        c.sharp(calls.ADVANCED)
+        c.sharp(native_calls.ADVANCED)
     return builtins.next(iterator)
 
 
@@ -172,13 +172,13 @@ def unpack(c, value, before, after=None):
 
 def native_text(c, function, value, *spec):
     if type(value) is TensorProxy:
-        return calls.text_of(c, value)
-    return calls.call_native(c, function, [as_text(c, value), *spec], {})
+        return operations.text_of(c, value)
+    return native_calls.call_native(c, function, [as_text(c, value), *spec], {})
 
 
 def native_isinstance(c, o, cls):
     if type(o) is TensorProxy:
-        return issubclass(calls.kind_of(c, o), cls) or (o in c.real and isinstance(c.real[o][0], cls))
+        return issubclass(operations.kind_of(c, o), cls) or (o in c.real and isinstance(c.real[o][0], cls))
     if isinstance(o, NumberProxy):
         return issubclass(o.python_type, cls)
     if type(o) is Condition:

@@ -161,7 +161,7 @@ def handlers() -> dict[Callable, Callable]:
 
 def _values(c, value):
     """An argument as the operations take it; a process group of the user's is guarded by identity."""
-    from thunder.capture.calls import lifted
+    from thunder.capture.operations import lifted
 
     def guarded(x):
         if isinstance(x, dist.ProcessGroup | dist.device_mesh.DeviceMesh) and id(x) in c.sources:

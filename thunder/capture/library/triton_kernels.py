@@ -64,7 +64,7 @@ def _unwrapped(kernel) -> tuple[Callable, list]:
 
 def _plain(c, value):
     """Arguments as a kernel takes them: containers read, numbers that are symbolic fixed."""
-    from thunder.capture.calls import lifted
+    from thunder.capture.operations import lifted
 
     return map_structure(lambda x: x.concrete() if isinstance(x, NumberProxy) else x, lifted(c, value))
 

@@ -1,0 +1,240 @@
+"""Operations: what user code sees of a tensor, and calls of torch functions, which are recorded."""
+
+from __future__ import annotations
+
+import types
+import warnings
+
+import numpy
+import torch
+import torch.utils.checkpoint
+
+from thunder import compat
+from thunder.capture import opaque_values
+from thunder.capture.ask import PRESENT
+from thunder.capture.expose import as_text, expose
+from thunder.capture.library import backward, leaves
+from thunder.capture.methods import TensorMethod
+from thunder.capture.native import (
+    CONTAINERS,
+)  # fmt: skip
+from thunder.capture.strides import LAYOUT_QUESTIONS, answer
+from thunder.core.proxies import METHODS, AnyProxy, Condition, NumberProxy, Size, TensorProxy, map_structure
+from thunder.errors import SharpEdgeError, SharpEdgeWarning
+from thunder.ops import lookup
+from thunder.ops.methods import call_torch
+from thunder.ops.torch_types import to_torch_device, to_torch_dtype
+from thunder.options import SHARP_EDGES_OPTIONS
+
+__all__ = [
+    "RecordingMode", "tensor_attribute", "call_method", "all_lifted", "lifted", "operation", "record", "NOT_OPERATIONS",
+    "OVERRIDABLE", "size", "kind_of", "type_of", "text_of", "formatted_text", "note_text", "sharp_edge",
+]  # fmt: skip
+
+OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
+
+
+class RecordingMode(torch.overrides.TorchFunctionMode):
+    """Records every torch call, wherever it is made: code that runs natively never loses an operation."""
+
+    def __init__(self, capture):
+        super().__init__()
+        self.capture = capture
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.capture.in_cached_call:
+            return func(*args, **kwargs or {})
+        return record(self.capture, func, args, kwargs or {})
+
+
+_CONVERTED = {"dtype": lambda p: to_torch_dtype(p.dtype), "device": lambda p: to_torch_device(p.device)}
+
+
+def _shape(p: TensorProxy):
+    return size(p.shape)
+
+
+def size(numbers) -> torch.Size | Size:
+    return (Size if any(isinstance(n, NumberProxy) for n in numbers) else torch.Size)(numbers)
+
+
+_STATED = {
+    "shape": lambda c, p: _shape(p), "name": lambda c, p: None,
+    "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
+}  # fmt: skip
+
+
+def tensor_attribute(c, p: TensorProxy, n: str):
+    """What user code sees of a tensor."""
+    if n in _STATED:
+        return _STATED[n](c, c.recorder.latest(p))
+    if n == "grad":
+        return backward.read_gradient(c, p)
+    real, source = c.real.get(p, (None, None))
+    if real is not None:
+        with compat.DisableTorchFunction():
+            if n in real.__dict__:
+                return c.read(real.__dict__[n], source.attr(n))
+            if n in ("is_leaf", "grad_fn"):
+                c.read(real.is_leaf, source.attr("is_leaf"))
+            if n in ("is_leaf", "grad_fn", "names"):
+                return getattr(real, n)
+    if n in METHODS or n == "size":
+        return TensorMethod(p, n)
+    attribute = getattr(torch.Tensor, n, None)
+    if attribute is not None and callable(attribute) and n not in METHODS.properties:
+        return TensorMethod(p, n)
+    if attribute is None:
+        if real is not None:
+            c.ask(source.find(n), PRESENT)
+        raise AttributeError(f"'{kind_of(c, p).__name__}' object has no attribute {n!r}")
+    c.synchronize()
+    value = getattr(p, n)
+    return value
+
+
+def kind_of(c, p: TensorProxy) -> type:
+    """The class that user code believes a proxy has."""
+    real = c.real.get(p)
+    return type(real[0]) if real is not None else torch.Tensor
+
+
+def call_method(c, method, args, kwargs):
+    p, n = method.proxy, method.name
+    if type(p) is AnyProxy:
+        return opaque_values.method(c, p, n, all_lifted(c, args), all_lifted(c, kwargs))
+    if n == "backward":
+        return backward.call_backward(c, torch.Tensor.backward, [p, *args], kwargs)
+    if n == "size":
+        shape = _shape(c.recorder.latest(p))
+        dim = args[0] if args else kwargs.get("dim")
+        return shape if dim is None else shape[dim]
+    function = METHODS.get(n)
+    if function is None or c.has_opaque_values or "requires_grad" in kwargs:
+        function = getattr(torch.Tensor, n)
+        return record(c, function, [p, *args], kwargs)
+    c.synchronize()
+    return function(lifted(c, p), *all_lifted(c, args), **all_lifted(c, kwargs))
+
+
+def all_lifted(c, values, *, typed: bool = False):
+    """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later. numpy's numbers become Python's, unless `typed`."""
+    t = type(values)
+    if t is dict:
+        return {k: lifted(c, v, typed=typed) for k, v in values.items()}
+    return [lifted(c, v, typed=typed) for v in values]
+
+
+def lifted(c, v, *, typed: bool = False):
+    t = type(v)
+    if t is TensorProxy and c.recorder.memory is not None and c.recorder.memory.formed:
+        return c.recorder.latest(v)  # in the shape that it has now
+    if t is TensorProxy or t is int or t is float or v is None or t is bool or t is str:
+        return v
+    if isinstance(v, torch.Tensor) or t is Condition:
+        return c.lift(v)
+    if t in CONTAINERS or t is tuple or t is slice:
+        expose(c, v)
+        return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
+    if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
+        c.refuse("a torch.Generator made inside the program is used: every call would go on where the last one stopped", "make it outside and pass it in")
+    return v.item() if isinstance(v, numpy.generic) and not typed else v
+
+
+def _lifted(c, v, typed: bool):
+    t = type(v)
+    if t is list:
+        return [_lifted(c, x, typed) for x in v]
+    if t is dict:
+        return {k: _lifted(c, x, typed) for k, x in v.items()}
+    if t is tuple:
+        return tuple(_lifted(c, x, typed) for x in v)
+    return v.item() if isinstance(v, numpy.generic) and not typed else map_structure(c.lift, v)
+
+
+_OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}  # make tensors of the type of what they are given
+
+
+def operation(c, name: str, operands):
+    """A special method of a tensor, by its name."""
+    c.synchronize()
+    return METHODS.call(name, *all_lifted(c, operands))
+
+
+def record(c, function, args, kwargs):
+    """A call of a torch function."""
+    if function in NOT_OPERATIONS:
+        return function(*args, **kwargs)
+    if function in LAYOUT_QUESTIONS:
+        return answer(c, function, args, kwargs)
+    c.synchronize()
+    if kwargs.get("requires_grad") is True and function is not torch.Tensor.requires_grad_:
+        return leaves.leaf(c, record(c, function, args, {k: v for k, v in kwargs.items() if k != "requires_grad"}))
+    typed = function in _OF_DATA
+    args, kwargs = all_lifted(c, args, typed=typed), all_lifted(c, kwargs, typed=typed)
+    if opaque_values.involved(c, (args, kwargs)):
+        return opaque_values.apply(c, function, args, kwargs)
+    if lookup(function) is not None:
+        return call_torch(function, tuple(args), kwargs)
+    getter = getattr(function, "__self__", None)
+    if getter is not None and getattr(function, "__name__", "") == "__get__" and args and type(args[0]) is TensorProxy:
+        return tensor_attribute(c, args[0], getter.__name__)
+    return opaque_values.note(c, call_torch(function, tuple(args), kwargs))
+
+
+def _named(names: str) -> set:
+    found = set()
+    for n in names.split():
+        f = getattr(compat.C, n, None) or getattr(torch, n, None)
+        if f is not None:
+            found.add(f)
+    return found
+
+
+# functions that torch-function modes see and that are no operations
+NOT_OPERATIONS = _named(
+    "_set_grad_enabled set_autocast_enabled set_autocast_dtype set_autocast_cache_enabled autocast_increment_nesting autocast_decrement_nesting clear_autocast_cache "
+    "is_autocast_enabled get_autocast_dtype is_autocast_cache_enabled get_default_dtype is_grad_enabled _is_torch_function_all_disabled device dtype Generator "
+    "get_default_device set_default_dtype promote_types finfo iinfo"
+) | {torch.Tensor.__repr__, torch.get_default_device}  # fmt: skip
+
+
+def type_of(c, a) -> type:
+    """The class that user code believes a value has."""
+    if type(a) is TensorProxy:
+        return kind_of(c, a)
+    return a.python_type if isinstance(a, NumberProxy) else {Condition: bool, Size: torch.Size}.get(type(a), type(a))
+
+
+def note_text(c, values: tuple) -> None:
+    if any(type(v) is TensorProxy for v in values):
+        c.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
+
+
+def text_of(c, p: TensorProxy) -> str:
+    note_text(c, (p,))
+    return repr(p)
+
+
+def formatted_text(c, text: str, values):
+    """`text % values`."""
+    values = as_text(c, values)
+    note_text(c, values if type(values) is tuple else (values,))
+    return text % values
+
+
+_WARNED: dict = {}  # once a site
+
+
+def sharp_edge(c, what: str) -> None:
+    location = c.user_location()
+    where = f"{location[0]}:{location[1]}" if location else "unknown place"
+    text = f"{what}, at {where}"
+    option = c.options.sharp_edges
+    if option is SHARP_EDGES_OPTIONS.ERROR:
+        raise SharpEdgeError(text)
+    if text not in c.sharp_edges:
+        c.sharp_edges.append(text)
+        if option is SHARP_EDGES_OPTIONS.WARN:
+            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED)
