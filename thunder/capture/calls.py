@@ -143,6 +143,7 @@ BY_TYPE |= {functools.partial: _call_partial, operator.attrgetter: _call_operato
 BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
 BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
 BY_TYPE |= torch_func.KINDS
+BY_TYPE[staticmethod] = lambda c, f, args, kwargs: call(c, f.__func__, args, kwargs)
 
 
 def _call_function(c, f, args, kwargs):

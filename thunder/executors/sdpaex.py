@@ -52,17 +52,23 @@ def _for_every_key(bias, key):
     return None if bias is None else _rows(bias.expand(*bias.shape[:-1], key.shape[2]))
 
 
+def _for_cudnn(bias, query, key):
+    """cuDNN takes matrices and batches of them."""
+    bias = bias if bias is None or bias.dim() > 1 else bias.expand(query.shape[2], *bias.shape)
+    return _for_every_key(bias, key)
+
+
 # forwards are called by PyTorch's bindings in C, which take the host 3 to 5 us less than `torch.ops`; backwards have none
 
 
 def _cudnn(query, key, value, bias, dropout_p, is_causal, scale):
-    bias = _for_every_key(bias, key)
+    bias = _for_cudnn(bias, query, key)
     found = compat.cudnn_attention(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale)
     return found[0], found[1], found[6], found[7]
 
 
 def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
-    bias = _for_every_key(bias, key)
+    bias = _for_cudnn(bias, query, key)
     return compat.kernel("_scaled_dot_product_cudnn_attention_backward")(
         g, _rows(query), _rows(key), _rows(value), out, sums, seed, offset, bias, None, None, query.shape[2], key.shape[2], dropout_p, is_causal, scale=scale
     )
