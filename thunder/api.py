@@ -62,7 +62,7 @@ def jit(
     numerics: "close", or "eager" for results and gradients that are eager's bit for bit: only executors and transforms
     that say they are `exact` are used.
     rng: "torch", or "fused": fusion executors may draw random numbers of their own.
-    sharp_edges: "allow", "warn" or "error".
+    sharp_edges: "allow", "warn" (the default) or "error".
     disable_torch_autograd: results never require grad.
     debug_options: see `thunder.DebugOptions`. record_history: keep the full interpreter log.
     interpretation, langctx: accepted as in 2024.
