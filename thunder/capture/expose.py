@@ -17,7 +17,7 @@ from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
 
-__all__ = ["expose", "exposed", "attributes", "slots", "as_text"]
+__all__ = ["expose", "attributes", "slots", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
 _OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)  # native code calls them, or asks torch about them
@@ -66,11 +66,6 @@ def _settle_numbers(c, container) -> None:
         for k, x in list(part.items() if isinstance(part, dict) else enumerate(part)):
             if isinstance(x, NumberProxy):
                 part[k] = x.concrete()
-
-
-def exposed(c, value):
-    expose(c, value)
-    return value
 
 
 def _inside(c, value, kind: type) -> list:

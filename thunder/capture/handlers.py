@@ -14,6 +14,7 @@ from thunder.capture import objects
 from thunder.capture.ask import FILLED
 from thunder.capture.identities import id_of
 from thunder.capture.library import autograd_function, backward, torch_func
+from thunder.capture.native import impure
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
 from thunder.capture.operations import kind_of, record, type_of
 from thunder.compat.names import ASSOCIATIVE_SCAN
@@ -192,7 +193,7 @@ def _checks(c, f, args, kwargs):
 
 
 def _print(c, f, args, kwargs):
-    c.sharp("print() runs while the program is captured and not again")
+    c.sharp(impure(print))
     return print(*args, **kwargs)
 
 

@@ -28,9 +28,7 @@ from thunder.capture.numbers import primitive
 from thunder.capture.sources import Source
 from thunder.core.proxies import TensorProxy
 
-__all__ = ["read", "elements", "LARGE"]
-
-LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its content at once
+__all__ = ["read", "elements"]
 
 
 def read(c, value, source: Source):
@@ -130,7 +128,7 @@ def elements(c, value) -> list:
 
 
 def _tuple(c, value: tuple, source: Source):
-    if type(value) is tuple and len(value) > LARGE and is_data(value):
+    if type(value) is tuple and len(value) > containers.LARGE and is_data(value):
         ask(c, source, CONTENT)
         return value
     if all(type(x) in PRIMITIVE for x in value) and not c.symbolic:
