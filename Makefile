@@ -41,6 +41,7 @@ test-all: test test-versions
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check thunder tests benchmarks examples
+	$(VENV)/bin/ruff format --check -q thunder tests benchmarks examples
 	$(VENV)/bin/lint-imports
 	$(RUN) tests/private_names.py
 	$(VENV)/bin/pyright --pythonpath $(RUN)

@@ -2,15 +2,18 @@
 
     python benchmarks/call_overhead.py [--systems torch.compile,thunder] [--samples 300] [--only WORD ...] [--json FILE]
 
-Programs whose operations take next to no time, on the CPU, under torch.no_grad(): one add on tiny tensors, and modules with 10, 100 and 400 parameters, once
-requiring grad and once not. "joined": one operation takes all the parameters, so there is nothing to fuse and no module call to save, and what a system adds is
-the cost of its call. "products": a matrix product with each in turn, as a model would; there compiled programs also save eager's Python between the operations.
-The modules read `_parameters` directly, because Module.__getattr__ would be eager's loss and everyone else's gain.
+Programs whose operations take next to no time, on the CPU, under torch.no_grad(): one add on tiny tensors, and modules
+with 10, 100 and 400 parameters, once requiring grad and once not. "joined": one operation takes all the parameters, so
+there is nothing to fuse and no module call to save, and what a system adds is the cost of its call. "products": a
+matrix product with each in turn, as a model would; there compiled programs also save eager's Python between the
+operations. The modules read `_parameters` directly, because Module.__getattr__ would be eager's loss and everyone
+else's gain.
 
-The systems take turns in one process; a sample is the mean of several calls in a row, paired with eager's of the same round. Printed: the median of the paired
-differences in microseconds with its 95 % interval from order statistics, and thunder's divided by torch.compile's. The bar: thunder's upper end is at most half of
-torch.compile's lower end. Where torch.compile's interval reaches zero there is nothing to take half of: the program is shown, without a ratio, and not judged.
-The exit status is 1 when a judged program misses the bar, or none was judged although both systems ran.
+The systems take turns in one process; a sample is the mean of several calls in a row, paired with eager's of the same
+round. Printed: the median of the paired differences in microseconds with its 95 % interval from order statistics, and
+thunder's divided by torch.compile's. The bar: thunder's upper end is at most half of torch.compile's lower end. Where
+torch.compile's interval reaches zero there is nothing to take half of: the program is shown, without a ratio, and not
+judged. The exit status is 1 when a judged program misses the bar, or none was judged although both systems ran.
 """
 
 from __future__ import annotations
@@ -24,7 +27,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from thunder.tests.measuring import compile_with, cxx_compiler, interleaved, median, median_interval, parse_systems, repetitions
+from thunder.tests.measuring import (
+    compile_with,
+    cxx_compiler,
+    interleaved,
+    median,
+    median_interval,
+    parse_systems,
+    repetitions,
+)
 
 RATIO_BAR = 0.5
 SAMPLE_SECONDS = 1e-3  # one sample is at least about this long: thousands of the clock's steps
@@ -70,12 +81,16 @@ def cases() -> dict[str, Callable[[], tuple[Callable, tuple]]]:
         for parameters in (10, 100, 400):
             for grad in (False, True):
                 name = f"{kind}, {parameters} parameters, {'' if grad else 'not '}requiring grad"
-                made[name] = lambda module=module, n=parameters, grad=grad, shape=shape: (module(n, grad), (torch.randn(shape),))
+                made[name] = lambda module=module, n=parameters, grad=grad, shape=shape: (
+                    module(n, grad),
+                    (torch.randn(shape),),
+                )
     return made
 
 
 def measure(make: Callable[[], tuple[Callable, tuple]], systems: list[str], samples: int) -> dict:
-    """Medians and intervals in microseconds: eager's time of a call, and what each system adds to it. Raises ValueError where a result differs from eager's."""
+    """Medians and intervals in microseconds: eager's time of a call, and what each system adds to it. Raises ValueError
+    where a result differs from eager's."""
     torch.manual_seed(0)
     program, args = make()
     expected = program(*args)
@@ -84,7 +99,9 @@ def measure(make: Callable[[], tuple[Callable, tuple]], systems: list[str], samp
         torch._dynamo.reset()
         compiled = compile_with(system, program)
         for _ in range(3):
-            torch.testing.assert_close(compiled(*args), expected, msg=lambda text, system=system: f"{system} and eager differ: {text}")
+            torch.testing.assert_close(
+                compiled(*args), expected, msg=lambda text, system=system: f"{system} and eager differ: {text}"
+            )
         calls[system] = lambda compiled=compiled: compiled(*args)
     repeat = repetitions(calls["eager"], SAMPLE_SECONDS)
     interleaved(calls, max(10, samples // 10), repeat)  # warm
@@ -115,7 +132,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--systems", type=parse_systems, default=["torch.compile", "thunder"], help="eager always runs")
     parser.add_argument("--samples", type=int, default=300, help="interleaved paired samples")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="programs whose name contains one of the words")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="programs whose name contains one of the words"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the rows there")
     chosen = parser.parse_args()
     systems = [system for system in chosen.systems if system != "eager"]
@@ -133,7 +152,10 @@ def main() -> int:
         Path(chosen.json).write_text(json.dumps(rows, indent=1) + "\n")
     judged = {name: row for name, row in rows.items() if "holds" in row}
     missed = [name for name, row in judged.items() if not row["holds"]]
-    print(f"{len(judged) - len(missed)} of {len(judged)} judged programs hold the bar, {len(rows) - len(judged)} not judged" + (f"; missed: {'; '.join(missed)}" if missed else ""))
+    print(
+        f"{len(judged) - len(missed)} of {len(judged)} judged programs hold the bar, {len(rows) - len(judged)} not "
+        "judged" + (f"; missed: {'; '.join(missed)}" if missed else "")
+    )
     return int(bool(missed) or (len(systems) > 1 and not judged))
 
 

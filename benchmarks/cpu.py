@@ -1,10 +1,13 @@
-"""What a step of a small model costs on the CPU under eager PyTorch, torch.compile, thunder, and thunder with the executor inductor.
+"""What a step of a small model costs on the CPU under eager PyTorch, torch.compile, thunder, and thunder with the
+executor inductor.
 
-    python benchmarks/cpu.py [llama llama_train nanogpt nanogpt_train] [--systems eager,torch.compile,thunder,thunder_inductor] [--rounds 40] [--threads 2] [--json FILE]
-    python benchmarks/cpu.py llama llama_train --first-call [--layers 16] [--width 32]
+    python benchmarks/cpu.py [llama llama_train nanogpt nanogpt_train] [--systems
+    eager,torch.compile,thunder,thunder_inductor] [--rounds 40] [--threads 2] [--json FILE] python benchmarks/cpu.py
+    llama llama_train --first-call [--layers 16] [--width 32]
 
-A Llama-style and a nanoGPT-style decoder in float32, 4 layers of width 256: forward under torch.no_grad(), or forward and backward of the sum of the logits. Each workload
-runs in a process of its own, all systems on the same module and tokens, taking turns. With one thread its own time counts, so that others on the machine do not. One line a system:
+A Llama-style and a nanoGPT-style decoder in float32, 4 layers of width 256: forward under torch.no_grad(), or forward
+and backward of the sum of the logits. Each workload runs in a process of its own, all systems on the same module and
+tokens, taking turns. With one thread its own time counts, so that others on the machine do not. One line a system:
 
     ms      the median step
     ratio   to torch.compile's step, the median of the rounds' ratios and its 95 % interval
@@ -12,7 +15,8 @@ runs in a process of its own, all systems on the same module and tokens, taking 
     first   seconds of the first call, imports and C++ compiler included
     error   of the logits and the worst gradient: norm of the difference to eager's by the norm
 
---first-call: every system in a process of its own with empty caches (`cold`), and again with the caches that it left (`second`); only `first` is reported.
+--first-call: every system in a process of its own with empty caches (`cold`), and again with the caches that it left
+(`second`); only `first` is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +33,16 @@ import torch
 from torch import nn
 
 from thunder.tests.litgpt_model import GPT
-from thunder.tests.measuring import compile_with, cxx_compiler, in_processes, interleaved, median, paired_ratio, parse_systems, repetitions
+from thunder.tests.measuring import (
+    compile_with,
+    cxx_compiler,
+    in_processes,
+    interleaved,
+    median,
+    paired_ratio,
+    parse_systems,
+    repetitions,
+)
 from thunder.tests.nanogpt_model import GPTConfig, NanoGPT
 
 WORKLOADS = ("llama", "llama_train", "nanogpt", "nanogpt_train")
@@ -42,12 +55,21 @@ def model_of(workload: str, layers: int, width: int) -> nn.Module:
     heads = max(1, width // 32)
     if workload.startswith("llama"):
         return GPT.from_name(
-            "llama2-like", n_layer=layers, n_embd=width, n_head=heads, head_size=width // heads, intermediate_size=8 * width // 3, block_size=LENGTH, vocab_size=VOCABULARY
+            "llama2-like",
+            n_layer=layers,
+            n_embd=width,
+            n_head=heads,
+            head_size=width // heads,
+            intermediate_size=8 * width // 3,
+            block_size=LENGTH,
+            vocab_size=VOCABULARY,
         )
     return NanoGPT(GPTConfig(block_size=LENGTH, vocab_size=VOCABULARY, n_layer=layers, n_head=heads, n_embd=width))
 
 
-def step_of(compiled: Callable, model: nn.Module, workload: str, tokens: torch.Tensor) -> Callable[[], list[torch.Tensor]]:
+def step_of(
+    compiled: Callable, model: nn.Module, workload: str, tokens: torch.Tensor
+) -> Callable[[], list[torch.Tensor]]:
     """One step: the logits, and the gradients."""
 
     def logits() -> torch.Tensor:
@@ -70,11 +92,18 @@ def difference(ours: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def measure(workload: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """Everything about one workload in this process: a row for each system. With --first-call nothing but the first step."""
+    """Everything about one workload in this process: a row for each system. With --first-call nothing but the first
+    step."""
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     model, tokens = model_of(workload, chosen.layers, chosen.width), torch.randint(VOCABULARY, (BATCH, LENGTH))
-    facts = {"workload": workload, "layers": chosen.layers, "width": chosen.width, "threads": chosen.threads, "torch": torch.__version__}
+    facts = {
+        "workload": workload,
+        "layers": chosen.layers,
+        "width": chosen.width,
+        "threads": chosen.threads,
+        "torch": torch.__version__,
+    }
     rows: dict[str, dict[str, Any]] = {system: facts | {"system": system} for system in chosen.systems}
     steps: dict[str, Callable] = {}
     reference = [] if chosen.first_call else step_of(model, model, workload, tokens)()
@@ -107,7 +136,10 @@ def line(row: dict[str, Any]) -> str:
         return f"{head} {row['failed']}"
     if "run" in row:
         return f"{head} {row['run']:7} first {row['first']:7.2f} s"
-    ratios = "  ".join(f"{name} " + ("{:.3f} [{:.3f}, {:.3f}]".format(*row[name]) if name in row else " " * 20) for name in ("ratio", "eager"))
+    ratios = "  ".join(
+        f"{name} " + ("{:.3f} [{:.3f}, {:.3f}]".format(*row[name]) if name in row else " " * 20)
+        for name in ("ratio", "eager")
+    )
     gradient = "" if row["gradient_error"] is None else f" / {row['gradient_error']:.1e}"
     return f"{head} {row['ms']:9.3f} ms  {ratios}  first {row['first']:6.2f} s  error {row['error']:.1e}{gradient}"
 
@@ -115,7 +147,9 @@ def line(row: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--systems", default=["eager", "torch.compile", "thunder", "thunder_inductor"], type=parse_systems)
+    parser.add_argument(
+        "--systems", default=["eager", "torch.compile", "thunder", "thunder_inductor"], type=parse_systems
+    )
     parser.add_argument("--rounds", type=int, default=40, help="at least 20, for the intervals")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--layers", type=int, default=4)

@@ -1,17 +1,22 @@
-"""Training a Llama-2-7B with fewer layers on several GPUs: thunder's ddp and fsdp beside torch's DDP and FSDP2, each eager and compiled.
+"""Training a Llama-2-7B with fewer layers on several GPUs: thunder's ddp and fsdp beside torch's DDP and FSDP2, each
+eager and compiled.
 
-    python benchmarks/distributed.py [--ranks 1,2,4] [--layers 4] [--time 2048] [--systems ...] [--rounds 10] [--json FILE]
-    python benchmarks/distributed.py --device cpu --ranks 2 --width 64 --layers 2 --time 32 --systems "ddp,fsdp2 zero3,thunder ddp,thunder zero3"
+    python benchmarks/distributed.py [--ranks 1,2,4] [--layers 4] [--time 2048] [--systems ...] [--rounds 10] [--json
+    FILE] python benchmarks/distributed.py --device cpu --ranks 2 --width 64 --layers 2 --time 32 --systems "ddp,fsdp2
+    zero3,thunder ddp,thunder zero3"
 
-For each number of ranks torchrun starts that many processes, which hold all systems at a time and run their steps in turn: zero_grad, forward, backward, AdamW (fused), in
-bfloat16 (float32 on CPUs) with random tokens, another batch for each rank. A line for each system:
+For each number of ranks torchrun starts that many processes, which hold all systems at a time and run their steps in
+turn: zero_grad, forward, backward, AdamW (fused), in bfloat16 (float32 on CPUs) with random tokens, another batch for
+each rank. A line for each system:
 
     tokens/s  of all ranks together, from the median round of the slowest rank
     ratio     its step's time to that of the fastest of torch's systems, median and 95 % interval over the rounds
-    peak      GiB on one rank: what the system holds between steps, and what a step needs beyond it at most; the worst rank's
-    hidden    the share of the time of communication kernels during which another kernel runs on the same GPU, from a profile of rank 0
+    peak      GiB on one rank: what the system holds between steps, and what a step needs beyond it at most; the worst
+    rank's hidden    the share of the time of communication kernels during which another kernel runs on the same GPU,
+    from a profile of rank 0
     loss      of the last step: all systems train the same model on the same data
-    plan      for ours, what `thunder.distributed.plan` says without running it, step and peak, and how far that is from what was measured
+    plan      for ours, what `thunder.distributed.plan` says without running it, step and peak, and how far that is from
+    what was measured
 """
 
 from __future__ import annotations
@@ -40,7 +45,8 @@ GIB = 2**30
 LEARNING_RATE = 1e-5
 
 
-# ---------------------------------------------------------------------------------------------------------------- systems
+# ----------------------------------------------------------------------------------------------------------------
+# systems
 
 
 def _torch_ddp(model, compiled: bool):
@@ -82,7 +88,15 @@ STRATEGIES = {"thunder ddp": None, "thunder zero2": FSDPType.ZERO2, "thunder zer
 
 def llama(chosen: argparse.Namespace, dtype: torch.dtype):
     heads = max(1, chosen.width // 128)
-    return Llama(chosen.layers, chosen.time, width=chosen.width, heads=heads, kv_heads=heads, inner=chosen.width * 43 // 16, vocabulary=chosen.vocabulary).to(dtype)
+    return Llama(
+        chosen.layers,
+        chosen.time,
+        width=chosen.width,
+        heads=heads,
+        kv_heads=heads,
+        inner=chosen.width * 43 // 16,
+        vocabulary=chosen.vocabulary,
+    ).to(dtype)
 
 
 class Trainer:
@@ -105,7 +119,8 @@ class Trainer:
         self.optimizer.step()
 
 
-# ---------------------------------------------------------------------------------------------------------------- measuring
+# ----------------------------------------------------------------------------------------------------------------
+# measuring
 
 
 def synchronize(device: torch.device) -> None:
@@ -136,7 +151,8 @@ def seconds_of(trainer: Trainer, steps: int) -> float:
 
 
 def hidden_share(trainer: Trainer) -> float | None:
-    """The share of communication kernels' time during which another kernel runs; None where there are none. Every rank calls it, and runs a step."""
+    """The share of communication kernels' time during which another kernel runs; None where there are none. Every rank
+    calls it, and runs a step."""
     if trainer.device.type != "cuda" or dist.get_world_size() == 1:
         trainer.step()
         return None
@@ -146,7 +162,9 @@ def hidden_share(trainer: Trainer) -> float | None:
         synchronize(trainer.device)
     spans: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     for event in recorded.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(("Memset", "Activity", "cuda")):
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith(
+            ("Memset", "Activity", "cuda")
+        ):
             spans["nccl" in event.name.lower()].append((event.time_range.start, event.time_range.end))
     communication, computation = joined(spans[True]), joined(spans[False])
     total = sum(stop - start for start, stop in communication)
@@ -182,7 +200,9 @@ def measure(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     device = torch.device(chosen.device, int(os.environ["LOCAL_RANK"]) if chosen.device == "cuda" else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None
+    )
     ranks = dist.get_world_size()
     rows: dict[str, dict[str, Any]] = {}
     trainers: dict[str, Trainer] = {}
@@ -208,7 +228,8 @@ def measure(chosen: argparse.Namespace) -> list[dict[str, Any]]:
         trainer.optimizer.zero_grad(set_to_none=True)
         trainers[system] = trainer
         rows[system] = {
-            "ranks": ranks, "system": system, "layers": chosen.layers, "first": largest(first, device), "held": largest(held, device) / GIB, "peak": largest(peak, device) / GIB,
+            "ranks": ranks, "system": system, "layers": chosen.layers, "first": largest(first, device),
+            "held": largest(held, device) / GIB, "peak": largest(peak, device) / GIB,
             "hidden": hidden,
         }  # fmt: skip
         if not dist.get_rank():
@@ -232,7 +253,8 @@ def measure(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-# ---------------------------------------------------------------------------------------------------------------- the program
+# ---------------------------------------------------------------------------------------------------------------- the
+# program
 
 
 def add_plan(row: dict[str, Any], chosen: argparse.Namespace) -> None:
@@ -243,28 +265,41 @@ def add_plan(row: dict[str, Any], chosen: argparse.Namespace) -> None:
         model, tokens = llama(chosen, torch.bfloat16), torch.empty(chosen.batch, chosen.time, dtype=torch.int64)
     strategy = STRATEGIES[row["system"]]
     buckets = FSDPBucketingStrategy.NONE if strategy is None else FSDPBucketingStrategy.BLOCK
-    found = plan(model, (tokens, tokens), world_size=row["ranks"], sharding_strategy=strategy, bucketing_strategy=buckets)
+    found = plan(
+        model, (tokens, tokens), world_size=row["ranks"], sharding_strategy=strategy, bucketing_strategy=buckets
+    )
     row["plan"] = {"seconds": found.seconds, "peak": found.peak / GIB}
 
 
 def line(row: dict[str, Any], alone: dict[str, float]) -> str:
     ratio = "{:.3f} [{:.3f}, {:.3f}]".format(*row["ratio"]) if "ratio" in row else ""
     hidden = "" if row["hidden"] is None else f"hidden {row['hidden']:4.0%}"
-    scaling = f"x {row['tokens'] / alone[row['system']]:.2f} of one rank" if row["system"] in alone and row["ranks"] > 1 else ""
+    scaling = (
+        f"x {row['tokens'] / alone[row['system']]:.2f} of one rank"
+        if row["system"] in alone and row["ranks"] > 1
+        else ""
+    )
     planned = ""
     if "plan" in row:
         seconds, peak = row["plan"]["seconds"], row["plan"]["peak"]
-        planned = f"plan {seconds * 1e3:.2f} ms ({seconds / row['seconds'] - 1:+.0%}) {peak:.2f} GiB ({peak / row['peak'] - 1:+.1%})"
+        planned = (
+            f"plan {seconds * 1e3:.2f} ms ({seconds / row['seconds'] - 1:+.0%}) {peak:.2f} GiB "
+            f"({peak / row['peak'] - 1:+.1%})"
+        )
     return (
-        f"{row['ranks']} ranks  {row['system']:21} {row['tokens']:10.0f} tokens/s  {ratio:22} step {row['seconds'] * 1e3:8.2f} ms  first {row['first']:6.2f} s  "
-        f"held {row['held']:6.2f}  peak {row['peak']:6.2f} GiB  {hidden:11}  loss {row['loss']:.4f}  {planned}  {scaling}"
+        f"{row['ranks']} ranks  {row['system']:21} {row['tokens']:10.0f} tokens/s  {ratio:22} step "
+        f"{row['seconds'] * 1e3:8.2f} ms  first {row['first']:6.2f} s  "
+        f"held {row['held']:6.2f}  peak {row['peak']:6.2f} GiB  {hidden:11}  loss {row['loss']:.4f}  {planned}  "
+        f"{scaling}"
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2,4", help="numbers of processes, each of which has a GPU")
-    parser.add_argument("--systems", default=",".join(SYSTEMS), type=lambda text: text.split(","), help=f"of {', '.join(SYSTEMS)}")
+    parser.add_argument(
+        "--systems", default=",".join(SYSTEMS), type=lambda text: text.split(","), help=f"of {', '.join(SYSTEMS)}"
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=4096)
@@ -306,9 +341,27 @@ def _with_ranks(ranks: int, timeout: float) -> tuple[list[dict[str, Any]], str]:
     """The rows that so many processes measured, and what they said at last."""
     with tempfile.TemporaryDirectory() as folder:
         result = os.path.join(folder, "rows")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__, *sys.argv[1:], "--inner", result]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            __file__,
+            *sys.argv[1:],
+            "--inner",
+            result,
+        ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
             said = done.stderr
         except subprocess.TimeoutExpired as late:
             said = f"nothing within {timeout} s: {late.stderr}"

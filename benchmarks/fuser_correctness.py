@@ -1,14 +1,16 @@
 """Is what the Triton fuser computes as near to the program in float64 as eager's and torch.compile's results?
 
-    python benchmarks/fuser_correctness.py [--systems eager,compile,fuser] [--sizes small|large] [--count N] [--first SEED] [--smooth] [--shard i/n] [--json FILE]
-    python benchmarks/fuser_correctness.py --join FILE ...
+    python benchmarks/fuser_correctness.py [--systems eager,compile,fuser] [--sizes small|large] [--count N] [--first
+    SEED] [--smooth] [--shard i/n] [--json FILE] python benchmarks/fuser_correctness.py --join FILE ...
 
-Random regions (`random_regions.py`) on the GPU, or, with TRITON_INTERPRET=1, on the CPU. fuser fuses single operations as well. The deviation of a system is the largest
-distance of a result from the reference, as a share of the largest number in it; integers and bools have to be equal. --smooth: results and gradients of float32 programs.
+Random regions (`random_regions.py`) on the GPU, or, with TRITON_INTERPRET=1, on the CPU. fuser fuses single operations
+as well. The deviation of a system is the largest distance of a result from the reference, as a share of the largest
+number in it; integers and bools have to be equal. --smooth: results and gradients of float32 programs.
 
-Printed: for each system, how many results it has wrong (no rounding explains them), how many are further off than torch.compile's, than 1.5 times and twice that (beyond half a
-rounding of the region's coarsest type, and what a rounding of the inputs does to the result), and the mean of its deviation over torch.compile's; then every program that the
-fuser has wrong, or is further off in.
+Printed: for each system, how many results it has wrong (no rounding explains them), how many are further off than
+torch.compile's, than 1.5 times and twice that (beyond half a rounding of the region's coarsest type, and what a
+rounding of the inputs does to the result), and the mean of its deviation over torch.compile's; then every program that
+the fuser has wrong, or is further off in.
 """
 
 from __future__ import annotations
@@ -57,8 +59,16 @@ def measured(seed: int, sizes, systems: list[str], smooth: bool, device: str) ->
     inputs = region.placed(device)
     exact = results(region, region.exact, [x.double() if x.is_floating_point() else x for x in inputs], smooth)
     eager = results(region, region, inputs, smooth)
-    noise = [region.unit / 2 + moved for moved in region.sensitivity()] if not smooth else [region.unit / 2] * len(exact)
-    row: dict = {"seed": seed, "noise": noise, "text": region.text, "inputs": str([(x.dtype, tuple(x.shape), x.stride()) for x in region.inputs]), "systems": {}}
+    noise = (
+        [region.unit / 2 + moved for moved in region.sensitivity()] if not smooth else [region.unit / 2] * len(exact)
+    )
+    row: dict = {
+        "seed": seed,
+        "noise": noise,
+        "text": region.text,
+        "inputs": str([(x.dtype, tuple(x.shape), x.stride()) for x in region.inputs]),
+        "systems": {},
+    }
     for system in systems:
         try:
             call = compiled(system, region.function)
@@ -72,7 +82,10 @@ def measured(seed: int, sizes, systems: list[str], smooth: bool, device: str) ->
 def table(rows: list[dict]) -> int:
     """Prints it; how many results of the fuser are wrong."""
     systems = list(rows[0]["systems"])
-    print(f"{len(rows)} regions\n{'':10}{'results':>9}{'wrong':>7}{'> compile':>11}{'> 1.5 x':>9}{'> 2 x':>7}{'mean ratio':>12}")
+    print(
+        f"{len(rows)} "
+        f"regions\n{'':10}{'results':>9}{'wrong':>7}{'> compile':>11}{'> 1.5 x':>9}{'> 2 x':>7}{'mean ratio':>12}"
+    )
     shown = []
     for system in systems:
         wrong = results = 0
@@ -93,7 +106,10 @@ def table(rows: list[dict]) -> int:
         mean = math.exp(sum(ratios) / len(ratios)) if ratios else math.nan
         print(f"{system:10}{results:>9}{wrong:>7}{beyond[1.0]:>11}{beyond[1.5]:>9}{beyond[2.0]:>7}{mean:>12.3f}")
     for row, i, deviation, other, why in shown:
-        print(f"\nseed {row['seed']}, result {i}: {deviation:.3g}, torch.compile {other:.3g}, noise {row['noise'][i]:.3g} {why}\ninputs {row['inputs']}\n{row['text']}")
+        print(
+            f"\nseed {row['seed']}, result {i}: {deviation:.3g}, torch.compile {other:.3g}, noise "
+            f"{row['noise'][i]:.3g} {why}\ninputs {row['inputs']}\n{row['text']}"
+        )
     return sum(bool(why) for *_, why in shown)
 
 

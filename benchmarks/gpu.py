@@ -1,20 +1,25 @@
 """What a program costs on a GPU under eager PyTorch, torch.compile and thunder.
 
-    python benchmarks/gpu.py [rope llama16_grad ...] [--systems eager,torch.compile,thunder] [--rounds 40] [--first-call] [--json FILE]
+    python benchmarks/gpu.py [rope llama16_grad ...] [--systems eager,torch.compile,thunder] [--rounds 40]
+    [--first-call] [--json FILE]
 
-Each workload (gpu_workloads.py) runs in a process of its own, all systems on the same module and inputs, taking turns. One line a system:
+Each workload (gpu_workloads.py) runs in a process of its own, all systems on the same module and inputs, taking turns.
+One line a system:
 
-    ms       the median step by the device's clock: forward, and backward where the workload trains (a fixed random cotangent)
+    ms       the median step by the device's clock: forward, and backward where the workload trains (a fixed random
+    cotangent)
     ratio    to torch.compile's step, the median of the rounds' ratios and its 95 % interval
     kernels  milliseconds that kernels run in a step: what `ms` has beyond it are gaps between launches
     host     milliseconds until one step is issued into an empty queue
     first    seconds of the first call
     peak     GiB that a step allocates at most beyond what is there before it
-    floor    the roofline over `ms`: the larger of the step's matrix products at the rate of one large product, and of its arguments, results and gradients, each moved once, at
+    floor    the roofline over `ms`: the larger of the step's matrix products at the rate of one large product, and of
+    its arguments, results and gradients, each moved once, at
              the rate of a copy, both measured in the same process
     error    of the result and the worst gradient: norm of the difference to eager's by the norm
 
---first-call: every system in a process of its own with empty caches (`cold`), and again with the caches that it left (`second`); only `first` is reported.
+--first-call: every system in a process of its own with empty caches (`cold`), and again with the caches that it left
+(`second`); only `first` is reported.
 """
 
 from __future__ import annotations
@@ -49,7 +54,9 @@ def under(system: str, function: Callable) -> Callable:
         from thunder.transforms.cudagraph import CUDAGraphTransform
         from thunder.transforms.float8 import Float8Transform
 
-        return thunder.jit(function, transforms=[CUDAGraphTransform() if system.endswith("graphs") else Float8Transform()])
+        return thunder.jit(
+            function, transforms=[CUDAGraphTransform() if system.endswith("graphs") else Float8Transform()]
+        )
     return compile_with(system, function)
 
 
@@ -89,7 +96,8 @@ def step_of(function: Callable, workload: Workload) -> Callable[[], list[torch.T
 
 
 def floor(workload: Workload, step: Callable) -> float:
-    """Milliseconds that no program for the workload can go below on this device, by the roofline of the module's docstring."""
+    """Milliseconds that no program for the workload can go below on this device, by the roofline of the module's
+    docstring."""
     model = workload.function if isinstance(workload.function, nn.Module) else nn.Module()
     read = [t for t in (*workload.args, *model.parameters()) if isinstance(t, torch.Tensor)]
     dtype = next((t.dtype for t in reversed(read) if t.is_floating_point()), torch.float32)
@@ -97,7 +105,11 @@ def floor(workload: Workload, step: Callable) -> float:
         results = step()
     moved = sum(t.nbytes for t in (*read, results[0]))
     if workload.trains:
-        moved += results[0].nbytes + sum(t.nbytes for t in results[1:]) + (sum(t.nbytes for t in read) if workload.reads_again else 0)
+        moved += (
+            results[0].nbytes
+            + sum(t.nbytes for t in results[1:])
+            + (sum(t.nbytes for t in read) if workload.reads_again else 0)
+        )
     del results
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=dtype) for _ in range(2))
     torch.mm(a, b)
@@ -154,7 +166,13 @@ def measure(name: str, systems: list[str], rounds: int) -> list[dict[str, Any]]:
     steps: dict[str, Callable] = {}
     reference: list[torch.Tensor] = []
     for system in systems:
-        row = rows[system] = {"workload": name, "system": system, "device": torch.cuda.get_device_name(), "torch": torch.__version__, "floor_ms": least}
+        row = rows[system] = {
+            "workload": name,
+            "system": system,
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "floor_ms": least,
+        }
         gc.collect()
         torch.cuda.empty_cache()
         step = step_of(under(system, workload.function), workload)
@@ -162,7 +180,7 @@ def measure(name: str, systems: list[str], rounds: int) -> list[dict[str, Any]]:
         start = time.perf_counter()
         try:
             results = step()
-        except Exception as error:  # noqa: BLE001  shown in the table: a system that cannot run a workload says so, the others go on
+        except Exception as error:  # noqa: BLE001  shown in the table
             row["failed"] = f"{type(error).__name__}: {error}"[:300]
             continue
         torch.cuda.synchronize()
@@ -204,7 +222,8 @@ def line(row: dict[str, Any]) -> str:
     ratio = "{:.3f} [{:.3f}, {:.3f}]".format(*row["ratio"]) if "ratio" in row else ""
     gradient = "" if row["gradient_error"] is None else f" / {row['gradient_error']:.1e}"
     return (
-        f"{head} {row['ms']:9.3f} ms  {ratio:22} kernels {row['kernels']:8.3f}  host {row['host']:7.3f}  first {row['first']:6.2f} s  peak {row['peak']:6.3f} GiB  "
+        f"{head} {row['ms']:9.3f} ms  {ratio:22} kernels {row['kernels']:8.3f}  host {row['host']:7.3f}  first "
+        f"{row['first']:6.2f} s  peak {row['peak']:6.3f} GiB  "
         f"floor {row['floor_ms'] / row['ms']:4.0%}  error {row['error']:.1e}{gradient}"
     )
 
@@ -212,7 +231,12 @@ def line(row: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--systems", default="eager,torch.compile,thunder", type=lambda text: text.split(","), help="also: reduce-overhead, thunder_graphs, thunder_fp8")
+    parser.add_argument(
+        "--systems",
+        default="eager,torch.compile,thunder",
+        type=lambda text: text.split(","),
+        help="also: reduce-overhead, thunder_graphs, thunder_fp8",
+    )
     parser.add_argument("--rounds", type=int, default=40, help="at least 20, for the intervals")
     parser.add_argument("--first-call", action="store_true")
     parser.add_argument("--json", help="a file to which a line is added for each row")
@@ -225,10 +249,19 @@ def main() -> int:
         parser.error("there is no GPU; benchmarks/cpu.py measures on the CPU")
     if chosen.inner:
         (name,) = chosen.workloads
-        rows = [first_call(name, chosen.systems[0])] if chosen.first_call else measure(name, chosen.systems, chosen.rounds)
+        rows = (
+            [first_call(name, chosen.systems[0])] if chosen.first_call else measure(name, chosen.systems, chosen.rounds)
+        )
         print(json.dumps(rows))
         return 0
-    rows = in_processes(__file__, chosen.workloads, chosen.systems, ["--rounds", str(chosen.rounds)], CACHES if chosen.first_call else (), line)
+    rows = in_processes(
+        __file__,
+        chosen.workloads,
+        chosen.systems,
+        ["--rounds", str(chosen.rounds)],
+        CACHES if chosen.first_call else (),
+        line,
+    )
     if chosen.json:
         with open(chosen.json, "a", encoding="utf-8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)

@@ -1,8 +1,10 @@
-"""What the choices for attention, for a linear layer with its loss, in float8 and of few rows are made from: the tables of docs/performance.md, on a GPU.
+"""What the choices for attention, for a linear layer with its loss, in float8 and of few rows are made from: the tables
+of docs/performance.md, on a GPU.
 
     python benchmarks/gpu_products.py [attention] [loss] [float8] [rows]
 
-One line a measurement. Times are medians, in milliseconds; in microseconds for float8 and for few rows, which run from CUDA graphs: few rows with weights that are in no cache.
+One line a measurement. Times are medians, in milliseconds; in microseconds for float8 and for few rows, which run from
+CUDA graphs: few rows with weights that are in no cache.
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ import torch.nn.functional as F
 
 BATCH, HEADS, GROUPS = 1, 32, 8
 LIMITS = (1 << 62, 1 << 29, 1 << 28, 1 << 27)  # bytes of logits that are made at once
-WEIGHTS = ((4096, 4096), (6144, 4096), (11008, 4096), (12288, 4096), (14336, 4096), (32000, 4096), (4096, 11008), (4096, 14336), (5120, 5120))
+WEIGHTS = (
+    (4096, 4096),
+    (6144, 4096),
+    (11008, 4096),
+    (12288, 4096),
+    (14336, 4096),
+    (32000, 4096),
+    (4096, 11008),
+    (4096, 14336),
+    (5120, 5120),
+)
 
 
 def median(run, repetitions: int = 20) -> float:
@@ -36,9 +48,15 @@ def attention() -> None:
 
     for length in (512, 2048, 4096):
         for width in (64, 128):
-            q, k, v = (torch.randn(BATCH, length, h, width, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for h in (HEADS, GROUPS, GROUPS))
+            q, k, v = (
+                torch.randn(BATCH, length, h, width, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+                for h in (HEADS, GROUPS, GROUPS)
+            )
             wide = [x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v)]
-            print(f"attention {length} x {width}: repeating {median(lambda: [x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v)]):.4f}")  # noqa: B023 - run at once
+            print(
+                f"attention {length} x {width}: repeating "
+                f"{median(lambda: [x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v)]):.4f}"
+            )
             for kernel in KERNELS:
                 for name, given in (("groups", (q, k, v)), ("repeated", (q, *wide))):
                     if kernel.name == "efficient" and name == "groups":
@@ -54,7 +72,10 @@ def attention() -> None:
 def loss(rows: int = 4096, width: int = 4096, classes: int = 128256) -> None:
     from thunder.executors import linear_cross_entropy as joined
 
-    x, w = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16), torch.randn(classes, width, device="cuda", dtype=torch.bfloat16) * 0.02
+    x, w = (
+        torch.randn(rows, width, device="cuda", dtype=torch.bfloat16),
+        torch.randn(classes, width, device="cuda", dtype=torch.bfloat16) * 0.02,
+    )
     target = torch.randint(0, classes, (rows,), device="cuda")
 
     def eager():
@@ -70,7 +91,10 @@ def loss(rows: int = 4096, width: int = 4096, classes: int = 128256) -> None:
         found = run()
         torch.cuda.synchronize()
         del found
-        print(f"loss, {name}: {median(run, 10):.3f}, peak {(torch.cuda.max_memory_allocated() - before) / 2**30:.2f} GiB", flush=True)
+        print(
+            f"loss, {name}: {median(run, 10):.3f}, peak {(torch.cuda.max_memory_allocated() - before) / 2**30:.2f} GiB",
+            flush=True,
+        )
 
     report("eager", eager)
     for joined.LIMIT in LIMITS:
@@ -91,7 +115,8 @@ def graphed(calls) -> float:
 
 
 def float8(rows: int = 2048, layers=((12288, 4096), (4096, 4096), (11008, 4096), (4096, 11008))) -> None:
-    """The three products of a layer (n, k) in bfloat16, in float8 with sums added up in fewer and in more digits, and its three roundings."""
+    """The three products of a layer (n, k) in bfloat16, in float8 with sums added up in fewer and in more digits, and
+    its three roundings."""
     from thunder.executors.float8_kernels import largest_of, whole
 
     e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -100,29 +125,48 @@ def float8(rows: int = 2048, layers=((12288, 4096), (4096, 4096), (11008, 4096),
         return whole(matrix, largest_of(matrix), to, True)
 
     def product(a, b, fast):
-        return graphed([lambda: torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=torch.bfloat16, use_fast_accum=fast)] * 8)
+        return graphed(
+            [lambda: torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=torch.bfloat16, use_fast_accum=fast)] * 8
+        )
 
     for n, k in layers:
         x, w, g = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((rows, k), (n, k), (rows, n)))
-        for name, call in (("result", lambda: F.linear(x, w)), ("input's gradient", lambda: g @ w), ("weight's gradient", lambda: g.t() @ x)):  # noqa: B023 - run at once
+        for name, call in (
+            ("result", lambda: F.linear(x, w)),
+            ("input's gradient", lambda: g @ w),
+            ("weight's gradient", lambda: g.t() @ x),
+        ):
             print(f"float8, {n} x {k}, {name} in bfloat16: {graphed([call] * 8):.1f}", flush=True)
         qx, qw, qg = rounded(x, e4m3), rounded(w, e4m3), rounded(g, e5m2)
         turned = {"x": (qx[2], qx[1]), "w": (qw[2], qw[1]), "g": (qg[2], qg[1])}
-        for name, a, b in (("result", qx, qw), ("input's gradient", qg, turned["w"]), ("weight's gradient", turned["g"], turned["x"])):
+        for name, a, b in (
+            ("result", qx, qw),
+            ("input's gradient", qg, turned["w"]),
+            ("weight's gradient", turned["g"], turned["x"]),
+        ):
             print(f"  {name}: fewer digits {product(a, b, True):.1f}, more {product(a, b, False):.1f}", flush=True)
         for name, matrix, to in (("x", x, e4m3), ("weight", w, e4m3), ("gradient", g, e5m2)):
             least = 6 * matrix.numel() / 4.27e6
-            print(f"  rounding {name}: {graphed([lambda: rounded(matrix, to)] * 8):.1f}, two passes at 4.27 TB/s {least:.1f}", flush=True)  # noqa: B023
+            print(
+                f"  rounding {name}: {graphed([lambda: rounded(matrix, to)] * 8):.1f}, two passes at 4.27 TB/s "
+                f"{least:.1f}",
+                flush=True,
+            )  # noqa: B023
 
 
 def few(counts=(1, 2, 4, 8, 16)) -> None:
     from thunder.executors.matvec_kernel import few_rows
 
     for n, k in WEIGHTS:
-        weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(max(2, int(3e8 // (n * k * 2))))]
+        weights = [
+            torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(max(2, int(3e8 // (n * k * 2))))
+        ]
         for rows in counts:
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-            theirs, ours = graphed([functools.partial(F.linear, x, w) for w in weights]), graphed([functools.partial(few_rows, x, w, None) for w in weights])
+            theirs, ours = (
+                graphed([functools.partial(F.linear, x, w) for w in weights]),
+                graphed([functools.partial(few_rows, x, w, None) for w in weights]),
+            )
             print(f"rows {rows}, weight {n} x {k}: linear {theirs:.1f}, ours {ours:.1f}", flush=True)
 
 

@@ -1,4 +1,5 @@
-"""The programs that `benchmarks/gpu.py` measures: memory-bound pieces of models, and Llama-style models at the sizes of their papers."""
+"""The programs that `benchmarks/gpu.py` measures: memory-bound pieces of models, and Llama-style models at the sizes of
+their papers."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ BF16 = torch.bfloat16
 class Workload:
     """A function or module, its arguments, and whether its gradients are taken.
 
-    reads_again: whether a backward that keeps nothing but the arguments has to read them again; it is what the roofline assumes.
+    reads_again: whether a backward that keeps nothing but the arguments has to read them again; it is what the roofline
+    assumes.
     """
 
     function: Callable
@@ -32,7 +34,11 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, inner: int):
         super().__init__()
-        self.gate, self.up, self.down = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        self.gate, self.up, self.down = (
+            nn.Linear(width, inner, bias=False),
+            nn.Linear(width, inner, bias=False),
+            nn.Linear(inner, width, bias=False),
+        )
 
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -87,13 +93,25 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Logits for token numbers (batch, time); with labels, the mean cross-entropy."""
 
-    def __init__(self, layers: int, time: int, *, width: int = 4096, heads: int = 32, kv_heads: int = 32, inner: int = 11008, vocabulary: int = 32000):
+    def __init__(
+        self,
+        layers: int,
+        time: int,
+        *,
+        width: int = 4096,
+        heads: int = 32,
+        kv_heads: int = 32,
+        inner: int = 11008,
+        vocabulary: int = 32000,
+    ):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, heads, kv_heads, inner) for _ in range(layers))
         self.norm, self.head = RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
         size = width // heads
-        angles = torch.outer(torch.arange(time).float(), 10000.0 ** (-torch.arange(0, size, 2).float() / size)).repeat(1, 2)
+        angles = torch.outer(torch.arange(time).float(), 10000.0 ** (-torch.arange(0, size, 2).float() / size)).repeat(
+            1, 2
+        )
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -106,7 +124,9 @@ class Llama(nn.Module):
         return logits if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def _llama(layers: int, time: int, *, loss: bool = False, trains: bool = True, vocabulary: int = 32000, **sizes) -> Workload:
+def _llama(
+    layers: int, time: int, *, loss: bool = False, trains: bool = True, vocabulary: int = 32000, **sizes
+) -> Workload:
     with torch.device("cuda"):
         model = Llama(layers, time, vocabulary=vocabulary, **sizes).to(BF16).requires_grad_(trains)
         tokens = torch.randint(1, vocabulary, (1, time))
@@ -115,31 +135,47 @@ def _llama(layers: int, time: int, *, loss: bool = False, trains: bool = True, v
 
 def _mlp(dtype: torch.dtype) -> Workload:
     with torch.device("cuda"):
-        return Workload(MLP(4096, 11008).to(dtype).requires_grad_(False), (torch.randn(2, 2048, 4096, dtype=dtype),), False)
+        return Workload(
+            MLP(4096, 11008).to(dtype).requires_grad_(False), (torch.randn(2, 2048, 4096, dtype=dtype),), False
+        )
 
 
 def _rope() -> Workload:
     x = torch.randn(2, 128, 4096, 16, device="cuda", dtype=BF16, requires_grad=True)
-    return Workload(rope, (x, torch.randn(4096, 16, device="cuda"), torch.randn(4096, 16, device="cuda")), True, reads_again=False)
+    return Workload(
+        rope, (x, torch.randn(4096, 16, device="cuda"), torch.randn(4096, 16, device="cuda")), True, reads_again=False
+    )
 
 
 def _cross_entropy() -> Workload:
     logits = torch.randn(2048, 50257, device="cuda", requires_grad=True)
-    return Workload(lambda x, y: F.cross_entropy(x, y, ignore_index=-1), (logits, torch.randint(0, 50257, (2048,), device="cuda")), True)
+    return Workload(
+        lambda x, y: F.cross_entropy(x, y, ignore_index=-1),
+        (logits, torch.randint(0, 50257, (2048,), device="cuda")),
+        True,
+    )
 
 
 def _geglu() -> Workload:
     def f(x, b):
         return F.gelu(x + b) * torch.sigmoid(x) + F.layer_norm(x, (x.shape[-1],))
 
-    return Workload(f, (torch.randn(8192, 4096, device="cuda", requires_grad=True), torch.randn(4096, device="cuda", requires_grad=True)), True)
+    return Workload(
+        f,
+        (
+            torch.randn(8192, 4096, device="cuda", requires_grad=True),
+            torch.randn(4096, device="cuda", requires_grad=True),
+        ),
+        True,
+    )
 
 
 def _transformers_llama() -> Workload:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, vocab_size=128256, use_cache=False, tie_word_embeddings=False
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
+        vocab_size=128256, use_cache=False, tie_word_embeddings=False
     )  # fmt: skip
     with torch.device("cuda"):
         model = LlamaForCausalLM(config).to(BF16)
@@ -159,7 +195,11 @@ def _transformers_llama() -> Workload:
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "rope": _rope,
     "xent": _cross_entropy,
-    "rmsnorm": lambda: Workload(RMSNorm(4096).to("cuda", BF16), (torch.randn(8, 2048, 4096, device="cuda", dtype=BF16, requires_grad=True),), True),
+    "rmsnorm": lambda: Workload(
+        RMSNorm(4096).to("cuda", BF16),
+        (torch.randn(8, 2048, 4096, device="cuda", dtype=BF16, requires_grad=True),),
+        True,
+    ),
     "geglu_chain": _geglu,
     "mlp": lambda: _mlp(torch.float32),
     "mlp_bf16": lambda: _mlp(BF16),

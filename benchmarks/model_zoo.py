@@ -1,7 +1,7 @@
 """Small models of many architectures, built from configurations: nothing is downloaded.
 
-`MODELS` maps a name to a function that gives `(module, args, kwargs)`: the module in eval mode and float32, its weights drawn from a fixed seed,
-and one set of inputs. What needs an optional package appears when that package is installed.
+`MODELS` maps a name to a function that gives `(module, args, kwargs)`: the module in eval mode and float32, its weights
+drawn from a fixed seed, and one set of inputs. What needs an optional package appears when that package is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MODELS: dict[str, Callable[[], Built]] = {}
 
 
 def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors in an output, with where they stand in it: containers, dataclasses and the caches of transformers are looked into."""
+    """All tensors in an output, with where they stand in it: containers, dataclasses and the caches of transformers are
+    looked into."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -82,48 +83,105 @@ def nanogpt_with_loss() -> Built:
     return module, (ids, ids.roll(-1, 1)), {}
 
 
-MODELS |= {"nanoGPT": seeded(nanogpt), "nanoGPT with its loss": seeded(nanogpt_with_loss), "litgpt_model llama2-like": seeded(llama2_like)}
+MODELS |= {
+    "nanoGPT": seeded(nanogpt),
+    "nanoGPT with its loss": seeded(nanogpt_with_loss),
+    "litgpt_model llama2-like": seeded(llama2_like),
+}
 
 # --- transformers: (model class, configuration class, what the configuration is given, the kind of input)
-_SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 _LLAMA = _SIZES | {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 64}
 _BERT = _SIZES | {"intermediate_size": 128, "max_position_embeddings": 64}
-_SEQ2SEQ = {"vocab_size": VOCAB, "d_model": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 0}
+_SEQ2SEQ = {
+    "vocab_size": VOCAB,
+    "d_model": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+}
 _ENCODER_DECODER = {
-    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
 }  # fmt: skip
-_TOWER = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "projection_dim": 32}
+_TOWER = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "projection_dim": 32,
+}
 _VISION_TOWER = _TOWER | {"image_size": 32, "patch_size": 8}
-_TEXT_TOWER = _TOWER | {"vocab_size": VOCAB, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": VOCAB - 1, "pad_token_id": 0}
-_DISTIL = {"vocab_size": VOCAB, "dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 64}
-_MAMBA = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_TEXT_TOWER = _TOWER | {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": VOCAB - 1,
+    "pad_token_id": 0,
+}
+_DISTIL = {
+    "vocab_size": VOCAB,
+    "dim": 64,
+    "hidden_dim": 128,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_position_embeddings": 64,
+}
+_MAMBA = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _TRANSFORMERS: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "Llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA, "text"),
     "Mistral": ("MistralForCausalLM", "MistralConfig", _LLAMA | {"sliding_window": 8}, "text"),
     "Qwen2": ("Qwen2ForCausalLM", "Qwen2Config", _LLAMA, "text"),
     "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _LLAMA | {"head_dim": 16}, "text"),
-    "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config", _LLAMA | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}, "text"),
+    "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config",
+    _LLAMA | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}, "text"),
     "Phi3": ("Phi3ForCausalLM", "Phi3Config", _LLAMA, "text"),
-    "GPT2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}, "text"),
+    "GPT2": ("GPT2LMHeadModel", "GPT2Config",
+    {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1,
+        "eos_token_id": 2}, "text"),
     "GPT-NeoX": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _BERT, "text"),
-    "OPT": ("OPTForCausalLM", "OPTConfig", _SIZES | {"ffn_dim": 128, "word_embed_proj_dim": 64, "max_position_embeddings": 64}, "text"),
-    "Bloom": ("BloomForCausalLM", "BloomConfig", {"vocab_size": VOCAB, "hidden_size": 64, "n_layer": 2, "n_head": 4, "pad_token_id": 3}, "text"),
+    "OPT": ("OPTForCausalLM", "OPTConfig",
+    _SIZES | {"ffn_dim": 128, "word_embed_proj_dim": 64, "max_position_embeddings": 64}, "text"),
+    "Bloom": ("BloomForCausalLM", "BloomConfig",
+    {"vocab_size": VOCAB, "hidden_size": 64, "n_layer": 2, "n_head": 4, "pad_token_id": 3}, "text"),
     "Falcon": ("FalconForCausalLM", "FalconConfig", _SIZES | {"multi_query": True, "parallel_attn": True}, "text"),
-    "Mixtral": ("MixtralForCausalLM", "MixtralConfig", _LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}, "text"),
+    "Mixtral": ("MixtralForCausalLM", "MixtralConfig", _LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "text"),
     "BERT": ("BertModel", "BertConfig", _BERT, "padded text"),
     "RoBERTa": ("RobertaModel", "RobertaConfig", _BERT, "padded text"),
     "DistilBERT": ("DistilBertModel", "DistilBertConfig", _DISTIL, "padded text"),
     "ELECTRA": ("ElectraModel", "ElectraConfig", _BERT | {"embedding_size": 32}, "padded text"),
-    "T5": ("T5ForConditionalGeneration", "T5Config", _SEQ2SEQ | {"d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}, "two texts"),
-    "BART": ("BartForConditionalGeneration", "BartConfig", _SEQ2SEQ | _ENCODER_DECODER | {"max_position_embeddings": 64, "forced_eos_token_id": 2}, "two texts"),
+    "T5": ("T5ForConditionalGeneration", "T5Config",
+    _SEQ2SEQ | {"d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4}, "two texts"),
+    "BART": ("BartForConditionalGeneration", "BartConfig",
+    _SEQ2SEQ | _ENCODER_DECODER | {"max_position_embeddings": 64, "forced_eos_token_id": 2}, "two texts"),
     "Whisper": (
         "WhisperForConditionalGeneration",
         "WhisperConfig",
-        _SEQ2SEQ | _ENCODER_DECODER | {"num_mel_bins": 8, "max_source_positions": 32, "max_target_positions": 32, "suppress_tokens": None, "begin_suppress_tokens": None},
+        _SEQ2SEQ | _ENCODER_DECODER | {"num_mel_bins": 8, "max_source_positions": 32, "max_target_positions": 32,
+            "suppress_tokens": None, "begin_suppress_tokens": None},
         "sound",
     ),
     "ViT": ("ViTModel", "ViTConfig", _VISION_TOWER, "picture"),
-    "CLIP": ("CLIPModel", "CLIPConfig", {"text_config": _TEXT_TOWER, "vision_config": _VISION_TOWER, "projection_dim": 32}, "picture and text"),
+    "CLIP": ("CLIPModel", "CLIPConfig", {"text_config": _TEXT_TOWER, "vision_config": _VISION_TOWER,
+    "projection_dim": 32}, "picture and text"),
     "Mamba": ("MambaForCausalLM", "MambaConfig", _MAMBA, "text"),
 }  # fmt: skip
 
@@ -138,7 +196,8 @@ def _inputs(kind: str) -> dict[str, torch.Tensor]:
         case "two texts":
             return {"input_ids": tokens(), "attention_mask": padding_mask(), "decoder_input_ids": tokens(8)}
         case "sound":
-            return {"input_features": torch.randn(BATCH, 8, 64), "decoder_input_ids": tokens(8)}  # 64 frames: twice max_source_positions
+            # 64 frames: twice max_source_positions
+            return {"input_features": torch.randn(BATCH, 8, 64), "decoder_input_ids": tokens(8)}
         case "picture":
             return picture
         case "picture and text":
@@ -167,7 +226,16 @@ if find_spec("transformers"):
 def litgpt() -> Built:
     from litgpt import GPT, Config
 
-    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_query_groups": 2, "intermediate_size": 172, "block_size": 64, "vocab_size": VOCAB, "padded_vocab_size": VOCAB}
+    sizes = {
+        "n_layer": 2,
+        "n_head": 4,
+        "n_embd": 64,
+        "n_query_groups": 2,
+        "intermediate_size": 172,
+        "block_size": 64,
+        "vocab_size": VOCAB,
+        "padded_vocab_size": VOCAB,
+    }
     return GPT(Config.from_name("Llama-2-7b-hf", **sizes)), (tokens(),), {}
 
 

@@ -1,17 +1,21 @@
-"""Does every model of the list run, does it compute what PyTorch computes, and how long do the first and a warm call take?
+"""Does every model of the list run, does it compute what PyTorch computes, and how long do the first and a warm call
+take?
 
-    python benchmarks/models.py [--only NAME ...] [--systems eager,thunder] [--rounds 30] [--train [--calls] [--device cuda]] [--json FILE]
+    python benchmarks/models.py [--only NAME ...] [--systems eager,thunder] [--rounds 30] [--train [--calls] [--device
+    cuda]] [--json FILE]
 
-Forward under torch.no_grad() in float32, on the CPU; the models and their inputs are those of model_zoo.py. One line a model: ok or the error, the deviation
-from eager (the largest absolute difference over all tensors in the output), the number of operations that were taken as opaque, seconds of the first call and
-microseconds of a warm one beside eager (median of interleaved rounds). The exit status is 1 when a model fails: an error, an opaque operation, a second
-call that compiles again, an output of another structure, or a deviation above 1e-5 of the largest value.
+Forward under torch.no_grad() in float32, on the CPU; the models and their inputs are those of model_zoo.py. One line a
+model: ok or the error, the deviation from eager (the largest absolute difference over all tensors in the output), the
+number of operations that were taken as opaque, seconds of the first call and microseconds of a warm one beside eager
+(median of interleaved rounds). The exit status is 1 when a model fails: an error, an opaque operation, a second call
+that compiles again, an output of another structure, or a deviation above 1e-5 of the largest value.
 
-With --train: forward and backward of the modules in train mode (training.py). One line a model: how many gradients of parameters and floating inputs are
-eager's bit for bit and the largest deviation (norm of the difference by the norm), bytes saved for the backward, ATen calls of forward and backward, and
-microseconds that a warm step computes for, on one thread, with the 95 % interval of the paired ratios to eager. A model fails where a gradient deviates by
-more than 1e-5, where more is saved or called than by eager, or where the ratio's interval goes above 1.02. --calls prints the operations that are called more
-or less often than by eager.
+With --train: forward and backward of the modules in train mode (training.py). One line a model: how many gradients of
+parameters and floating inputs are eager's bit for bit and the largest deviation (norm of the difference by the norm),
+bytes saved for the backward, ATen calls of forward and backward, and microseconds that a warm step computes for, on one
+thread, with the 95 % interval of the paired ratios to eager. A model fails where a gradient deviates by more than 1e-5,
+where more is saved or called than by eager, or where the ratio's interval goes above 1.02. --calls prints the
+operations that are called more or less often than by eager.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ TOLERANCE = 1e-5
 
 
 def deviation(ours: Any, reference: Any) -> tuple[float, float]:
-    """The largest absolute difference, and the largest absolute value of the reference. Raises ValueError where the outputs differ in kind."""
+    """The largest absolute difference, and the largest absolute value of the reference. Raises ValueError where the
+    outputs differ in kind."""
     if type(ours) is not type(reference):
         raise ValueError(f"the output is a {type(ours).__name__}, eager's is a {type(reference).__name__}")
     found, expected = dict(named_tensors(ours)), dict(named_tensors(reference))
@@ -44,7 +49,9 @@ def deviation(ours: Any, reference: Any) -> tuple[float, float]:
     for path, want in expected.items():
         got = found[path]
         if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
-            raise ValueError(f"{path or 'the output'} is {got.dtype} {tuple(got.shape)}, eager's is {want.dtype} {tuple(want.shape)}")
+            raise ValueError(
+                f"{path or 'the output'} is {got.dtype} {tuple(got.shape)}, eager's is {want.dtype} {tuple(want.shape)}"
+            )
         got, want = got.double(), want.double()
         same = (got == want) | (got.isnan() & want.isnan())  # infinities and NaN at the same place are no difference
         worst = max([worst, *torch.where(same, 0.0, (got - want).abs()).nan_to_num(nan=torch.inf).flatten().tolist()])
@@ -67,9 +74,17 @@ class Row:
         parts = [f"{'FAILS' if self.problems else 'ok':5}  {self.name:24}"]
         for system in self.first:
             if system != "eager":
-                parts += [f"deviation {self.deviation[system]:<8.2g}", f"opaque {len(self.opaque)}"] if system == "thunder" else [f"deviation {self.deviation[system]:<8.2g}"]
+                parts += (
+                    [f"deviation {self.deviation[system]:<8.2g}", f"opaque {len(self.opaque)}"]
+                    if system == "thunder"
+                    else [f"deviation {self.deviation[system]:<8.2g}"]
+                )
             warm = f"  warm {self.warm[system] * 1e6:7.0f} us" if system in self.warm else ""
-            ratio = f" ({self.warm[system] / self.warm['eager']:.2f} of eager)" if system != "eager" and "eager" in self.warm and warm else ""
+            ratio = (
+                f" ({self.warm[system] / self.warm['eager']:.2f} of eager)"
+                if system != "eager" and "eager" in self.warm and warm
+                else ""
+            )
             parts.append(f"{system}: first {self.first[system]:6.3f} s{warm}{ratio}")
         return "  ".join(parts) + "".join(f"\n       {problem}" for problem in self.problems)
 
@@ -90,13 +105,23 @@ def measure(name: str, systems: list[str], rounds: int) -> Row:
             deviations[system], largest = deviation(output, reference)
             again, _ = deviation(compiled(*args, **kwargs), reference)
             if max(deviations[system], again) > TOLERANCE * max(largest, 1.0):
-                problems.append(f"{system}: deviates by {deviations[system]:.3g} in the first call and {again:.3g} in the second, values go up to {largest:.3g}")
+                problems.append(
+                    f"{system}: deviates by {deviations[system]:.3g} in the first call and {again:.3g} in the "
+                    f"second, values go up to {largest:.3g}"
+                )
             if system == "thunder":
                 opaque, found = thunder_problems(compiled)
                 problems += found
             calls[system] = lambda compiled=compiled: compiled(*args, **kwargs)
         samples = interleaved(calls, rounds)
-    return Row(name, tuple(problems), first, {system: median(values) for system, values in samples.items() if values}, deviations, opaque)
+    return Row(
+        name,
+        tuple(problems),
+        first,
+        {system: median(values) for system, values in samples.items() if values},
+        deviations,
+        opaque,
+    )
 
 
 def thunder_problems(compiled: Any) -> tuple[frozenset[str], list[str]]:
@@ -112,7 +137,9 @@ def thunder_problems(compiled: Any) -> tuple[frozenset[str], list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME", default=[""], help=f"parts of names; known: {', '.join(MODELS)}")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", default=[""], help=f"parts of names; known: {', '.join(MODELS)}"
+    )
     parser.add_argument("--systems", type=parse_systems, default=["eager", "thunder"])
     parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds for the warm calls")
     parser.add_argument("--train", action="store_true", help="forward and backward instead of forward")
@@ -125,11 +152,19 @@ def main() -> int:
         parser.error(f"no model's name contains {' or '.join(chosen.only)}; known: {', '.join(MODELS)}")
     if chosen.train:
         torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, transformers {_version('transformers')}, litgpt {_version('litgpt')}, {torch.get_num_threads()} threads", flush=True)
+    print(
+        f"torch {torch.__version__}, transformers {_version('transformers')}, litgpt {_version('litgpt')}, "
+        f"{torch.get_num_threads()} threads",
+        flush=True,
+    )
     rows = []
     for name in names:
         try:
-            row = measure_training(name, MODELS[name], named_tensors, chosen.rounds, chosen.device) if chosen.train else measure(name, chosen.systems, chosen.rounds)
+            row = (
+                measure_training(name, MODELS[name], named_tensors, chosen.rounds, chosen.device)
+                if chosen.train
+                else measure(name, chosen.systems, chosen.rounds)
+            )
         except Exception as error:  # noqa: BLE001  an error of whatever kind is this program's finding
             message = f"{type(error).__name__}: " + "\n       ".join(str(error).splitlines()[:6])
             row = TrainingRow(name, (message,)) if chosen.train else Row(name, (message,), {}, {}, {})
@@ -138,7 +173,9 @@ def main() -> int:
         if chosen.calls and isinstance(row, TrainingRow) and row.difference:
             print("       " + ", ".join(f"{op} {n:+}" for op, n in row.difference.items()), flush=True)
     if chosen.json:
-        Path(chosen.json).write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1, default=sorted) + "\n")
+        Path(chosen.json).write_text(
+            json.dumps([dataclasses.asdict(row) for row in rows], indent=1, default=sorted) + "\n"
+        )
     failed = sum(bool(row.problems) for row in rows)
     print(f"{len(names) - failed} of {len(names)} models run" + (f", {failed} fail" if failed else ""))
     return int(failed > 0)

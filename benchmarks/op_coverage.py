@@ -1,23 +1,27 @@
 """Is every operator of PyTorch right under thunder.jit? PyTorch's own operator database, `op_db`, asks.
 
-    python benchmarks/op_coverage.py [--entries REGEX] [--dtypes float32 ...] [--samples N] [--shard i/n] [--seed N] [-j PROCESSES] [--json FILE]
+    python benchmarks/op_coverage.py [--entries REGEX] [--dtypes float32 ...] [--samples N] [--shard i/n] [--seed N] [-j
+    PROCESSES] [--json FILE]
 
-Every entry of the database, on the CPU, in float32, int64, bool, complex64 and bfloat16 where the entry takes them, with every sample it gives. A sample becomes the
-source of a small function, as a user would write it: tensors are parameters, everything else stands in the text. That function is called in eager PyTorch and
-through `thunder.jit`, twice, in each of the entry's forms: function, method, in-place method, operator, in-place operator, `out=`.
+Every entry of the database, on the CPU, in float32, int64, bool, complex64 and bfloat16 where the entry takes them,
+with every sample it gives. A sample becomes the source of a small function, as a user would write it: tensors are
+parameters, everything else stands in the text. That function is called in eager PyTorch and through `thunder.jit`,
+twice, in each of the entry's forms: function, method, in-place method, operator, in-place operator, `out=`.
 
-forward: the results are equal bit for bit (NaN equals NaN), with dtype, shape, strides, device, requires_grad and the memory they share with the arguments; what the call
-writes to its arguments is the same; the generator of random numbers stands where eager's does. Random operations are drawn with the same seed, so they are compared like
-all others; of what is not initialised (`empty`) everything but the values is.
-under grad what is an argument may come back as a view of it. In place under grad and with out=, where thunder runs the function itself and PyTorch another kernel that rounds
-otherwise, the values are those of the function.
-gradient: where PyTorch differentiates, the result and its gradients for random cotangents are as close as rounding allows: within the tolerances of torch.testing, or, for
-gradients, no further from the gradient in float64 than four times what eager is.
-refused: PyTorch raises an error, and so does thunder, of the same class and with the same first words. clear: PyTorch computes it, and thunder says by a CaptureError that
-it does not. wrong: everything else.
+forward: the results are equal bit for bit (NaN equals NaN), with dtype, shape, strides, device, requires_grad and the
+memory they share with the arguments; what the call writes to its arguments is the same; the generator of random numbers
+stands where eager's does. Random operations are drawn with the same seed, so they are compared like all others; of what
+is not initialised (`empty`) everything but the values is. under grad what is an argument may come back as a view of it.
+In place under grad and with out=, where thunder runs the function itself and PyTorch another kernel that rounds
+otherwise, the values are those of the function. gradient: where PyTorch differentiates, the result and its gradients
+for random cotangents are as close as rounding allows: within the tolerances of torch.testing, or, for gradients, no
+further from the gradient in float64 than four times what eager is. refused: PyTorch raises an error, and so does
+thunder, of the same class and with the same first words. clear: PyTorch computes it, and thunder says by a CaptureError
+that it does not. wrong: everything else.
 
-Printed: counts for each type, what every operation in the programs was (own rule, decomposition, opaque), and all that is not right, by name with its reason. The exit
-status is 1 when anything is wrong, or one of the bars is missed where the whole database ran.
+Printed: counts for each type, what every operation in the programs was (own rule, decomposition, opaque), and all that
+is not right, by name with its reason. The exit status is 1 when anything is wrong, or one of the bars is missed where
+the whole database ran.
 """
 
 from __future__ import annotations
@@ -47,7 +51,13 @@ from thunder.errors import CaptureError
 from thunder.ops import opaque
 from thunder.ops.torch_types import to_torch_dtype
 
-DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool, "complex64": torch.complex64, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+    "complex64": torch.complex64,
+    "bfloat16": torch.bfloat16,
+}
 # their values are whatever was in memory
 UNDEFINED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
 
@@ -61,7 +71,8 @@ BARS = {"forward": 0.98, "gradient": 0.97, "opaque": 0.40}
 SEED = 42
 
 
-# ---------------------------------------------------------------------------------------------------------------- a sample as a program
+# ---------------------------------------------------------------------------------------------------------------- a
+# sample as a program
 
 
 @dataclass
@@ -103,7 +114,8 @@ class _Writer:
 
 
 def program_of(function, args: tuple, kwargs: dict, *, form: str = "function", on_copy: bool = False) -> Program:
-    """The program that calls `function` with these arguments, in one of `forms`. on_copy: the first tensor is cloned first, and the clone returned as well."""
+    """The program that calls `function` with these arguments, in one of `forms`. on_copy: the first tensor is cloned
+    first, and the clone returned as well."""
     writer = _Writer()
     arguments = [writer.value(a) for a in args]
     keywords = [f"{k}={writer.value(v)}" for k, v in kwargs.items()]
@@ -112,13 +124,20 @@ def program_of(function, args: tuple, kwargs: dict, *, form: str = "function", o
         lines.append(f"y = {arguments[0]}.clone()")
         arguments[0] = "y"
     name = getattr(function, "__name__", "")
-    if form in ("method", "inplace") and args and isinstance(args[0], torch.Tensor) and getattr(torch.Tensor, name, None) == function:
+    if (
+        form in ("method", "inplace")
+        and args
+        and isinstance(args[0], torch.Tensor)
+        and getattr(torch.Tensor, name, None) == function
+    ):
         call = f"{arguments[0]}.{name}({', '.join([*arguments[1:], *keywords])})"
     else:
         writer.globals["function"] = function
         call = f"function({', '.join([*arguments, *keywords])})"
     lines.append(f"return {call}, y" if on_copy else f"return {call}")
-    source = f"def program({', '.join(n for n, _ in writer.tensors.values())}):\n" + "".join(f"    {line}\n" for line in lines)
+    source = f"def program({', '.join(n for n, _ in writer.tensors.values())}):\n" + "".join(
+        f"    {line}\n" for line in lines
+    )
     space = {"torch": torch, "slice": slice, **writer.globals}
     exec(compile(source, "<sample>", "exec"), space)
     return Program(space["program"], [t for _, t in writer.tensors.values()], source)  # type: ignore[arg-type]
@@ -143,15 +162,27 @@ def copied(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [copy(t).requires_grad_(t.requires_grad) for t in tensors]
 
 
-# ---------------------------------------------------------------------------------------------------------------- running it, and comparing
+# ----------------------------------------------------------------------------------------------------------------
+# running it, and comparing
 
 
-REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError, AssertionError, KeyError, ZeroDivisionError)
+REFUSALS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    NotImplementedError,
+    AttributeError,
+    AssertionError,
+    KeyError,
+    ZeroDivisionError,
+)
 
 
 @dataclass
 class Outcome:
-    """What a run gave. result: as it is returned; tensors: what the program was called with, afterwards. generator: the state of the random numbers."""
+    """What a run gave. result: as it is returned; tensors: what the program was called with, afterwards. generator: the
+    state of the random numbers."""
 
     result: object
     tensors: list[torch.Tensor]
@@ -171,7 +202,11 @@ def outcome(run: Callable, tensors: list[torch.Tensor]) -> Outcome:
 def leaves(value) -> list:
     if isinstance(value, dict):
         return [x for v in value.values() for x in leaves(v)]
-    return [x for v in value for x in leaves(v)] if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size) else [value]
+    return (
+        [x for v in value for x in leaves(v)]
+        if isinstance(value, (tuple, list)) and not isinstance(value, torch.Size)
+        else [value]
+    )
 
 
 def _kind(value):
@@ -187,15 +222,31 @@ def _shown_arguments(x: torch.Tensor, tensors: list[torch.Tensor], identity: boo
     if x.layout is not torch.strided or x.is_nested:
         return found
     memory = x.untyped_storage().data_ptr()
-    if memory and any(t.layout is torch.strided and not t.is_nested and t.untyped_storage().data_ptr() == memory for t in tensors):
+    if memory and any(
+        t.layout is torch.strided and not t.is_nested and t.untyped_storage().data_ptr() == memory for t in tensors
+    ):
         found.append(("memory", x.storage_offset()))
     return found
 
 
 def _about(x: torch.Tensor) -> dict:
     if x.layout is torch.strided and not x.is_nested:
-        return {"dtype": x.dtype, "shape": tuple(x.shape), "strides": x.stride(), "device": x.device, "requires_grad": x.requires_grad, "conj": x.is_conj(), "neg": x.is_neg()}
-    return {"dtype": x.dtype, "layout": x.layout, "device": x.device, "requires_grad": x.requires_grad, "class": type(x)}
+        return {
+            "dtype": x.dtype,
+            "shape": tuple(x.shape),
+            "strides": x.stride(),
+            "device": x.device,
+            "requires_grad": x.requires_grad,
+            "conj": x.is_conj(),
+            "neg": x.is_neg(),
+        }
+    return {
+        "dtype": x.dtype,
+        "layout": x.layout,
+        "device": x.device,
+        "requires_grad": x.requires_grad,
+        "class": type(x),
+    }
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -217,7 +268,8 @@ def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def difference(want: Outcome, got: Outcome, defined: bool, identity: bool = True) -> str | None:
-    """How two runs differ; None where they do not. identity: whether a result that is an argument has to be that object, and not a view of it."""
+    """How two runs differ; None where they do not. identity: whether a result that is an argument has to be that
+    object, and not a view of it."""
     if _kind(want.result) != _kind(got.result):
         return f"the result is {_kind(got.result)} where PyTorch's is {_kind(want.result)}"
     for w, g in zip(leaves(want.result), leaves(got.result), strict=True):
@@ -226,8 +278,14 @@ def difference(want: Outcome, got: Outcome, defined: bool, identity: bool = True
                 return f"the result is {g!r} where PyTorch's is {w!r}"
             continue
         if _about(w) != _about(g):
-            return "; ".join(f"{k} is {b} where PyTorch's is {a}" for (k, a), b in zip(_about(w).items(), _about(g).values(), strict=False) if a != b)
-        if (shown := _shown_arguments(w, want.tensors, identity)) != (shows := _shown_arguments(g, got.tensors, identity)):
+            return "; ".join(
+                f"{k} is {b} where PyTorch's is {a}"
+                for (k, a), b in zip(_about(w).items(), _about(g).values(), strict=False)
+                if a != b
+            )
+        if (shown := _shown_arguments(w, want.tensors, identity)) != (
+            shows := _shown_arguments(g, got.tensors, identity)
+        ):
             return f"it shares memory with arguments {shows}, PyTorch's result with {shown}"
         if defined and not same_values(w, g):
             return _VALUES
@@ -243,7 +301,8 @@ _VALUES = "values differ"
 
 
 def _by_other_kernel(function, args: tuple, kwargs: dict, got, want) -> bool:
-    """Whether a result of an in-place or out= form is what the function itself computes: PyTorch rounds otherwise in some kernels that write to an argument."""
+    """Whether a result of an in-place or out= form is what the function itself computes: PyTorch rounds otherwise in
+    some kernels that write to an argument."""
     program = program_of(function, args, {k: v for k, v in kwargs.items() if k != "out"})
     plain = leaves(outcome(program.run, program.tensors).result)
     pairs = list(zip(leaves(got), plain, leaves(want), strict=True))
@@ -265,11 +324,14 @@ def judged_error(want: Outcome, got: Outcome) -> tuple[str, str] | None:
     if got.error is None:
         return "wrong", f"PyTorch raises {type(want.error).__name__}: {want.error}".split("\n")[0]
     if type(want.error) is not type(got.error) or words(want.error) != words(got.error):
-        return "wrong", f"{type(got.error).__name__}: {got.error}".split("\n")[0] + f" where PyTorch raises {type(want.error).__name__}: {want.error}".split("\n")[0]
+        return "wrong", f"{type(got.error).__name__}: {got.error}".split("\n")[
+            0
+        ] + f" where PyTorch raises {type(want.error).__name__}: {want.error}".split("\n")[0]
     return "refused", ""
 
 
-# ---------------------------------------------------------------------------------------------------------------- gradients
+# ----------------------------------------------------------------------------------------------------------------
+# gradients
 
 
 def gradients(outputs: list, wanted: list[torch.Tensor]) -> tuple:
@@ -277,7 +339,12 @@ def gradients(outputs: list, wanted: list[torch.Tensor]) -> tuple:
     outputs = [o for o in leaves(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
     generator = torch.Generator().manual_seed(1)
     dense = [o.to_dense() if o.layout is not torch.strided else o for o in outputs]
-    cotangents = [torch.randn(o.shape, dtype=torch.complex128 if o.is_complex() else torch.float64, generator=generator).to(o.dtype) for o in dense]
+    cotangents = [
+        torch.randn(o.shape, dtype=torch.complex128 if o.is_complex() else torch.float64, generator=generator).to(
+            o.dtype
+        )
+        for o in dense
+    ]
     return torch.autograd.grad(dense, wanted, cotangents, allow_unused=True)
 
 
@@ -287,11 +354,16 @@ def _in_double(x):
         return x.detach().to(wide).requires_grad_(x.requires_grad)
     if type(x) in (list, tuple):
         return type(x)([_in_double(v) for v in x])
-    return {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.complex64: torch.complex128}.get(x, x) if isinstance(x, torch.dtype) else x
+    return (
+        {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.complex64: torch.complex128}.get(x, x)
+        if isinstance(x, torch.dtype)
+        else x
+    )
 
 
 def close_enough(got: torch.Tensor, want: torch.Tensor, reference: torch.Tensor | None) -> bool:
-    """Within the tolerances of torch.testing, or, given the gradient in float64, no further from it than four times what eager is, and four units in the last place."""
+    """Within the tolerances of torch.testing, or, given the gradient in float64, no further from it than four times
+    what eager is, and four units in the last place."""
     try:
         torch.testing.assert_close(got, want, equal_nan=True)
         return True
@@ -306,12 +378,14 @@ def close_enough(got: torch.Tensor, want: torch.Tensor, reference: torch.Tensor 
     return bool((g - r).abs().max() <= 4 * (w - r).abs().max() + 4 * unit)
 
 
-# ---------------------------------------------------------------------------------------------------------------- one entry
+# ---------------------------------------------------------------------------------------------------------------- one
+# entry
 
 
 @dataclass
 class Check:
-    """One judgement. form: how the operation was called; which: "forward" or "gradient"; verdict: "equal", "refused", "clear" or "wrong"."""
+    """One judgement. form: how the operation was called; which: "forward" or "gradient"; verdict: "equal", "refused",
+    "clear" or "wrong"."""
 
     entry: str
     dtype: str
@@ -340,13 +414,16 @@ def spoken(args, kwargs) -> str:
             return type(x)(map(one, x))
         return x
 
-    return re.sub(r"'(\w+\[[\d, ]*\])'", r"\1", f"{tuple(map(one, args))} {({k: one(v) for k, v in kwargs.items()}) or ''}")[:300].strip()
+    return re.sub(
+        r"'(\w+\[[\d, ]*\])'", r"\1", f"{tuple(map(one, args))} {({k: one(v) for k, v in kwargs.items()}) or ''}"
+    )[:300].strip()
 
 
 def forms(info) -> list[tuple[str, Callable]]:
     """The ways to call an entry, each with the callable."""
     given = [
-        ("function", info.op), ("method", info.method_variant), ("inplace", info.inplace_variant), ("operator", info.operator_variant),
+        ("function", info.op), ("method", info.method_variant), ("inplace", info.inplace_variant),
+            ("operator", info.operator_variant),
         ("inplace operator", info.inplace_operator_variant), ("out", info.op if info.supports_out else None),
     ]  # fmt: skip
     return [(name, f) for name, f in given if f is not None]
@@ -363,14 +440,26 @@ def _computation(compiled):
 
 
 def _mistyped(compiled, result) -> str | None:
-    """How the types that the trace gives its outputs differ from what it computes: what comes after an operation is decided by them."""
+    """How the types that the trace gives its outputs differ from what it computes: what comes after an operation is
+    decided by them."""
     computation = _computation(compiled)
-    tensors, proxies, arguments = [x for x in leaves(result) if isinstance(x, torch.Tensor)], proxies_in(computation.output, []), set(computation.args)
+    tensors, proxies, arguments = (
+        [x for x in leaves(result) if isinstance(x, torch.Tensor)],
+        proxies_in(computation.output, []),
+        set(computation.args),
+    )
     if len(tensors) != len(proxies):  # a result is an argument, or one result stands in two places
         return None
     for x, p in zip(tensors, proxies, strict=True):
-        if type(p) is TensorProxy and p not in arguments and all(type(n) is int for n in p.shape) and (p.shape, to_torch_dtype(p.dtype)) != (x.shape, x.dtype):
-            return f"the trace says {to_torch_dtype(p.dtype)}{list(p.shape)} where the result is {x.dtype}{list(x.shape)}"
+        if (
+            type(p) is TensorProxy
+            and p not in arguments
+            and all(type(n) is int for n in p.shape)
+            and (p.shape, to_torch_dtype(p.dtype)) != (x.shape, x.dtype)
+        ):
+            return (
+                f"the trace says {to_torch_dtype(p.dtype)}{list(p.shape)} where the result is {x.dtype}{list(x.shape)}"
+            )
     return None
 
 
@@ -393,7 +482,9 @@ def check_forward(info, function, form: str, args: tuple, kwargs: dict, report: 
             return judged
         different = difference(want, got, is_defined(info, kwargs))
         different = different or _mistyped(compiled, got.result)
-        if different is not None and not (form == "out" and different == _VALUES and _by_other_kernel(info.op, args, kwargs, got.result, want.result)):
+        if different is not None and not (
+            form == "out" and different == _VALUES and _by_other_kernel(info.op, args, kwargs, got.result, want.result)
+        ):
             return "wrong", different + (" in the second call" if again else "")
     if form == "function":
         report.support |= {line.sym.qualified_name: kind_of(line.sym) for line in _computation(compiled).bound_symbols}
@@ -402,11 +493,16 @@ def check_forward(info, function, form: str, args: tuple, kwargs: dict, report: 
 
 
 def _difference_with_grad(info, args: tuple, kwargs: dict, want: Outcome, got: Outcome, in_place: bool) -> str | None:
-    """As `difference`, but for rounding: PyTorch takes another kernel where a gradient is wanted (matmul folds batches), and in some forms that write to an argument."""
+    """As `difference`, but for rounding: PyTorch takes another kernel where a gradient is wanted (matmul folds
+    batches), and in some forms that write to an argument."""
     different = difference(want, got, is_defined(info, kwargs), identity=False)
     if different != _VALUES:
         return different
-    if all(close_enough(g, w, None) for g, w in zip(leaves(got.result), leaves(want.result), strict=True) if isinstance(w, torch.Tensor)):
+    if all(
+        close_enough(g, w, None)
+        for g, w in zip(leaves(got.result), leaves(want.result), strict=True)
+        if isinstance(w, torch.Tensor)
+    ):
         return None
     return None if in_place and _by_other_kernel(info.op, args, kwargs, got.result[0], want.result[0]) else different
 
@@ -417,7 +513,11 @@ def check_gradient(info, function, form: str, args: tuple, kwargs: dict, after: 
     program = program_of(function, args, kwargs, form=form, on_copy=in_place)
     wanted = [t for t in program.tensors if t.requires_grad]
     want = outcome(program.run, program.tensors)
-    if want.error is not None or not wanted or not any(isinstance(o, torch.Tensor) and o.requires_grad for o in leaves(want.result)):
+    if (
+        want.error is not None
+        or not wanted
+        or not any(isinstance(o, torch.Tensor) and o.requires_grad for o in leaves(want.result))
+    ):
         return None
     try:
         expected = gradients(after(want.result), wanted)
@@ -441,28 +541,45 @@ def check_gradient(info, function, form: str, args: tuple, kwargs: dict, after: 
     reference = None
     for i, (g, e) in enumerate(zip(found, expected, strict=True)):
         if (g is None) != (e is None):
-            return "wrong", f"the gradient of tensor {i} is {'None' if g is None else 'a tensor'}, PyTorch's is {'None' if e is None else 'a tensor'}"
+            return (
+                "wrong",
+                f"the gradient of tensor {i} is {'None' if g is None else 'a tensor'}, PyTorch's is "
+                f"{'None' if e is None else 'a tensor'}",
+            )
         if g is None:
             continue
         if (g.dtype, g.shape, g.layout) != (e.dtype, e.shape, e.layout):
-            return "wrong", f"the gradient of tensor {i} is {g.dtype}{list(g.shape)}, PyTorch's is {e.dtype}{list(e.shape)}"
+            return (
+                "wrong",
+                f"the gradient of tensor {i} is {g.dtype}{list(g.shape)}, PyTorch's is {e.dtype}{list(e.shape)}",
+            )
         if g.layout is not torch.strided:
             g, e = g.to_dense(), e.to_dense()
         if not close_enough(g, e, None):
             if reference is None:
                 reference = _reference(function, args, kwargs, form, in_place, after, len(wanted))
             if not close_enough(g, e, reference[i]):
-                return "wrong", f"the gradient of tensor {i} differs by up to {float((g - e).abs().max()):.3g}, its largest element is {float(e.abs().max()):.3g}"
+                return (
+                    "wrong",
+                    f"the gradient of tensor {i} differs by up to {float((g - e).abs().max()):.3g}, its largest "
+                    f"element is {float(e.abs().max()):.3g}",
+                )
     return "equal", ""
 
 
 def _reference(function, args, kwargs, form: str, in_place: bool, after, count: int) -> list:
     """Eager's gradients in float64; Nones where it takes no float64."""
-    program = program_of(function, _in_double(args), {k: _in_double(v) for k, v in kwargs.items()}, form=form, on_copy=in_place)
+    program = program_of(
+        function, _in_double(args), {k: _in_double(v) for k, v in kwargs.items()}, form=form, on_copy=in_place
+    )
     wide = outcome(program.run, program.tensors)
     wanted = [t for t in program.tensors if t.requires_grad]
     try:
-        return list(gradients(after(wide.result), wanted)) if wide.error is None and len(wanted) == count else [None] * count
+        return (
+            list(gradients(after(wide.result), wanted))
+            if wide.error is None and len(wanted) == count
+            else [None] * count
+        )
     except REFUSALS:
         return [None] * count
 
@@ -490,7 +607,9 @@ def check_entry(index: int, dtypes: list[str], count: int | None) -> Report:
             for form, function in forms(info):
                 given = kwargs
                 if form == "out":
-                    out = outcome(program_of(function, args, kwargs).run, program_of(function, args, kwargs).tensors).result
+                    out = outcome(
+                        program_of(function, args, kwargs).run, program_of(function, args, kwargs).tensors
+                    ).result
                     if "out" in kwargs or not leaves(out) or not all(isinstance(o, torch.Tensor) for o in leaves(out)):
                         continue
                     out = [torch.empty_like(o).zero_() for o in leaves(out)]
@@ -499,7 +618,16 @@ def check_entry(index: int, dtypes: list[str], count: int | None) -> Report:
                     continue
                 judged = check_forward(info, function, form, args, given, report)
                 if judged is not None:
-                    report.checks.append(Check(report.entry, name, form, "forward", *judged, "" if judged[0] == "equal" else spoken(args, kwargs)))
+                    report.checks.append(
+                        Check(
+                            report.entry,
+                            name,
+                            form,
+                            "forward",
+                            *judged,
+                            "" if judged[0] == "equal" else spoken(args, kwargs),
+                        )
+                    )
         if not info.supports_autograd or dtype not in info.supported_backward_dtypes("cpu"):
             continue
         for sample in samples(info, dtype, True, count):
@@ -509,15 +637,29 @@ def check_entry(index: int, dtypes: list[str], count: int | None) -> Report:
                     continue
                 judged = check_gradient(info, function, form, args, kwargs, sample.output_process_fn_grad)
                 if judged is not None:
-                    report.checks.append(Check(report.entry, name, form, "gradient", *judged, "" if judged[0] == "equal" else spoken(args, kwargs)))
+                    report.checks.append(
+                        Check(
+                            report.entry,
+                            name,
+                            form,
+                            "gradient",
+                            *judged,
+                            "" if judged[0] == "equal" else spoken(args, kwargs),
+                        )
+                    )
     return report
 
 
 @contextlib.contextmanager
 def settings() -> Iterator[None]:
-    """oneDNN's bfloat16 kernels end the process on some processors, eager's too; PyTorch warns about its own samples; random entries
-    seed the generator themselves, which is done around the program here; one thread, so that sums have one order."""
-    onednn, threads, seeding = torch._C._get_mkldnn_enabled(), torch.get_num_threads(), common_methods_invocations.wrapper_set_seed
+    """oneDNN's bfloat16 kernels end the process on some processors, eager's too; PyTorch warns about its own samples;
+    random entries seed the generator themselves, which is done around the program here; one thread, so that sums have
+    one order."""
+    onednn, threads, seeding = (
+        torch._C._get_mkldnn_enabled(),
+        torch.get_num_threads(),
+        common_methods_invocations.wrapper_set_seed,
+    )
     torch._C._set_mkldnn_enabled(False)
     logging.getLogger("torch").setLevel(logging.CRITICAL)  # fake tensors log what they then raise
     common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
@@ -537,7 +679,8 @@ def _checked(task: tuple) -> Report:
         return check_entry(*task)
 
 
-# ---------------------------------------------------------------------------------------------------------------- all entries
+# ---------------------------------------------------------------------------------------------------------------- all
+# entries
 
 
 def chosen(pattern: str, shard: tuple[int, int], seed: int) -> list[int]:
@@ -547,7 +690,9 @@ def chosen(pattern: str, shard: tuple[int, int], seed: int) -> list[int]:
     return found[shard[0] - 1 :: shard[1]]
 
 
-def run(indices: list[int], dtypes: list[str], count: int | None = None, processes: int = 1, progress: bool = False) -> list[Report]:
+def run(
+    indices: list[int], dtypes: list[str], count: int | None = None, processes: int = 1, progress: bool = False
+) -> list[Report]:
     tasks = [(i, dtypes, count) for i in indices]
     if processes == 1:
         made = map(_checked, tasks)
@@ -565,7 +710,15 @@ def _shown(report: Report) -> Report:
 def support_of(report: Report) -> str:
     """An entry is opaque when any operation in its programs is; else a decomposition where all are."""
     kinds = set(report.support.values())
-    return "opaque" if "opaque" in kinds else "own rule" if "own rule" in kinds else "decomposition" if kinds else "nothing recorded"
+    return (
+        "opaque"
+        if "opaque" in kinds
+        else "own rule"
+        if "own rule" in kinds
+        else "decomposition"
+        if kinds
+        else "nothing recorded"
+    )
 
 
 def totals(reports: list[Report]) -> dict:
@@ -580,8 +733,10 @@ def totals(reports: list[Report]) -> dict:
 
     support = Counter(map(support_of, reports))
     return {
-        "entries": len(reports), "counts": {k: {f"{which} {v}": n for (which, v), n in sorted(c.items())} for k, c in counts.items()}, "forward": share("forward"),
-        "gradient": share("gradient"), "support": dict(support), "opaque": support["opaque"] / max(len(reports), 1), "wrong": sum(c.verdict == "wrong" for c in checks),
+        "entries": len(reports), "counts": {k: {f"{which} {v}": n for (which, v), n in sorted(c.items())} for k,
+        c in counts.items()}, "forward": share("forward"),
+        "gradient": share("gradient"), "support": dict(support), "opaque": support["opaque"] / max(len(reports), 1),
+        "wrong": sum(c.verdict == "wrong" for c in checks),
         "recompiled": sum(r.recompiled for r in reports),
     }  # fmt: skip
 
@@ -592,8 +747,15 @@ def show(reports: list[Report], found: dict) -> None:
     for name, counts in found["counts"].items():
         entries = sum(any(c.dtype == name for c in r.checks) for r in reports) if name != "total" else len(reports)
         print(f"{name:10}{entries:>9}" + "".join(f"{counts.get(c, 0):>18}" for c in columns))
-    print("\nentries by support: " + ", ".join(f"{n} {k}" for k, n in found["support"].items()) + f"; opaque {found['opaque']:.1%}")
-    print(f"forward right: {found['forward']:.2%} of what PyTorch computes; gradients right: {found['gradient']:.2%} of what PyTorch differentiates; wrong: {found['wrong']}")
+    print(
+        "\nentries by support: "
+        + ", ".join(f"{n} {k}" for k, n in found["support"].items())
+        + f"; opaque {found['opaque']:.1%}"
+    )
+    print(
+        f"forward right: {found['forward']:.2%} of what PyTorch computes; gradients right: {found['gradient']:.2%} "
+        f"of what PyTorch differentiates; wrong: {found['wrong']}"
+    )
     print(f"compiled again in the second call: {found['recompiled']} programs")
     for verdict in ("wrong", "clear"):
         reasons: dict[tuple, list[Check]] = {}
@@ -602,8 +764,14 @@ def show(reports: list[Report], found: dict) -> None:
         print(f"\n{verdict}: {len({e for e, _ in reasons})} entries" if reasons else f"\n{verdict}: none")
         for (entry, _), checks in sorted(reasons.items()):
             where = sorted({f"{c.form} {c.which}" for c in checks})
-            print(f"  {entry} ({len(checks)}; {', '.join(where)}; {', '.join(sorted({c.dtype for c in checks}))}): {checks[0].reason}  [{checks[0].sample}]")
-    print("\nnot initialised, compared without values: " + ", ".join(sorted(r.entry for r in reports if r.entry in UNDEFINED)))
+            print(
+                f"  {entry} ({len(checks)}; {', '.join(where)}; {', '.join(sorted({c.dtype for c in checks}))}): "
+                f"{checks[0].reason}  [{checks[0].sample}]"
+            )
+    print(
+        "\nnot initialised, compared without values: "
+        + ", ".join(sorted(r.entry for r in reports if r.entry in UNDEFINED))
+    )
     print("opaque entries: " + ", ".join(sorted(r.entry for r in reports if support_of(r) == "opaque")))
 
 
@@ -619,13 +787,31 @@ def main() -> int:
     parser.add_argument("--progress", action="store_true", help="a line for each entry on stderr")
     options = parser.parse_args()
     shard = tuple(map(int, options.shard.split("/")))
-    reports = run(chosen(options.entries, shard, options.seed), options.dtypes, options.samples, options.processes, options.progress)  # type: ignore[arg-type]
+    reports = run(
+        chosen(options.entries, shard, options.seed),
+        options.dtypes,
+        options.samples,
+        options.processes,
+        options.progress,
+    )  # type: ignore[arg-type]
     found = totals(reports)
     show(reports, found)
     if options.json:
-        options.json.write_text(json.dumps({**found, "reports": [asdict(r) | {"checks": [asdict(c) for c in r.checks if c.verdict != "equal"]} for r in reports]}, indent=1))
+        options.json.write_text(
+            json.dumps(
+                {
+                    **found,
+                    "reports": [
+                        asdict(r) | {"checks": [asdict(c) for c in r.checks if c.verdict != "equal"]} for r in reports
+                    ],
+                },
+                indent=1,
+            )
+        )
     whole = options.entries == ".*" and shard[1] == 1 and options.samples is None
-    missed = whole and (found["forward"] < BARS["forward"] or found["gradient"] < BARS["gradient"] or found["opaque"] > BARS["opaque"])
+    missed = whole and (
+        found["forward"] < BARS["forward"] or found["gradient"] < BARS["gradient"] or found["opaque"] > BARS["opaque"]
+    )
     return int(found["wrong"] > 0 or missed)
 
 

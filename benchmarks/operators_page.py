@@ -2,8 +2,8 @@
 
     python benchmarks/operators_page.py [--check]
 
-An operator's first samples are captured by thunder.jit, as `op_coverage.py` does; what stands in the trace says how it is supported. --check: compare with the page that is
-there, and exit with status 1 where it is out of date.
+An operator's first samples are captured by thunder.jit, as `op_coverage.py` does; what stands in the trace says how it
+is supported. --check: compare with the page that is there, and exit with status 1 where it is out of date.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def derivative_of(symbol: Symbol) -> str:
         return "none"
     if symbol.grad_rule is not None:
         return "rule"
-    return "decomposition" if symbol.info.get("by_parts") or "formula" in symbol.info or symbol.fn is None else "PyTorch's"
+    return (
+        "decomposition" if symbol.info.get("by_parts") or "formula" in symbol.info or symbol.fn is None else "PyTorch's"
+    )
 
 
 def _captured(info) -> list[Symbol] | str:
@@ -91,7 +93,11 @@ def _of_database() -> tuple[list[str], list[str], set[str]]:
     for info in sorted(op_db, key=lambda i: i.formatted_name):
         found = _captured(info)
         tried = " ".join(SHORT[n] for n, d in DTYPES.items() if d in info.supported_dtypes("cpu"))
-        in_place = getattr(info.inplace_variant, "__name__", "<lambda>").replace("<lambda>", "inplace=True") if info.inplace_variant is not None else "-"
+        in_place = (
+            getattr(info.inplace_variant, "__name__", "<lambda>").replace("<lambda>", "inplace=True")
+            if info.inplace_variant is not None
+            else "-"
+        )
         if isinstance(found, str):
             rows.append(_row(info.formatted_name, "-", found, "-", in_place, tried))
             kinds.append("nothing recorded" if "known while" in found else "refused")
@@ -102,7 +108,16 @@ def _of_database() -> tuple[list[str], list[str], set[str]]:
         derivatives = dict.fromkeys(d for d in map(derivative_of, found) if d != "none")
         derivative = ", ".join(derivatives) if info.supports_autograd and derivatives else "none"
         names = [s.name for s in found]
-        rows.append(_row(info.formatted_name, ", ".join(names[:4]) + (" ..." if len(names) > 4 else ""), kind, derivative, in_place, tried))
+        rows.append(
+            _row(
+                info.formatted_name,
+                ", ".join(names[:4]) + (" ..." if len(names) > 4 else ""),
+                kind,
+                derivative,
+                in_place,
+                tried,
+            )
+        )
         kinds.append(kind)
     return rows, kinds, seen
 
@@ -112,7 +127,17 @@ def page() -> str:
         rows, kinds, seen = _of_database()
     counts = ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds))
     others = [s for n, s in sorted(LTORCH.items()) if n not in seen and not opaque.is_opaque(s)]
-    rows += [_row(s.name, s.name, kind_of(s), derivative_of(s), getattr(inplace_form(s), "__name__", "-"), "own samples" if s.sampler else "-") for s in others]
+    rows += [
+        _row(
+            s.name,
+            s.name,
+            kind_of(s),
+            derivative_of(s),
+            getattr(inplace_form(s), "__name__", "-"),
+            "own samples" if s.sampler else "-",
+        )
+        for s in others
+    ]
     return HEAD.format(version=torch.__version__.split("+")[0], entries=len(op_db), counts=counts) + "".join(rows)
 
 

@@ -4,9 +4,10 @@
     eager, exact = region(region.inputs), region.exact(region.inputs)
     deviations = judge(fused, eager, exact)
 
-A region is a function of tensors as Python text, which prints and runs by itself. The reference is the same program on the inputs in float64; a conversion to a type rounds its
-values to that type there as well. Operations that jump (comparisons, roundings, places of extremes) are given exact values only: inputs, and what moving, choosing and
-negating makes of them. So integers and bools have one right answer.
+A region is a function of tensors as Python text, which prints and runs by itself. The reference is the same program on
+the inputs in float64; a conversion to a type rounds its values to that type there as well. Operations that jump
+(comparisons, roundings, places of extremes) are given exact values only: inputs, and what moving, choosing and negating
+makes of them. So integers and bools have one right answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ __all__ = ["LARGE", "SMALL", "RandomRegion", "Sizes", "judge", "random_region"]
 
 
 class Sizes(NamedTuple):
-    """dims: the lengths of dimensions. numel: the most elements of a value. steps: how many lines a program has, at least and at most."""
+    """dims: the lengths of dimensions. numel: the most elements of a value. steps: how many lines a program has, at
+    least and at most."""
 
     dims: tuple[int, ...]
     numel: int
@@ -36,44 +38,64 @@ LARGE = Sizes((1, 3, 16, 33, 64, 127, 300, 1024, 2048, 5000), 2_000_000, (4, 14)
 FLOATS = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.bfloat16, torch.float16, torch.float64)
 OTHERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.bool)
 
-# {0}, {1}: operands. {dim}: a dimension of the first, {dims}: some of them, {keep}: True or False, {type}: a type, {number}: a small number.
+# {0}, {1}: operands. {dim}: a dimension of the first, {dims}: some of them, {keep}: True or False, {type}: a type,
+# {number}: a small number.
 SMOOTH = """
-    torch.sin({0}) torch.cos({0}) torch.tanh({0}) torch.sigmoid({0}) F.gelu({0}) F.gelu({0},approximate='tanh') F.silu({0}) torch.exp(-{0}*{0})
-    torch.sqrt({0}*{0}+1) torch.rsqrt({0}*{0}+1) torch.log1p({0}*{0}) torch.expm1({0}.clamp(-2,2)) torch.erf({0}) F.softplus({0}) F.elu({0}) F.leaky_relu({0},0.1)
-    F.mish({0}) F.logsigmoid({0}).contiguous() {0}.pow(2) {0}.pow(3) 1/({0}*{0}+1) {0}*{number}+1 {number}-{0} {0}/3 torch.square({0}) torch.exp2({0}.clamp(-3,3))
-    F.hardswish({0}) F.hardtanh({0}) cast({0},torch.float32) torch.log2({0}*{0}+1) F.selu({0}) torch.softmax({0},{dim}) torch.log_softmax({0},{dim})
+    torch.sin({0}) torch.cos({0}) torch.tanh({0}) torch.sigmoid({0}) F.gelu({0}) F.gelu({0},approximate='tanh')
+    F.silu({0}) torch.exp(-{0}*{0})
+    torch.sqrt({0}*{0}+1) torch.rsqrt({0}*{0}+1) torch.log1p({0}*{0}) torch.expm1({0}.clamp(-2,2)) torch.erf({0})
+    F.softplus({0}) F.elu({0}) F.leaky_relu({0},0.1)
+    F.mish({0}) F.logsigmoid({0}).contiguous() {0}.pow(2) {0}.pow(3) 1/({0}*{0}+1) {0}*{number}+1 {number}-{0} {0}/3
+    torch.square({0}) torch.exp2({0}.clamp(-3,3))
+    F.hardswish({0}) F.hardtanh({0}) cast({0},torch.float32) torch.log2({0}*{0}+1) F.selu({0}) torch.softmax({0},{dim})
+    torch.log_softmax({0},{dim})
     F.layer_norm({0},{0}.shape[-1:]) F.rms_norm({0},{0}.shape[-1:]) F.normalize({0},dim={dim})
 """.split()
 SMOOTH_PAIRS = """
-    {0}+{1} {0}*{1} {0}-{1} {0}/({1}*{1}+1) {0}*{1}+{0} torch.lerp(cast({0},torch.float32),cast({1},torch.float32),0.3) torch.where({0}>{1},{0},{1})
-    torch.addcmul(cast({0},torch.float32),cast({0},torch.float32),cast({1},torch.float32)) torch.hypot({0},{1}) F.mse_loss({0}+{1}*0,{1}+{0}*0)
+    {0}+{1} {0}*{1} {0}-{1} {0}/({1}*{1}+1) {0}*{1}+{0} torch.lerp(cast({0},torch.float32),cast({1},torch.float32),0.3)
+    torch.where({0}>{1},{0},{1})
+    torch.addcmul(cast({0},torch.float32),cast({0},torch.float32),cast({1},torch.float32)) torch.hypot({0},{1})
+    F.mse_loss({0}+{1}*0,{1}+{0}*0)
     F.smooth_l1_loss({0}+{1}*0,{1}+{0}*0,reduction='none')
 """.split()
 SMOOTH_REDUCTIONS = """
-    {0}.sum() {0}.mean({dims}) {0}.sum({dims},keepdim={keep}) {0}.var({dims},unbiased=False) {0}.std({dim},keepdim={keep},unbiased=False) {0}.logsumexp({dims})
-    {0}.norm(dim={dim}) ({0}*{0}).mean() {0}.mean({dim},keepdim=True) torch.var_mean({0},{dim},unbiased=False)[0] torch.linalg.vector_norm({0},1,{dims})
+    {0}.sum() {0}.mean({dims}) {0}.sum({dims},keepdim={keep}) {0}.var({dims},unbiased=False)
+    {0}.std({dim},keepdim={keep},unbiased=False) {0}.logsumexp({dims})
+    {0}.norm(dim={dim}) ({0}*{0}).mean() {0}.mean({dim},keepdim=True) torch.var_mean({0},{dim},unbiased=False)[0]
+    torch.linalg.vector_norm({0},1,{dims})
 """.split()
 MOVES = """
-    {0}.transpose(0,-1) {0}.transpose({dim},{dim2}) {0}.reshape(-1) {0}[...,1:] {0}[::2] {0}[...,1::3] {0}.unsqueeze({dim}) {0}.flip({dims}) {0}.chunk(2,{dim})[0]
-    {0}.expand(2,*{0}.shape) torch.cat(({0},-{0}),{dim}) torch.cat(({0},{0}.flip(0)),-1) F.pad({0},(1,2)) F.pad({0},(-1,2),value=0.5) {0}.reshape({0}.shape[-1],-1)
-    torch.stack(({0},{0}),{dim}) {0}.movedim(0,-1) {0}.movedim(0,-1).contiguous() torch.roll({0},1,{dim}) {0}.repeat(2,*[1]*({0}.dim()-1)) {0}.squeeze()
-    {0}.narrow({dim},0,1) torch.tril({0}) torch.triu({0},1) {0}.flatten(0,1) {0}.clone() torch.cat(({0}[...,{0}.shape[-1]//2:],{0}[...,:{0}.shape[-1]//2]),-1)
+    {0}.transpose(0,-1) {0}.transpose({dim},{dim2}) {0}.reshape(-1) {0}[...,1:] {0}[::2] {0}[...,1::3]
+    {0}.unsqueeze({dim}) {0}.flip({dims}) {0}.chunk(2,{dim})[0]
+    {0}.expand(2,*{0}.shape) torch.cat(({0},-{0}),{dim}) torch.cat(({0},{0}.flip(0)),-1) F.pad({0},(1,2))
+    F.pad({0},(-1,2),value=0.5) {0}.reshape({0}.shape[-1],-1)
+    torch.stack(({0},{0}),{dim}) {0}.movedim(0,-1) {0}.movedim(0,-1).contiguous() torch.roll({0},1,{dim})
+    {0}.repeat(2,*[1]*({0}.dim()-1)) {0}.squeeze()
+    {0}.narrow({dim},0,1) torch.tril({0}) torch.triu({0},1) {0}.flatten(0,1) {0}.clone()
+    torch.cat(({0}[...,{0}.shape[-1]//2:],{0}[...,:{0}.shape[-1]//2]),-1)
     {0}[None,:,None] {0}.select({dim},-1) {0}.unflatten({dim},(1,-1)) {0}.masked_fill({0}==0,2) {0}[:0]
 """.split()
 CHOOSING = """
-    -{0} {0}.abs() {0}.clamp(-1,1) {0}.clamp(min=0) torch.maximum({0},{1}) torch.minimum({0},{1}) torch.where({0}>{1},{0},{1}) torch.where({0}>0,{0},0)
-    {0}.amax({dims},keepdim={keep}) {0}.amin({dim}) {0}.amax() torch.relu({0}) {0}.masked_fill({0}>0,-1) torch.fmax({0},{1}) torch.nan_to_num({0})
+    -{0} {0}.abs() {0}.clamp(-1,1) {0}.clamp(min=0) torch.maximum({0},{1}) torch.minimum({0},{1})
+    torch.where({0}>{1},{0},{1}) torch.where({0}>0,{0},0)
+    {0}.amax({dims},keepdim={keep}) {0}.amin({dim}) {0}.amax() torch.relu({0}) {0}.masked_fill({0}>0,-1)
+    torch.fmax({0},{1}) torch.nan_to_num({0})
     torch.aminmax({0},dim={dim})[1] cast({0},{type})
 """.split()
 JUMPS = """
-    {0}>{1} {0}<={1} {0}=={1} {0}!=0 torch.floor({0}) torch.ceil({0}) torch.trunc({0}) torch.sign({0}) torch.isnan({0}) torch.isinf({0}) torch.isfinite({0})
-    torch.logical_and({0},{1}).contiguous() torch.logical_not({0}).contiguous() ({0}>0).any({dim}) ({0}>0).all() ({0}!=0).any() ({0}<1).all({dim},keepdim={keep})
-    {0}.argmax({dim}) {0}.count_nonzero({dim}) cast({0}.clamp(0,100),{integer}) torch.signbit({0}) ({0}>0).sum({dim}) {0}.gather({dim},{0}.argsort({dim}))
+    {0}>{1} {0}<={1} {0}=={1} {0}!=0 torch.floor({0}) torch.ceil({0}) torch.trunc({0}) torch.sign({0}) torch.isnan({0})
+    torch.isinf({0}) torch.isfinite({0})
+    torch.logical_and({0},{1}).contiguous() torch.logical_not({0}).contiguous() ({0}>0).any({dim}) ({0}>0).all()
+    ({0}!=0).any() ({0}<1).all({dim},keepdim={keep})
+    {0}.argmax({dim}) {0}.count_nonzero({dim}) cast({0}.clamp(0,100),{integer}) torch.signbit({0}) ({0}>0).sum({dim})
+    {0}.gather({dim},{0}.argsort({dim}))
     {0}.argmin() F.one_hot(({0}>0).long(),3).contiguous() ({0}>0)*{0}
 """.split()
 WHOLE = """
-    {0}+{1} {0}*{1} {0}-{1} -{0} {0}*3+1 {0}.sum({dims}) {0}.sum() {0}&{1} {0}|{1} {0}^{1} {0}.amax({dim}) {0}.amin({dims},keepdim={keep}) cast({0},torch.float32)
-    {0}/4 torch.square({0}) {0}.abs() cast({0},{type}) torch.where({0}>{1},{0},{1}) torch.minimum({0},{1}) cast({0},torch.float64) cast({0},torch.float16)
+    {0}+{1} {0}*{1} {0}-{1} -{0} {0}*3+1 {0}.sum({dims}) {0}.sum() {0}&{1} {0}|{1} {0}^{1} {0}.amax({dim})
+    {0}.amin({dims},keepdim={keep}) cast({0},torch.float32)
+    {0}/4 torch.square({0}) {0}.abs() cast({0},{type}) torch.where({0}>{1},{0},{1}) torch.minimum({0},{1})
+    cast({0},torch.float64) cast({0},torch.float16)
     {0}.bool() torch.logical_xor({0},{1}).contiguous() ~{0} {0}.any({dim}) {0}.cumsum({dim})
 """.split()
 
@@ -90,7 +112,8 @@ def _cast_in_double(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
 
 
 class RandomRegion:
-    """text: of `def program(x0, ...)`. inputs: CPU tensors. unit: the rounding of its coarsest type. Called with tensors, on any device, it gives its results as a tuple."""
+    """text: of `def program(x0, ...)`. inputs: CPU tensors. unit: the rounding of its coarsest type. Called with
+    tensors, on any device, it gives its results as a tuple."""
 
     def __init__(self, seed: int, text: str, inputs: Sequence[torch.Tensor], unit: float):
         self.seed, self.text, self.inputs, self.unit = seed, text, tuple(inputs), unit
@@ -109,20 +132,31 @@ class RandomRegion:
             torch.set_default_dtype(default)
 
     def sensitivity(self) -> list[float]:
-        """How far each result in float64 moves, as a Deviation says it, where every number that comes in is moved by a rounding of its type."""
+        """How far each result in float64 moves, as a Deviation says it, where every number that comes in is moved by a
+        rounding of its type."""
         generator = torch.Generator().manual_seed(self.seed)
         signs = [torch.randint(0, 2, x.shape, generator=generator) * 2 - 1 for x in self.inputs]
-        moved = [x.double() * (1 + s * torch.finfo(x.dtype).eps / 2) if x.is_floating_point() else x for x, s in zip(self.inputs, signs, strict=True)]
+        moved = [
+            x.double() * (1 + s * torch.finfo(x.dtype).eps / 2) if x.is_floating_point() else x
+            for x, s in zip(self.inputs, signs, strict=True)
+        ]
         exact = self.exact(self.inputs)
         return [d.got for d in judge(self.exact(moved), exact, exact)]
 
     def with_gradients(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple:
-        """Results of these inputs, and the gradients of those that require grad, row-major, for cotangents that are always the same."""
+        """Results of these inputs, and the gradients of those that require grad, row-major, for cotangents that are
+        always the same."""
         generator = torch.Generator().manual_seed(self.seed)
-        cotangents = [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.device, r.dtype) for r in results]
+        cotangents = [
+            torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r.device, r.dtype) for r in results
+        ]
         chosen = [(r, c) for r, c in zip(results, cotangents, strict=True) if r.requires_grad]
         leaves = [x for x in inputs if x.requires_grad]
-        gradients = torch.autograd.grad([r for r, _ in chosen], leaves, [c for _, c in chosen], allow_unused=True) if chosen else ()
+        gradients = (
+            torch.autograd.grad([r for r, _ in chosen], leaves, [c for _, c in chosen], allow_unused=True)
+            if chosen
+            else ()
+        )
         return (*[r.detach() for r in results], *[g.contiguous() for g in gradients if g is not None])
 
     def placed(self, device) -> list[torch.Tensor]:
@@ -154,7 +188,8 @@ class _Writer:
         self.pool: list[_Value] = []
         self.lines: list[str] = []
 
-    # ------------------------------------------------------------------------------------------------------------ inputs
+    # ------------------------------------------------------------------------------------------------------------
+    # inputs
     def shape(self) -> list[int]:
         while True:
             shape = [self.random.choice(self.sizes.dims) for _ in range(self.random.choice((1, 2, 2, 3, 3, 4)))]
@@ -178,7 +213,11 @@ class _Writer:
             made = (values * 4).abs().to(kind) if kind is torch.uint8 else (values * 4).to(kind)
         else:
             if self.random.random() < 0.2 and not self.smooth:
-                values = torch.where(torch.rand(stored, generator=self.generator) < 0.05, self.random.choice((0.0, -0.0, math.inf, -math.inf, math.nan)), values)
+                values = torch.where(
+                    torch.rand(stored, generator=self.generator) < 0.05,
+                    self.random.choice((0.0, -0.0, math.inf, -math.inf, math.nan)),
+                    values,
+                )
             made = values.to(kind)
         if layout == "offset":
             whole = torch.zeros(made.numel() + 1, dtype=kind)
@@ -205,7 +244,16 @@ class _Writer:
             return
         floating = a.tensor.is_floating_point()
         if floating:
-            kinds = [SMOOTH, SMOOTH, SMOOTH_PAIRS, SMOOTH_PAIRS, SMOOTH_REDUCTIONS, MOVES, MOVES, *([] if self.smooth else [CHOOSING])]
+            kinds = [
+                SMOOTH,
+                SMOOTH,
+                SMOOTH_PAIRS,
+                SMOOTH_PAIRS,
+                SMOOTH_REDUCTIONS,
+                MOVES,
+                MOVES,
+                *([] if self.smooth else [CHOOSING]),
+            ]
             if a.exact and b.exact and not self.smooth:
                 kinds += [JUMPS, CHOOSING, CHOOSING]
         else:
@@ -220,8 +268,10 @@ class _Writer:
                 return
         rank = max(a.tensor.dim(), 1)
         text = template.format(
-            a.name, b.name, dim=self.random.randrange(-rank, rank), dim2=self.random.randrange(rank), dims=self.dims(rank), keep=self.random.random() < 0.5,
-            number=self.random.choice((0.5, 2, -1.25, 0.1)), type=self.random.choice(FLOATS), integer=self.random.choice(OTHERS[:4]),
+            a.name, b.name, dim=self.random.randrange(-rank, rank), dim2=self.random.randrange(rank),
+                dims=self.dims(rank), keep=self.random.random() < 0.5,
+            number=self.random.choice((0.5, 2, -1.25, 0.1)), type=self.random.choice(FLOATS),
+                integer=self.random.choice(OTHERS[:4]),
         )  # fmt: skip
         exact = a.exact and kind in (MOVES, CHOOSING, JUMPS, WHOLE) and ("{1}" not in template or b.exact)
         self.write(text, exact)
@@ -248,7 +298,8 @@ class _Writer:
 
 
 def random_region(seed: int, sizes: Sizes, smooth: bool = False) -> RandomRegion:
-    """The region of a seed. smooth: of float32 and of operations with a derivative, so that its gradients may be compared."""
+    """The region of a seed. smooth: of float32 and of operations with a derivative, so that its gradients may be
+    compared."""
     writer = _Writer(seed, sizes, smooth)
     inputs = writer.inputs()
     writer.pool = [_Value(f"x{i}", x, True) for i, x in enumerate(inputs)]
@@ -258,7 +309,11 @@ def random_region(seed: int, sizes: Sizes, smooth: bool = False) -> RandomRegion
         tries += 1
     made = writer.pool[len(inputs) :]
     read = "\n".join(writer.lines)
-    results = [v.name for i, v in enumerate(made) if i >= len(made) - 2 or not any(f"{v.name}{c}" in read for c in ".,)+-*/[ =!<>&|^")] or [made[-1].name]
+    results = [
+        v.name
+        for i, v in enumerate(made)
+        if i >= len(made) - 2 or not any(f"{v.name}{c}" in read for c in ".,)+-*/[ =!<>&|^")
+    ] or [made[-1].name]
     names = ", ".join(f"x{i}" for i in range(len(inputs)))
     text = f"def program({names}):\n" + "\n".join(writer.lines) + f"\n    return ({', '.join(results)},)\n"
     unit = max((torch.finfo(v.tensor.dtype).eps for v in writer.pool if v.tensor.is_floating_point()), default=0.0)
@@ -267,7 +322,8 @@ def random_region(seed: int, sizes: Sizes, smooth: bool = False) -> RandomRegion
 
 
 class Deviation(NamedTuple):
-    """The largest distance from the float64 reference, as a share of the largest number there, or of 0.01: numbers of the order 1 cancel.
+    """The largest distance from the float64 reference, as a share of the largest number there, or of 0.01: numbers of
+    the order 1 cancel.
 
     wrong: what no rounding explains, or ''.
     """
@@ -278,15 +334,23 @@ class Deviation(NamedTuple):
 
 
 def judge(got: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> list[Deviation]:
-    """One Deviation for each result. All on the CPU. Integers and bools have to be equal; numbers have to be infinite or none where eager's or the reference's are."""
+    """One Deviation for each result. All on the CPU. Integers and bools have to be equal; numbers have to be infinite
+    or none where eager's or the reference's are."""
     return [_judged(g.detach(), e.detach(), x.detach()) for g, e, x in zip(got, eager, exact, strict=True)]
 
 
 def _judged(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> Deviation:
     if (got.dtype, got.shape, _steps(got)) != (eager.dtype, eager.shape, _steps(eager)):
-        return Deviation(0.0, 0.0, f"{got.dtype} {tuple(got.shape)} {got.stride()} instead of {eager.dtype} {tuple(eager.shape)} {eager.stride()}")
+        return Deviation(
+            0.0,
+            0.0,
+            f"{got.dtype} {tuple(got.shape)} {got.stride()} instead of {eager.dtype} {tuple(eager.shape)} "
+            f"{eager.stride()}",
+        )
     if not eager.is_floating_point():
-        return Deviation(0.0, 0.0, "" if torch.equal(got, eager) else f"{int((got != eager).sum())} of {got.numel()} differ")
+        return Deviation(
+            0.0, 0.0, "" if torch.equal(got, eager) else f"{int((got != eager).sum())} of {got.numel()} differ"
+        )
     got, eager = got.double(), eager.double()
     if not bool((_same_kind(got, eager) | _same_kind(got, exact)).all()):
         return Deviation(0.0, 0.0, "infinite, or no number, elsewhere")

@@ -1,11 +1,13 @@
-"""A whole AdamW step of the byte-level GPT (zero_grad, forward, backward, update) compiled as one function, beside eager's.
+"""A whole AdamW step of the byte-level GPT (zero_grad, forward, backward, update) compiled as one function, beside
+eager's.
 
     python benchmarks/step.py [--layers 4 --width 128 --batch 8 --time 128] [--steps 50] [--rounds 60] [--device cpu]
 
-For the default, the foreach and the fused form of the optimizer: whether losses, parameters, gradients and optimizer state are equal bit for bit after some steps,
-how often the step was compiled and how long the first calls took, what the prologue takes, and the time of a warm step: the median and its 95 % interval of paired
-ratios, the systems taking turns. On a CPU what one thread computes counts, so that others on the machine do not. Exits with 1 where something differs, or the
-ratio's interval lies above 1.
+For the default, the foreach and the fused form of the optimizer: whether losses, parameters, gradients and optimizer
+state are equal bit for bit after some steps, how often the step was compiled and how long the first calls took, what
+the prologue takes, and the time of a warm step: the median and its 95 % interval of paired ratios, the systems taking
+turns. On a CPU what one thread computes counts, so that others on the machine do not. Exits with 1 where something
+differs, or the ratio's interval lies above 1.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Trainer:
     def __init__(self, system: str, form: str, chosen: argparse.Namespace):
         torch.manual_seed(0)
         self.model = GPT.from_name(
-            "llama2-like", n_layer=chosen.layers, n_embd=chosen.width, head_size=32, n_head=chosen.width // 32, intermediate_size=chosen.width * 8 // 3, vocab_size=256,
+            "llama2-like", n_layer=chosen.layers, n_embd=chosen.width, head_size=32, n_head=chosen.width // 32,
+            intermediate_size=chosen.width * 8 // 3, vocab_size=256,
             block_size=chosen.time,
         ).to(chosen.device)  # fmt: skip
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.1, **FORMS[form])
@@ -97,8 +100,10 @@ def measure(form: str, chosen: argparse.Namespace) -> bool:
     ratio, low, high = paired_ratio(samples["thunder"], samples["eager"])
     count = len(ours.tensors())
     print(
-        f"{form}: losses {'equal' if equal else 'DIFFER'} over {chosen.steps} steps, {count - different} of {count} tensors equal; compiled {misses} times, first calls "
-        f"{', '.join(f'{s:.2f}' for s in first)} s; prologue {1e6 * prologue_seconds(ours.step, batch):.0f} us; warm step {1e3 * median(samples['thunder']):.2f} ms, eager "
+        f"{form}: losses {'equal' if equal else 'DIFFER'} over {chosen.steps} steps, {count - different} of {count} "
+        f"tensors equal; compiled {misses} times, first calls "
+        f"{', '.join(f'{s:.2f}' for s in first)} s; prologue {1e6 * prologue_seconds(ours.step, batch):.0f} us; warm "
+        f"step {1e3 * median(samples['thunder']):.2f} ms, eager "
         f"{1e3 * median(samples['eager']):.2f} ms, ratio {ratio:.3f} [{low:.3f}, {high:.3f}]",
         flush=True,
     )

@@ -1,8 +1,10 @@
-"""One training step of a model, beside eager's: are the gradients right, what is saved for the backward, how many ATen calls and how long does it take?
+"""One training step of a model, beside eager's: are the gradients right, what is saved for the backward, how many ATen
+calls and how long does it take?
 
-Used by `benchmarks/models.py --train`. The modules are in train mode, dropout included: before each step the generator gets the same seed, so both draw the same
-masks. The loss is the sum of every floating output times fixed random numbers, so that each output gets a cotangent of its own; gradients and calls are compared
-for a loss of the first output alone as well (a language model's caches, an encoder's pooled output play no part in it).
+Used by `benchmarks/models.py --train`. The modules are in train mode, dropout included: before each step the generator
+gets the same seed, so both draw the same masks. The loss is the sum of every floating output times fixed random
+numbers, so that each output gets a cotangent of its own; gradients and calls are compared for a loss of the first
+output alone as well (a language model's caches, an encoder's pooled output play no part in it).
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class CountCalls(TorchDispatchMode):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRow:
-    """What was found out about one model's training step. Bytes, calls: (thunder's, eager's). seconds: medians. ratio: median and 95 % interval of the paired ratios."""
+    """What was found out about one model's training step. Bytes, calls: (thunder's, eager's). seconds: medians. ratio:
+    median and 95 % interval of the paired ratios."""
 
     name: str
     problems: tuple[str, ...]
@@ -62,18 +65,34 @@ class TrainingRow:
             f"ATen calls {self.calls[0]:5} (eager {self.calls[1]:5})",
         ]
         if self.seconds[1]:
-            parts.append(f"step {self.seconds[0] * 1e6:7.0f} us ({self.ratio[0]:.3f} of eager [{self.ratio[1]:.3f}, {self.ratio[2]:.3f}])")
+            parts.append(
+                f"step {self.seconds[0] * 1e6:7.0f} us ({self.ratio[0]:.3f} of eager [{self.ratio[1]:.3f}, "
+                f"{self.ratio[2]:.3f}])"
+            )
         return "  ".join(parts) + "".join(f"\n       {problem}" for problem in self.problems)
 
 
 class Step:
-    """One training step of a module on fixed inputs: a loss from its floating outputs, all or the first `outputs` of them, and their gradients."""
+    """One training step of a module on fixed inputs: a loss from its floating outputs, all or the first `outputs` of
+    them, and their gradients."""
 
-    def __init__(self, call: Callable, module: torch.nn.Module, args: tuple, kwargs: dict, tensors_of: Callable[[Any], Iterator[tuple[str, torch.Tensor]]], outputs=None):
+    def __init__(
+        self,
+        call: Callable,
+        module: torch.nn.Module,
+        args: tuple,
+        kwargs: dict,
+        tensors_of: Callable[[Any], Iterator[tuple[str, torch.Tensor]]],
+        outputs=None,
+    ):
         self.call, self.args, self.kwargs, self.tensors_of, self.outputs = call, args, kwargs, tensors_of, outputs
         inputs = dict(tensors_of((args, kwargs)))
-        self.leaves = dict(module.named_parameters()) | {f"input {path}": t for path, t in inputs.items() if t.requires_grad}
-        self.held = {t.untyped_storage().data_ptr() for t in (*self.leaves.values(), *module.buffers(), *inputs.values())}
+        self.leaves = dict(module.named_parameters()) | {
+            f"input {path}": t for path, t in inputs.items() if t.requires_grad
+        }
+        self.held = {
+            t.untyped_storage().data_ptr() for t in (*self.leaves.values(), *module.buffers(), *inputs.values())
+        }
         self.weights: list[torch.Tensor] = []
 
     def forward(self) -> list[torch.Tensor]:
@@ -101,9 +120,11 @@ class Step:
         return {name: None if leaf.grad is None else leaf.grad.clone() for name, leaf in self.leaves.items()}
 
     def saved_bytes(self) -> int:
-        """Bytes of the distinct storages that the forward keeps for the backward, without those of parameters, buffers and inputs.
+        """Bytes of the distinct storages that the forward keeps for the backward, without those of parameters, buffers
+        and inputs.
 
-        The hooks see what PyTorch's own nodes save, what a compiled forward hands to save_for_backward, and what the nodes inside an opaque derivative save.
+        The hooks see what PyTorch's own nodes save, what a compiled forward hands to save_for_backward, and what the
+        nodes inside an opaque derivative save.
         """
         sizes: dict[int, int] = {}
         kept = []
@@ -132,7 +153,10 @@ def compare_gradients(ours: dict, reference: dict) -> tuple[int, float, str, lis
     for name, want in reference.items():
         got = ours[name]
         if (got is None) != (want is None):
-            problems.append(f"{name}: the gradient is {'missing' if got is None else 'there'}, eager's is {'missing' if want is None else 'there'}")
+            problems.append(
+                f"{name}: the gradient is {'missing' if got is None else 'there'}, eager's is "
+                f"{'missing' if want is None else 'there'}"
+            )
             continue
         if got is None or torch.equal(got, want):
             equal += 1
@@ -146,7 +170,9 @@ def compare_gradients(ours: dict, reference: dict) -> tuple[int, float, str, lis
     return equal, worst, worst_name, problems
 
 
-def problems_of_first_output(compiled: Callable, module: torch.nn.Module, args: tuple, kwargs: dict, tensors_of: Callable) -> list[str]:
+def problems_of_first_output(
+    compiled: Callable, module: torch.nn.Module, args: tuple, kwargs: dict, tensors_of: Callable
+) -> list[str]:
     """What is wrong with a step whose loss is made of the first output alone."""
     ours, eager = (Step(call, module, args, kwargs, tensors_of, 1) for call in (compiled, module))
     problems = compare_gradients(ours.gradients(), eager.gradients())[3]
@@ -174,7 +200,10 @@ def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: i
         if t.is_floating_point():
             t.requires_grad_()
     compiled = thunder.jit(module)
-    steps = {"thunder": Step(compiled, module, args, kwargs, tensors_of), "eager": Step(module, module, args, kwargs, tensors_of)}
+    steps = {
+        "thunder": Step(compiled, module, args, kwargs, tensors_of),
+        "eager": Step(module, module, args, kwargs, tensors_of),
+    }
     state = {key: value.clone() for key, value in module.state_dict().items()}
     gradients = {}
     for system in ("eager", "thunder"):
@@ -183,7 +212,10 @@ def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: i
     equal, worst, worst_name, problems = compare_gradients(gradients["thunder"], gradients["eager"])
     again = compare_gradients(steps["thunder"].gradients(), gradients["eager"])
     problems += [f"in the second call: {problem}" for problem in again[3]]
-    problems += [f"from the first output alone: {problem}" for problem in problems_of_first_output(compiled, module, args, kwargs, tensors_of)]
+    problems += [
+        f"from the first output alone: {problem}"
+        for problem in problems_of_first_output(compiled, module, args, kwargs, tensors_of)
+    ]
     saved = steps["thunder"].saved_bytes(), steps["eager"].saved_bytes()
     calls = steps["thunder"].calls(), steps["eager"].calls()
     totals = calls[0].total(), calls[1].total()
@@ -194,14 +226,40 @@ def measure_training(name: str, build: Callable, tensors_of: Callable, rounds: i
     if thunder.cache_misses(compiled) != 1:
         problems.append(f"compiled again for the same arguments: {thunder.last_recompile_reasons(compiled)}")
     trace = thunder.last_traces(compiled)[-1]
-    opaque = tuple(sorted(line.sym.name.removesuffix("_with_graph") for line in trace.bound_symbols if "_with_graph" in line.sym.name))
+    opaque = tuple(
+        sorted(
+            line.sym.name.removesuffix("_with_graph") for line in trace.bound_symbols if "_with_graph" in line.sym.name
+        )
+    )
     seconds, ratio = (0.0, 0.0), (math.nan, math.nan, math.nan)
     if rounds:
         interleaved(steps, WARM)
         # on the CPU what one thread computes: what others do on the machine is not counted
         samples = interleaved(steps, rounds, clock=time.process_time if device == "cpu" else time.perf_counter)
-        seconds, ratio = (median(samples["thunder"]), median(samples["eager"])), paired_ratio(samples["thunder"], samples["eager"])
+        seconds, ratio = (
+            (median(samples["thunder"]), median(samples["eager"])),
+            paired_ratio(samples["thunder"], samples["eager"]),
+        )
         if ratio[2] > STEP_BAR:
-            problems.append(f"a step takes {ratio[0]:.3f} [{ratio[1]:.3f}, {ratio[2]:.3f}] of eager's time, the bar is {STEP_BAR}")
-    difference = {op: calls[0][op] - calls[1][op] for op in sorted(calls[0].keys() | calls[1].keys()) if calls[0][op] != calls[1][op]}
-    return TrainingRow(name, tuple(problems), len(gradients["eager"]), equal, worst, worst_name, saved, totals, opaque, seconds, ratio, difference)
+            problems.append(
+                f"a step takes {ratio[0]:.3f} [{ratio[1]:.3f}, {ratio[2]:.3f}] of eager's time, the bar is {STEP_BAR}"
+            )
+    difference = {
+        op: calls[0][op] - calls[1][op]
+        for op in sorted(calls[0].keys() | calls[1].keys())
+        if calls[0][op] != calls[1][op]
+    }
+    return TrainingRow(
+        name,
+        tuple(problems),
+        len(gradients["eager"]),
+        equal,
+        worst,
+        worst_name,
+        saved,
+        totals,
+        opaque,
+        seconds,
+        ratio,
+        difference,
+    )

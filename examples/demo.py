@@ -1,9 +1,11 @@
-"""A byte-level GPT reads Python's own standard library, and learns it: compiled by thunder, beside eager PyTorch and torch.compile.
+"""A byte-level GPT reads Python's own standard library, and learns it: compiled by thunder, beside eager PyTorch and
+torch.compile.
 
     python examples/demo.py
 
-Forward, under torch.no_grad(), on the CPU: the deviation from eager, seconds of the first call, microseconds of a warm one, what the compiled program looks like, and
-what happens when the input changes its shape. Then `train.py` trains one beside eager; the exit code is 1 where their loss curves do not agree.
+Forward, under torch.no_grad(), on the CPU: the deviation from eager, seconds of the first call, microseconds of a warm
+one, what the compiled program looks like, and what happens when the input changes its shape. Then `train.py` trains one
+beside eager; the exit code is 1 where their loss curves do not agree.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ def heading(text: str) -> None:
 
 
 def excerpt(trace: object, *, first: int, last: int, arguments: int = 4) -> str:
-    """The first and the last lines of a trace's program, long lines clipped, with the types of its first few arguments only."""
+    """The first and the last lines of a trace's program, long lines clipped, with the types of its first few arguments
+    only."""
     program = str(trace).rstrip().splitlines()
     start = next((i for i, text in enumerate(program) if text.startswith("def ")), 0) + 1
     head, program = program[:start], program[start:]
     types = next((i for i, text in enumerate(program) if not text.startswith("  # ")), 0)
-    head += program[: min(types, arguments)] + ([f"  ... the types of {types - arguments} more ..."] if types > arguments else [])
+    head += program[: min(types, arguments)] + (
+        [f"  ... the types of {types - arguments} more ..."] if types > arguments else []
+    )
     program = program[types:]
     if len(program) > first + last:
         program = [*program[:first], f"  ... {len(program) - first - last} lines ...", *program[-last:]]
@@ -48,10 +53,21 @@ def main() -> int:
     chosen = parser.parse_args()
 
     torch.manual_seed(0)
-    model = GPT.from_name("llama2-like", n_layer=chosen.layers, n_embd=128, head_size=32, intermediate_size=344, vocab_size=256, block_size=256).eval()
+    model = GPT.from_name(
+        "llama2-like",
+        n_layer=chosen.layers,
+        n_embd=128,
+        head_size=32,
+        intermediate_size=344,
+        vocab_size=256,
+        block_size=256,
+    ).eval()
     tokens = train.standard_library_text(BATCH * TIME).view(BATCH, TIME)
     print(f"thunder {thunder.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print(f"A Llama-style GPT over bytes: {chosen.layers} blocks, {sum(p.numel() for p in model.parameters()):,} parameters; input {tuple(tokens.shape)}")
+    print(
+        f"A Llama-style GPT over bytes: {chosen.layers} blocks, {sum(p.numel() for p in model.parameters()):,} "
+        f"parameters; input {tuple(tokens.shape)}"
+    )
     print(f"The text begins: {bytes(tokens[0, :60].tolist()).decode(errors='replace')!r}")
 
     systems = ["eager", "thunder"] + (["torch.compile"] if cxx_compiler() else [])
@@ -100,11 +116,17 @@ def second_shape(compiled, model: torch.nn.Module, tokens: torch.Tensor) -> None
     start = time.perf_counter()
     output = compiled(tokens)
     seconds = time.perf_counter() - start
-    print(f"compiled again: {thunder.cache_misses(compiled) > misses}, in {seconds:.3f} s; deviation {(output - model(tokens)).abs().max().item():.2g}")
+    print(
+        f"compiled again: {thunder.cache_misses(compiled) > misses}, in {seconds:.3f} s; deviation "
+        f"{(output - model(tokens)).abs().max().item():.2g}"
+    )
     for reason in thunder.last_recompile_reasons(compiled):
         print(f"reason: {reason}")
     compiled(tokens)
-    print(f"Both programs are kept: {thunder.cache_misses(compiled)} compilations and {thunder.cache_hits(compiled)} hits so far")
+    print(
+        f"Both programs are kept: {thunder.cache_misses(compiled)} compilations and {thunder.cache_hits(compiled)} "
+        "hits so far"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Trains a byte-level GPT on Python's own standard library, fully sharded over as many processes as torchrun starts.
 
-    torchrun --nproc-per-node 2 examples/train_fsdp.py [--steps 200] [--strategy zero3] [--checkpoint build/fsdp --every 50]
-    torchrun --nproc-per-node 4 examples/train_fsdp.py --checkpoint build/fsdp    # goes on where the last checkpoint ends, on any number of processes
+    torchrun --nproc-per-node 2 examples/train_fsdp.py [--steps 200] [--strategy zero3] [--checkpoint build/fsdp --every
+    50] torchrun --nproc-per-node 4 examples/train_fsdp.py --checkpoint build/fsdp    # goes on where the last
+    checkpoint ends, on any number of processes
 
-NCCL where each process has a GPU, Gloo otherwise. The batch is shared among the processes, so that losses do not depend on how many there are. Prints the losses, tokens per
-second, and for each rank the bytes it holds of parameters and optimizer state and its peak memory.
+NCCL where each process has a GPU, Gloo otherwise. The batch is shared among the processes, so that losses do not depend
+on how many there are. Prints the losses, tokens per second, and for each rank the bytes it holds of parameters and
+optimizer state and its peak memory.
 """
 
 from __future__ import annotations
@@ -37,10 +39,17 @@ class Training:
     def __init__(self, chosen: argparse.Namespace, device: torch.device):
         torch.manual_seed(SEED)
         model = GPT.from_name(
-            "llama2-like", n_layer=chosen.layers, n_embd=chosen.width, head_size=32, n_head=chosen.width // 32, intermediate_size=chosen.width * 8 // 3, vocab_size=256,
+            "llama2-like", n_layer=chosen.layers, n_embd=chosen.width, head_size=32, n_head=chosen.width // 32,
+            intermediate_size=chosen.width * 8 // 3, vocab_size=256,
             block_size=chosen.time,
         )  # fmt: skip
-        model = fsdp(model, device=device, broadcast_from=0, sharding_strategy=STRATEGIES[chosen.strategy], bucketing_strategy=FSDPBucketingStrategy.BLOCK)
+        model = fsdp(
+            model,
+            device=device,
+            broadcast_from=0,
+            sharding_strategy=STRATEGIES[chosen.strategy],
+            bucketing_strategy=FSDPBucketingStrategy.BLOCK,
+        )
         self.model, self.chosen, self.device, self.step = thunder.jit(model), chosen, device, 0
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=chosen.rate, weight_decay=0.1)
         self.text = standard_library_text()
@@ -49,7 +58,9 @@ class Training:
         """This rank's part of the step's inputs and targets."""
         generator = torch.Generator().manual_seed(SEED + self.step)
         starts = torch.randint(len(self.text) - self.chosen.time, (self.chosen.batch, 1), generator=generator)
-        piece = self.text[starts.chunk(dist.get_world_size())[dist.get_rank()] + torch.arange(self.chosen.time + 1)].to(self.device)
+        piece = self.text[starts.chunk(dist.get_world_size())[dist.get_rank()] + torch.arange(self.chosen.time + 1)].to(
+            self.device
+        )
         return piece[:, :-1], piece[:, 1:]
 
     def train_step(self) -> float:
@@ -70,7 +81,10 @@ class Training:
 
     def state(self) -> dict:
         options = checkpoint.StateDictOptions()
-        model, optimizer = checkpoint.get_model_state_dict(self.model, options), checkpoint.get_optimizer_state_dict(self.model, self.optimizer, options)
+        model, optimizer = (
+            checkpoint.get_model_state_dict(self.model, options),
+            checkpoint.get_optimizer_state_dict(self.model, self.optimizer, options),
+        )
         return {"model": model, "optimizer": optimizer, "step": torch.tensor(self.step)}
 
     def resume(self, path: Path) -> None:
@@ -87,9 +101,18 @@ class Training:
     def memory(self) -> str:
         """What this rank holds, and its peak: of the GPU, or of the process."""
         parameters = sum(p.nbytes for p in self.model.parameters())
-        states = sum(t.nbytes for state in self.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor))
-        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return f"rank {dist.get_rank()}: {parameters / 2**20:.2f} MiB of parameters, {states / 2**20:.2f} of optimizer state, peak {peak / 2**20:.0f} MiB"
+        states = sum(
+            t.nbytes for state in self.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)
+        )
+        peak = (
+            torch.cuda.max_memory_allocated()
+            if self.device.type == "cuda"
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        )
+        return (
+            f"rank {dist.get_rank()}: {parameters / 2**20:.2f} MiB of parameters, {states / 2**20:.2f} of "
+            f"optimizer state, peak {peak / 2**20:.0f} MiB"
+        )
 
 
 def main() -> None:

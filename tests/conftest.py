@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """The same numbers whichever tests ran before, in the samples of PyTorch's op_db as well, which ask Python for some."""
+    """The same numbers whichever tests ran before, in the samples of PyTorch's op_db as well, which ask Python for
+    some."""
     random.seed(0)
     torch.manual_seed(0)

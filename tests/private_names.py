@@ -1,7 +1,9 @@
-"""A rule that `make lint` and the tests check: no file of thunder but `thunder/compat` says a private name of PyTorch. `python tests/private_names.py` prints those that do.
+"""A rule that `make lint` and the tests check: no file of thunder but `thunder/compat` says a private name of PyTorch.
+`python tests/private_names.py` prints those that do.
 
-Private is a module, an attribute or an operator of ATen whose name begins with an underscore, written as code (`torch._C`, `F._pad`, `aten._conj`), imported, or as a string
-without spaces (`"torch._dynamo"`). Names that `thunder/compat` looks up are given by their row: `compat.name`, or `kernel("_conj")`.
+Private is a module, an attribute or an operator of ATen whose name begins with an underscore, written as code
+(`torch._C`, `F._pad`, `aten._conj`), imported, or as a string without spaces (`"torch._dynamo"`). Names that
+`thunder/compat` looks up are given by their row: `compat.name`, or `kernel("_conj")`.
 """
 
 from __future__ import annotations
@@ -33,12 +35,21 @@ def _names_of_torch(tree: ast.AST) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {a.asname or "torch": a.name.split(".") if a.asname else ["torch"] for a in node.names if a.name.split(".")[0] == "torch"}
+            found |= {
+                a.asname or "torch": a.name.split(".") if a.asname else ["torch"]
+                for a in node.names
+                if a.name.split(".")[0] == "torch"
+            }
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch":
             found |= {a.asname or a.name: [*node.module.split("."), a.name] for a in node.names}
     found.setdefault("aten", ["torch", "ops", "aten"])
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and (parts := _chain(node.value)) and parts[0] in found:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and (parts := _chain(node.value))
+            and parts[0] in found
+        ):
             found[node.targets[0].id] = found[parts[0]] + parts[1:]
     return found
 
@@ -49,12 +60,25 @@ def private_names(source: str) -> list[tuple[int, str]]:
     ours, found = _names_of_torch(tree), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {(node.lineno, a.name) for a in node.names if a.name.startswith("torch.") and _is_private(a.name.split("."))}
+            found |= {
+                (node.lineno, a.name)
+                for a in node.names
+                if a.name.startswith("torch.") and _is_private(a.name.split("."))
+            }
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            found |= {(node.lineno, f"{node.module}.{a.name}") for a in node.names if _is_private([*node.module.split("."), a.name])}
+            found |= {
+                (node.lineno, f"{node.module}.{a.name}")
+                for a in node.names
+                if _is_private([*node.module.split("."), a.name])
+            }
         elif isinstance(node, ast.ImportFrom) and node.module == "thunder.compat":
             found |= {(node.lineno, f"{a.name} looked up at import") for a in node.names if a.name != "names"}
-        elif isinstance(node, ast.Attribute) and (parts := _chain(node)) and parts[0] in ours and _is_private([*ours[parts[0]], *parts[1:]]):
+        elif (
+            isinstance(node, ast.Attribute)
+            and (parts := _chain(node))
+            and parts[0] in ours
+            and _is_private([*ours[parts[0]], *parts[1:]])
+        ):
             found.add((node.lineno, ".".join([*ours[parts[0]], *parts[1:]])))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _IN_TEXT.fullmatch(node.value):
             found.add((node.lineno, node.value))
@@ -68,5 +92,11 @@ def offenders() -> list[str]:
 
 if __name__ == "__main__":
     found = offenders()
-    print("\n".join(found + [f"{len(found)} private names of PyTorch's outside of thunder/compat"] if found else ["private names: all in thunder/compat"]))
+    print(
+        "\n".join(
+            found + [f"{len(found)} private names of PyTorch's outside of thunder/compat"]
+            if found
+            else ["private names: all in thunder/compat"]
+        )
+    )
     sys.exit(bool(found))

@@ -1,4 +1,5 @@
-"""Programs under torch.autocast, around the call and inside: results, gradients and their dtypes are eager's, and nothing of it is left behind."""
+"""Programs under torch.autocast, around the call and inside: results, gradients and their dtypes are eager's, and
+nothing of it is left behind."""
 
 from __future__ import annotations
 
@@ -174,13 +175,15 @@ def custom(function):
 
 
 PROGRAMS = [
-    once, tied, squared, activation_used_twice, views, region, two_regions, nested, stale, disabled, decorated, undecorated, functions, opaque, local_response,
+    once, tied, squared, activation_used_twice, views, region, two_regions, nested, stale, disabled, decorated,
+    undecorated, functions, opaque, local_response,
     without_grad, written, asks, *map(custom, (Casting, Following, Plain, Once)),
 ]  # fmt: skip
 
 
 def outcome(function, x, w, around) -> tuple:
-    """The result of a call, and the gradient outside of autocast; the words of the error where there is one: casts that were kept do not fit everywhere."""
+    """The result of a call, and the gradient outside of autocast; the words of the error where there is one: casts that
+    were kept do not fit everywhere."""
     try:
         with around:
             y = function(x, w)
@@ -190,7 +193,8 @@ def outcome(function, x, w, around) -> tuple:
 
 
 AROUND = {
-    "nothing": lambda: under(enabled=False), "bfloat16": under, "float16": lambda: under(FP16), "without cache": lambda: under(cache_enabled=False),
+    "nothing": lambda: under(enabled=False), "bfloat16": under, "float16": lambda: under(FP16),
+    "without cache": lambda: under(cache_enabled=False),
     "both devices": lambda: compat.autocast_on((("cpu", BF16), ("cuda", FP16)), cached=True),
 }  # fmt: skip
 
@@ -230,7 +234,10 @@ def test_a_parameter_is_cast_once_and_only_while_autocast_stays():
         compiled = thunder.jit(program)
         with around:
             compiled(x, w)
-        return sum(line.sym.name == "to" and line.args[0].name == "w" for line in thunder.last_traces(compiled)[0].bound_symbols)
+        return sum(
+            line.sym.name == "to" and line.args[0].name == "w"
+            for line in thunder.last_traces(compiled)[0].bound_symbols
+        )
 
     assert casts(tied, under()) == 1 and casts(tied, under(cache_enabled=False)) == 2
     assert casts(two_regions, nullcontext()) == 2 and casts(nested, nullcontext()) == 1
@@ -289,7 +296,8 @@ def test_a_custom_operator_computes_under_autocast():
             assert_same(compiled(x), mm(x, x))
 
 
-# ---------------------------------------------------------------------------------------------------------------- thunder.autocast
+# ----------------------------------------------------------------------------------------------------------------
+# thunder.autocast
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bfloat16", "float16"])
@@ -301,10 +309,15 @@ def test_the_transform_computes_what_torch_autocast_computes(program, dtype):
     for _ in range(2):
         got = outcome(compiled, x, w, nullcontext())
         if isinstance(want[0], str):
-            assert "expected m1 and m2 to have the same dtype" in want[0] and "expected m1 and m2 to have the same dtype" in got[0]
+            assert (
+                "expected m1 and m2 to have the same dtype" in want[0]
+                and "expected m1 and m2 to have the same dtype" in got[0]
+            )
         else:
             assert_same(got, want)
-    assert len(compiled._lc_cs.interpreter_cache) == thunder.cache_hits(compiled) <= 1 and not torch.is_autocast_enabled("cpu")
+    assert len(compiled._lc_cs.interpreter_cache) == thunder.cache_hits(
+        compiled
+    ) <= 1 and not torch.is_autocast_enabled("cpu")
 
 
 def test_the_transform_of_a_module():
@@ -319,7 +332,10 @@ def test_the_transform_of_a_module():
     assert "thunder.autocast(torch.bfloat16" in repr(thunder.list_transforms(compiled))
 
 
-@pytest.mark.parametrize("wrong", [{"dtype": torch.float32}, {"dtype": "bfloat16"}, {"devices": "cpu"}, {"devices": ("tpu",)}, {"devices": ()}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"dtype": torch.float32}, {"dtype": "bfloat16"}, {"devices": "cpu"}, {"devices": ("tpu",)}, {"devices": ()}],
+)
 def test_wrong_arguments_of_the_transform(wrong):
     with pytest.raises(OptionError, match="valid: "):
         thunder.autocast(**wrong)

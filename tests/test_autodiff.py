@@ -75,7 +75,10 @@ PROGRAMS = {
     "detach": (lambda x: x.detach() * x, [T(3)]),
     "zeros_like and ones_like": (lambda x: (torch.zeros_like(x), torch.ones_like(x) * x), [T(3)]),
     "mixed dtypes": (lambda x, y: x * y, [T(3, dtype=torch.float32), T(3)]),
-    "promoted and cast back": (lambda x, w, c: F.linear((x * c).to(x.dtype), w), [T(3, 4, dtype=torch.bfloat16), T(2, 4, dtype=torch.bfloat16), T(4, grad=False)]),
+    "promoted and cast back": (
+        lambda x, w, c: F.linear((x * c).to(x.dtype), w),
+        [T(3, 4, dtype=torch.bfloat16), T(2, 4, dtype=torch.bfloat16), T(4, grad=False)],
+    ),
     "conversion": (lambda x: x.float().double() * x, [T(3)]),
     "complex": (lambda x: (torch.complex(x, x * 2) * torch.complex(x, x)).abs(), [T(3)]),
     "complex input": (lambda x: (x * x).real, [torch.randn(3, dtype=torch.complex128).requires_grad_()]),
@@ -94,13 +97,19 @@ PROGRAMS = {
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), [T(3, 4), T(4), T(4, seed=1)]),
     "layer_norm, frozen weight": (lambda x, w: F.layer_norm(x, (4,), w), [T(3, 4), T(4, grad=False)]),
     "softmax cross entropy": (lambda x: F.cross_entropy(x.softmax(1).log(), torch.tensor([0, 1, 3])), [T(3, 4)]),
-    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), [T(1, 2, 5, 4), T(1, 2, 5, 4, seed=1), T(1, 2, 5, 4, seed=2)]),
+    "attention": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        [T(1, 2, 5, 4), T(1, 2, 5, 4, seed=1), T(1, 2, 5, 4, seed=2)],
+    ),
     "embedding": (lambda w: F.embedding(torch.tensor([[0, 2], [2, 1]]), w, padding_idx=1), [T(4, 3)]),
     "convolution": (lambda x, w: F.conv2d(x, w, padding=1).relu(), [T(1, 2, 5, 5), T(3, 2, 3, 3)]),
     "autograd.Function": (lambda x: Cube.apply(x.sin(), 2.0), [T(3)]),
     "autograd.Function with setup_context": (lambda x, y: Separate.apply(x, y.cos()), [T(3), T(3, seed=1)]),
     "temporary overwritten": (lambda x: x.sin().mul_(2).add_(x), [T(3)]),
-    "an einsum that is a view overwritten": (lambda x: ((y := x * 2), torch.einsum("ij->ji", y).mul_(3), torch.einsum("ii->i", y).add_(1))[0], [T(3, 3)]),
+    "an einsum that is a view overwritten": (
+        lambda x: ((y := x * 2), torch.einsum("ij->ji", y).mul_(3), torch.einsum("ii->i", y).add_(1))[0],
+        [T(3, 3)],
+    ),
     "advanced indexing with repeats": (lambda x: x[torch.tensor([0, 0, 1]), :2].sin(), [T(3, 4)]),
     "negative step by flip": (lambda x: x.flip(0)[::2], [T(5)]),
     "expand": (lambda x: x.unsqueeze(1).expand(3, 4) * x.unsqueeze(1), [T(3)]),
@@ -125,11 +134,17 @@ def test_gradients_equal_eagers(name):
         assert [o.requires_grad for o in got] == [o.requires_grad for o in want]
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
         leaves = [a for a in args if a.requires_grad]
-        cotangents = [torch.linspace(-1, 1, max(o.numel(), 1), dtype=o.dtype)[: o.numel()].reshape(o.shape) for o in want if o.requires_grad]
+        cotangents = [
+            torch.linspace(-1, 1, max(o.numel(), 1), dtype=o.dtype)[: o.numel()].reshape(o.shape)
+            for o in want
+            if o.requires_grad
+        ]
         g = torch.autograd.grad([o for o in got if o.requires_grad], leaves, cotangents, allow_unused=True)
         e = torch.autograd.grad([o for o in want if o.requires_grad], leaves, cotangents, allow_unused=True)
         assert [x is None for x in g] == [x is None for x in e]
-        torch.testing.assert_close([x for x in g if x is not None], [x for x in e if x is not None], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            [x for x in g if x is not None], [x for x in e if x is not None], rtol=1e-9, atol=1e-12
+        )
     assert thunder.cache_misses(compiled) == 1
 
 
@@ -183,7 +198,8 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_results_are_written_to(name):
-    """PyTorch lets programs write to what operations return, also where that is a view of memory that nobody else has."""
+    """PyTorch lets programs write to what operations return, also where that is a view of memory that nobody else
+    has."""
     f, found = WRITTEN[name], []
     for run in (f, thunder.jit(f)):
         x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(2, 2, 3).requires_grad_()
@@ -195,7 +211,9 @@ def test_results_are_written_to(name):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("f", [lambda x: x.view(-1), lambda x: torch.einsum("ij->ji", x), lambda x: (lambda y: (y.view(-1), y))(x.sin())])
+@pytest.mark.parametrize(
+    "f", [lambda x: x.view(-1), lambda x: torch.einsum("ij->ji", x), lambda x: (lambda y: (y.view(-1), y))(x.sin())]
+)
 @pytest.mark.parametrize("of_result", [True, False])
 def test_results_that_share_memory_are_not_written_to(f, of_result):
     """Their gradients would not know of it."""
@@ -225,7 +243,15 @@ def test_saved_values_are_freed_with_the_graph():
     assert ref() is None
 
 
-@pytest.mark.parametrize("write", [lambda y, x: y.copy_(x), lambda y, x: y[0].copy_(x[0]), lambda y, x: y.t().copy_(x.t()), lambda y, x: y.copy_(x.detach())])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y, x: y.copy_(x),
+        lambda y, x: y[0].copy_(x[0]),
+        lambda y, x: y.t().copy_(x.t()),
+        lambda y, x: y.copy_(x.detach()),
+    ],
+)
 def test_what_is_copied_over_has_a_gradient_of_zero(write):
     def program(a, x):
         y = a * 2
@@ -259,8 +285,10 @@ def gaps(t):
 @pytest.mark.parametrize(
     "program, given",
     [
-        (lambda x, w, b: F.group_norm(x, 2, w, b), [T(2, 4, 3, 5), T(4), T(4, seed=1)]), (lambda x: F.group_norm(x, 2), [T(3, 4)]), (torch.pdist, [T(4, 3)]),
-        (lambda x, w, b: F.layer_norm(x, (4,), w, b), [T(3, 4), T(4), T(4, seed=1)]), (lambda x, w: F.batch_norm(x, None, None, w, w, training=True), [T(3, 4), T(4)]),
+        (lambda x, w, b: F.group_norm(x, 2, w, b), [T(2, 4, 3, 5), T(4), T(4, seed=1)]),
+            (lambda x: F.group_norm(x, 2), [T(3, 4)]), (torch.pdist, [T(4, 3)]),
+        (lambda x, w, b: F.layer_norm(x, (4,), w, b), [T(3, 4), T(4), T(4, seed=1)]),
+            (lambda x, w: F.batch_norm(x, None, None, w, w, training=True), [T(3, 4), T(4)]),
         (lambda x: F.instance_norm(x), [T(2, 3, 4)]), (lambda x: F.softmax(x, 1), [T(2, 3, 4)]),
     ],
 )  # fmt: skip
@@ -270,7 +298,10 @@ def test_kernels_that_do_not_look_at_strides(form, program, given):
     got, want = thunder.jit(program)(*given), program(*given)
     torch.testing.assert_close(got, want)
     for g in (torch.randn_like(want), gaps(torch.randn_like(want))):
-        torch.testing.assert_close(torch.autograd.grad(got, given, g, retain_graph=True), torch.autograd.grad(want, given, g, retain_graph=True))
+        torch.testing.assert_close(
+            torch.autograd.grad(got, given, g, retain_graph=True),
+            torch.autograd.grad(want, given, g, retain_graph=True),
+        )
 
 
 def test_requires_grad_flips_between_calls():
@@ -303,7 +334,11 @@ def test_grad_fn_and_backward_trace():
     compiled, x = thunder.jit(lambda x: x.sin() * 2), T(3)
     assert "ThunderFunctionBackward" in repr(compiled(x).grad_fn)
     text = str(thunder.last_backward_traces(compiled)[-1])
-    assert "def backward_fn(saved_for_backward, cotangents):" in text and "C0, \\" in text and "clear_collection(saved_for_backward)" in text
+    assert (
+        "def backward_fn(saved_for_backward, cotangents):" in text
+        and "C0, \\" in text
+        and "clear_collection(saved_for_backward)" in text
+    )
     assert "torch.cos" in text
 
 
@@ -370,14 +405,22 @@ def test_batches_of_cotangents(executors):
     compiled = thunder.jit(f, executors=executors)
     for _ in range(2):
         torch.autograd.grad(compiled(x, w)[0], x, batch[0])  # one by one, between batches
-        for outputs, cotangents in ((slice(0, 1), (batch,)), (slice(1, 2), (batch,)), (slice(0, 2), (batch, batch + 1))):
+        for outputs, cotangents in (
+            (slice(0, 1), (batch,)),
+            (slice(1, 2), (batch,)),
+            (slice(0, 2), (batch, batch + 1)),
+        ):
             found = torch.autograd.grad(compiled(x, w)[outputs], (x, w), cotangents, is_grads_batched=True)
-            torch.testing.assert_close(found, torch.autograd.grad(f(x, w)[outputs], (x, w), cotangents, is_grads_batched=True))
+            torch.testing.assert_close(
+                found, torch.autograd.grad(f(x, w)[outputs], (x, w), cotangents, is_grads_batched=True)
+            )
     jacobian = torch.autograd.functional.jacobian(lambda x: compiled(x, w)[0], x.detach(), vectorize=True)
     torch.testing.assert_close(jacobian, torch.autograd.functional.jacobian(lambda x: f(x, w)[0], x.detach()))
     out, expected = compiled(x, w)[0], f(x, w)[0]
     found = torch.vmap(lambda g: torch.autograd.grad(out, x, g, retain_graph=True)[0])(batch)
-    torch.testing.assert_close(found, torch.vmap(lambda g: torch.autograd.grad(expected, x, g, retain_graph=True)[0])(batch))
+    torch.testing.assert_close(
+        found, torch.vmap(lambda g: torch.autograd.grad(expected, x, g, retain_graph=True)[0])(batch)
+    )
 
 
 def test_a_batch_of_cotangents_of_an_extreme():
@@ -395,7 +438,10 @@ def test_a_cotangent_with_a_tangent(executors):
     for f in (thunder.jit(lambda x: x.tanh().sin() * 2, executors=executors),):
         out, expected = f(x), x.tanh().sin() * 2
         with forward_ad.dual_level():
-            found, wanted = (forward_ad.unpack_dual(torch.autograd.grad(y, x, forward_ad.make_dual(g, tangent))[0]) for y in (out, expected))
+            found, wanted = (
+                forward_ad.unpack_dual(torch.autograd.grad(y, x, forward_ad.make_dual(g, tangent))[0])
+                for y in (out, expected)
+            )
             torch.testing.assert_close(tuple(found), tuple(wanted))
             assert found.tangent is not None
 

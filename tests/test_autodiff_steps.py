@@ -6,11 +6,17 @@ import torch
 import thunder
 from thunder.core.transforms import get_grad, put_grad, put_grads
 from thunder.extend import OperatorExecutor
-from thunder.transforms.autodiff import forward_and_backward_from_trace, grad_transform_on_trace, split_into_forward_and_backward
+from thunder.transforms.autodiff import (
+    forward_and_backward_from_trace,
+    grad_transform_on_trace,
+    split_into_forward_and_backward,
+)
 
 
 def T(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).requires_grad_()
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64
+    ).requires_grad_()
 
 
 def acquired(f, *args, **options):
@@ -36,7 +42,9 @@ def test_grad_transform_on_trace_is_forward_then_get_grad_then_backward():
 
 def test_split_gives_programs_that_run():
     x, y = T(3), T(3, seed=1)
-    forward, backward = split_into_forward_and_backward(grad_transform_on_trace(acquired(lambda x, y: torch.sin(x) * y, x, y)))
+    forward, backward = split_into_forward_and_backward(
+        grad_transform_on_trace(acquired(lambda x, y: torch.sin(x) * y, x, y))
+    )
     assert forward.tags == {thunder.core.trace.TraceTag.AUGMENTED_FORWARD} and backward.name == "backward_fn"
     with torch.no_grad():
         (out,), (tensors, others) = forward.python_callable()(x, y)
@@ -47,7 +55,9 @@ def test_split_gives_programs_that_run():
 
 def test_split_of_a_program_without_gradients_has_no_backward():
     x = T(3)
-    forward, backward = split_into_forward_and_backward(grad_transform_on_trace(acquired(lambda x: torch.sin(x), x.detach())))
+    forward, backward = split_into_forward_and_backward(
+        grad_transform_on_trace(acquired(lambda x: torch.sin(x), x.detach()))
+    )
     assert backward is None and names(forward) == ["sin"]
 
 
@@ -60,7 +70,9 @@ def test_forward_and_backward_from_trace_returns_both_by_name():
 def test_the_forward_holds_nothing_that_only_the_backward_needs():
     """A rule may write its cosine before it asks for the cotangent: what the result does not need is backward."""
     executor = OperatorExecutor("cosine_first")
-    double = executor.register_operator("sine", meta=lambda x: thunder.TensorProxy(like=x), fn=torch.sin, replaces=torch.sin)
+    double = executor.register_operator(
+        "sine", meta=lambda x: thunder.TensorProxy(like=x), fn=torch.sin, replaces=torch.sin
+    )
 
     def rule(x):
         c = thunder.torch.cos(x)
@@ -75,25 +87,35 @@ def test_the_forward_holds_nothing_that_only_the_backward_needs():
         compiled = thunder.jit(lambda x: torch.sin(x), executors=[executor])
         (g,) = torch.autograd.grad(compiled(x).sum(), x)
         torch.testing.assert_close(g, torch.cos(x))
-        assert "cos" not in names(thunder.last_traces(compiled)[-1]) and "cos" in names(thunder.last_backward_traces(compiled)[-1])
+        assert "cos" not in names(thunder.last_traces(compiled)[-1]) and "cos" in names(
+            thunder.last_backward_traces(compiled)[-1]
+        )
     finally:
         thunder.extend.deregister_executor(executor)
 
 
 def with_rule(rule, **options):
     executor = OperatorExecutor("under_test")
-    pair = executor.register_operator("pair", meta=lambda x, y: (thunder.TensorProxy(like=x), thunder.TensorProxy(like=y)), fn=lambda x, y: (x * 2, y * 3))
+    pair = executor.register_operator(
+        "pair",
+        meta=lambda x, y: (thunder.TensorProxy(like=x), thunder.TensorProxy(like=y)),
+        fn=lambda x, y: (x * 2, y * 3),
+    )
     executor.register_implementation(pair, pair, grad_transform=lambda x, y: rule(pair, x, y))
     return pair, [executor]
 
 
 def test_wrong_number_of_results_of_a_rule_names_the_operation():
     pair, executors = with_rule(lambda pair, x, y: pair(x, y)[0])
-    with pytest.raises(thunder.errors.MissingImplementationError, match="pair.*returned 1 values where the operation has 2"):
+    with pytest.raises(
+        thunder.errors.MissingImplementationError, match="pair.*returned 1 values where the operation has 2"
+    ):
         thunder.jit(lambda x, y: pair(x, y)[0].sum(), executors=executors)(T(3), T(3))
 
 
-@pytest.mark.parametrize(("place", "why"), [("result", "whose gradient was read before"), ("inner", "which is no argument of it")])
+@pytest.mark.parametrize(
+    ("place", "why"), [("result", "whose gradient was read before"), ("inner", "which is no argument of it")]
+)
 def test_gradients_put_to_anything_but_an_argument_are_errors(place, why):
     def rule(pair, x, y):
         a, b = pair(x, y)
@@ -125,7 +147,12 @@ def test_get_grad_twice_is_one_value_and_put_grads_to_one_argument_add_up():
 
 
 def test_a_cotangent_that_is_missing_is_zeros_made_only_where_used():
-    pair, executors = with_rule(lambda pair, x, y: [r := pair(x, y), put_grads((x, y), (get_grad(r[0]) * 2 + get_grad(r[1]), get_grad(r[1]) * 3))][0])
+    pair, executors = with_rule(
+        lambda pair, x, y: [
+            r := pair(x, y),
+            put_grads((x, y), (get_grad(r[0]) * 2 + get_grad(r[1]), get_grad(r[1]) * 3)),
+        ][0]
+    )
     x, y = T(3), T(3, seed=1)
     compiled = thunder.jit(lambda x, y: pair(x, y)[0].sum(), executors=executors)
     gx, gy = torch.autograd.grad(compiled(x, y), (x, y))
@@ -149,7 +176,11 @@ def test_groups_without_a_gradient_are_skipped():
 
 def test_outputs_of_a_rule_that_are_inputs_are_edges_of_their_own():
     executor = OperatorExecutor("passes_on")
-    same = executor.register_operator("same", meta=lambda x, y: (thunder.TensorProxy(like=x), thunder.TensorProxy(like=y)), fn=lambda x, y: (x.clone(), y * 3))
+    same = executor.register_operator(
+        "same",
+        meta=lambda x, y: (thunder.TensorProxy(like=x), thunder.TensorProxy(like=y)),
+        fn=lambda x, y: (x.clone(), y * 3),
+    )
 
     def rule(x, y):
         _, b = same(x, y)

@@ -1,4 +1,5 @@
-"""`thunder.compat`: the table of PyTorch's private names, what it gives where a name is missing, and the rule that keeps them there."""
+"""`thunder.compat`: the table of PyTorch's private names, what it gives where a name is missing, and the rule that
+keeps them there."""
 
 from __future__ import annotations
 
@@ -38,25 +39,59 @@ torch.nn.Module.__call__
 
 
 def test_each_row_is_found_in_the_versions_it_was_tried_on():
-    tried = [row for row in PRIVATE if ".".join(map(str, version())) in row.tried.split(", ") and (torch.backends.cuda.is_built() or not row.cuda)]
+    tried = [
+        row
+        for row in PRIVATE
+        if ".".join(map(str, version())) in row.tried.split(", ") and (torch.backends.cuda.is_built() or not row.cuda)
+    ]
     assert [row.path for row in tried if row.find() is None] == []
-    assert all(tuple(map(int, OLDEST.split("."))) <= tuple(map(int, v.split("."))) <= tuple(map(int, NEWEST.split("."))) for row in PRIVATE for v in row.tried.split(", "))
+    assert all(
+        tuple(map(int, OLDEST.split("."))) <= tuple(map(int, v.split("."))) <= tuple(map(int, NEWEST.split(".")))
+        for row in PRIVATE
+        for v in row.tried.split(", ")
+    )
 
 
-# rows of what is written as a method or an attribute of a value: these and kernels are in the table so that `python -m thunder` says when they are gone
-_OF_VALUES = {"version_of", "base_of", "is_view", "storage_address", "schema_of", "overload_name", "operator_name", "forward_ad_level", "foreach_add", "group_backend"}
+# rows of what is written as a method or an attribute of a value: these and kernels are in the table so that `python -m
+# thunder` says when they are gone
+_OF_VALUES = {
+    "version_of",
+    "base_of",
+    "is_view",
+    "storage_address",
+    "schema_of",
+    "overload_name",
+    "operator_name",
+    "forward_ad_level",
+    "foreach_add",
+    "group_backend",
+}
 
 
 def test_each_row_is_used_and_named_once():
     text = "\n".join(p.read_text() for p in (ROOT / "thunder").rglob("*.py"))
-    used = set(re.findall(r"compat\.(\w+)", text)) | set(re.findall(r'"(\w+)": ', text)) | {f"functorch_{n}" for n in re.findall(r'"(\w+)"', text)} | _OF_VALUES
+    used = (
+        set(re.findall(r"compat\.(\w+)", text))
+        | set(re.findall(r'"(\w+)": ', text))
+        | {f"functorch_{n}" for n in re.findall(r'"(\w+)"', text)}
+        | _OF_VALUES
+    )
     assert [row.name for row in PRIVATE if row.name not in used and not row.name.startswith("aten_")] == []
     assert len(BY_NAME) == len(PRIVATE)
 
 
 def test_a_missing_name_says_what_is_lost_or_has_a_substitute():
-    row = Private("engine", "torch.autograd._no_such_engine", "backward() inside of programs", "backward() inside of programs raises")
-    with pytest.raises(MissingName, match=r"has no torch.autograd._no_such_engine, which thunder uses for backward\(\) inside of programs. Without it: .* raises"):
+    row = Private(
+        "engine",
+        "torch.autograd._no_such_engine",
+        "backward() inside of programs",
+        "backward() inside of programs raises",
+    )
+    with pytest.raises(
+        MissingName,
+        match=r"has no torch.autograd._no_such_engine, which thunder uses for backward\(\) inside of programs. "
+        r"Without it: .* raises",
+    ):
         row.value()
     assert row.find() is None and Private("no", "torch._nothing.at.all", "", "", lambda: 7).value() == 7
     assert compat.operators("_no_such_operator") == () and not hasattr(compat, "no_such_name")
@@ -87,7 +122,9 @@ def test_a_pytorch_without_some_names_runs_what_does_not_need_them():
 
 
 def test_main_prints_what_is_missing():
-    printed = subprocess.run([sys.executable, "-m", "thunder"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-m", "thunder"], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
     assert "private names of PyTorch: " in printed and all(row.path in printed for row in missing())
 
 

@@ -1,4 +1,5 @@
-"""What runs on a GPU, without one: machine code that Triton compiles for it, the directory it is kept in, and launches, with stand-ins for the driver."""
+"""What runs on a GPU, without one: machine code that Triton compiles for it, the directory it is kept in, and launches,
+with stand-ins for the driver."""
 
 import contextlib
 import functools
@@ -50,7 +51,8 @@ def driver(directory, monkeypatch):
     calls = []
     found = types.SimpleNamespace(name="none", multi_processor_count=132, shared_memory_per_multiprocessor=233472)
     for name, value in {
-        "current_device": lambda: 0, "get_device_capability": lambda device: (9, 0), "get_device_properties": lambda device: found, "device": lambda device: contextlib.nullcontext(),
+        "current_device": lambda: 0, "get_device_capability": lambda device: (9, 0),
+        "get_device_properties": lambda device: found, "device": lambda device: contextlib.nullcontext(),
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(launch, "interpreting", lambda: False)
@@ -88,7 +90,10 @@ def jit(name, fn=program):
 X, Y = torch.ones(64), torch.ones(64)
 
 
-KERNEL = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel(a):\n    i = tl.arange(0, 64)\n    tl.store(a + i, tl.sum(tl.load(a + i), 0) + i)\n"
+KERNEL = (
+    "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef kernel(a):\n    i = tl.arange(0, 64)\n  "
+    "  tl.store(a + i, tl.sum(tl.load(a + i), 0) + i)\n"
+)
 
 
 def test_triton_compiles_for_a_device(directory):
@@ -124,7 +129,9 @@ print(open(made.path, "rb").read(4))
 def test_a_launch_passes_addresses(driver, compiled):
     function = jit("addresses")
     out = function(X, Y)
-    assert driver == [("fused_mul_exp_add on 0", 1, 1, 1, 1, 0, "OOOOO", (X.data_ptr(), Y.data_ptr(), out.data_ptr(), None, None), 7)]
+    assert driver == [
+        ("fused_mul_exp_add on 0", 1, 1, 1, 1, 0, "OOOOO", (X.data_ptr(), Y.data_ptr(), out.data_ptr(), None, None), 7)
+    ]
     assert [r.arguments for r in compiled] == [(("*fp32", True),) * 3]
     function(X, Y)
     assert len(driver) == 2 and len(compiled) == 1
@@ -136,7 +143,10 @@ def test_what_begins_elsewhere_has_kernels_of_its_own(driver, compiled):
     moved = torch.ones(65)[1:]
     for _ in range(2):
         function(moved, Y)
-    assert [r.arguments for r in compiled] == [(("*fp32", True),) * 3, (("*fp32", False), ("*fp32", True), ("*fp32", True))]
+    assert [r.arguments for r in compiled] == [
+        (("*fp32", True),) * 3,
+        (("*fp32", False), ("*fp32", True), ("*fp32", True)),
+    ]
     assert [call[7][0] for call in driver] == [X.data_ptr(), moved.data_ptr(), moved.data_ptr()]
 
 
@@ -210,12 +220,28 @@ def test_a_failure_of_triton_reaches_the_caller(driver, monkeypatch):
 
 def test_without_triton_in_the_process(directory):
     """Importing it takes longer than all the rest, where the code is on the disk."""
-    text = "import sys, thunder.executors.triton_kernels.launch as l; l.interpreting(); print([m for m in sys.modules if m == 'triton'])"
-    found = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, env=os.environ | {"TRITON_INTERPRET": "0"})
+    text = (
+        "import sys, thunder.executors.triton_kernels.launch as l; l.interpreting(); print([m for m in "
+        "sys.modules if m == 'triton'])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+    )
     assert found.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("modules", [{}, {"triton": types.ModuleType("triton")}, {"triton": types.ModuleType("triton"), "triton.knobs": types.ModuleType("knobs")}])
+@pytest.mark.parametrize(
+    "modules",
+    [
+        {},
+        {"triton": types.ModuleType("triton")},
+        {"triton": types.ModuleType("triton"), "triton.knobs": types.ModuleType("knobs")},
+    ],
+)
 def test_triton_may_be_half_imported(monkeypatch, modules):
     """By a thread that compiles a kernel."""
     for name in ("triton", "triton.knobs"):
@@ -227,7 +253,8 @@ def test_triton_may_be_half_imported(monkeypatch, modules):
         assert launch.interpreting() == wanted
 
 
-# ---------------------------------------------------------------------------------------------------------------- the directory
+# ---------------------------------------------------------------------------------------------------------------- the
+# directory
 
 
 def test_what_is_stored_is_found(directory):
@@ -240,7 +267,9 @@ def test_what_is_stored_is_found(directory):
     assert disk_cache.key_of("what", 1, (2, "three")) == key != disk_cache.key_of("what", "1", (2, "three"))
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"not json", b'{"sha256": 3}', json.dumps({"fact": 1, "sha256": "0" * 64}).encode()])
+@pytest.mark.parametrize(
+    "damage", [b"", b"{}", b"[]", b"not json", b'{"sha256": 3}', json.dumps({"fact": 1, "sha256": "0" * 64}).encode()]
+)
 def test_damaged_files_are_missing(directory, damage):
     disk_cache.store("key", {"fact": 1}, b"content")
     (directory / "key.json").write_bytes(damage)
@@ -264,7 +293,6 @@ def test_threads_share_one_temporary_directory(monkeypatch):
     assert len(found) == len(made) == 1
 
 
-
 def test_processes_that_write_the_same_find_whole_files(directory):
     text = """
 import sys
@@ -279,7 +307,9 @@ for i in range(200):
     assert [p.communicate()[1].decode()[-500:] for p in running] == ["", ""]
     disk_cache.store("key", {"who": "c"}, b"c")
     assert disk_cache.load("key")[0] == {"who": "c"}
-    assert sorted(p.name for p in directory.iterdir()) == ["key.bin", "key.json"], "nothing is left of files that were being written"
+    assert sorted(p.name for p in directory.iterdir()) == ["key.bin", "key.json"], (
+        "nothing is left of files that were being written"
+    )
 
 
 def test_a_directory_that_others_may_write_to_is_not_used(directory):
@@ -320,7 +350,11 @@ def test_a_forked_process_compiles_with_threads_of_its_own(driver, compiled):
     if child == 0:
         code = 1
         with contextlib.suppress(BaseException):
-            code = 0 if binary.binary_of(binary.Request("other", "text", (), 4, 90)).result(timeout=60).name == "other" else 2
+            code = (
+                0
+                if binary.binary_of(binary.Request("other", "text", (), 4, 90)).result(timeout=60).name == "other"
+                else 2
+            )
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -334,7 +368,9 @@ def test_blocks_are_measured_once_and_kept(driver, compiled, monkeypatch):
     x = torch.ones(4096)
     function = thunder.jit(program, executors=[Everywhere("measured")], triton_autotune=True)
     function(x, x)
-    assert [launch[1] for launch in driver] == [4, 8, 4, 2, 2, 2] and driver[-1][4] == 8, "five choices, and the last of them"
+    assert [launch[1] for launch in driver] == [4, 8, 4, 2, 2, 2] and driver[-1][4] == 8, (
+        "five choices, and the last of them"
+    )
     assert len(compiled) == 5
     monkeypatch.setattr(autotune, "measured", None)
     again = thunder.jit(program, executors=[Everywhere("another")], triton_autotune=True)

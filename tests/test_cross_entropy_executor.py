@@ -26,7 +26,11 @@ def inputs(dtype=torch.float32, n=6, classes=5, ignored=True):
 
 
 def names(trace):
-    return [line.sym.name for line in trace.bound_symbols if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")]
+    return [
+        line.sym.name
+        for line in trace.bound_symbols
+        if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")
+    ]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.25])
@@ -37,15 +41,24 @@ def test_values_and_gradients_are_those_of_eager(dtype, ignore_index, reduction,
     logits, target = inputs(dtype, ignored=ignore_index == -100)
     options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": smoothing}
     compiled = thunder.jit(lambda x, t: cross_entropy(x * 1, t, **options), executors=["cross_entropy"])
-    x, reference, exact = logits.clone().requires_grad_(), logits.clone().requires_grad_(), logits.double().requires_grad_()
+    x, reference, exact = (
+        logits.clone().requires_grad_(),
+        logits.clone().requires_grad_(),
+        logits.double().requires_grad_(),
+    )
     weights = torch.linspace(1, 2, 6, dtype=dtype) if reduction == "none" else torch.ones((), dtype=dtype)
-    got, want, true = compiled(x, target), cross_entropy(reference, target, **options), cross_entropy(exact, target, **options)
+    got, want, true = (
+        compiled(x, target),
+        cross_entropy(reference, target, **options),
+        cross_entropy(exact, target, **options),
+    )
     assert names(thunder.last_traces(compiled)[-1]) == ["mul", OURS]
     (got * weights).sum().backward()
     (want * weights).sum().backward()
     (true * weights).sum().backward()
     assert OURS + "_backward" in names(thunder.last_backward_traces(compiled)[-1])
-    if dtype is torch.bfloat16:  # eager rounds after every step: ours is compared with the exact values, and rounds no more than once
+    # eager rounds after every step: ours is compared with the exact values, and rounds no more than once
+    if dtype is torch.bfloat16:
         for ours, exactly in ((got, true), (x.grad, exact.grad)):
             torch.testing.assert_close(ours, exactly.to(dtype))
     else:
@@ -62,7 +75,9 @@ def test_the_forward_and_backward_of_the_notebook():
 
     cfoo = thunder.jit(foo, executors=["cross_entropy"])
     torch.testing.assert_close(cfoo(logits, labels), foo(logits, labels))
-    assert str(thunder.last_traces(cfoo)[-1]).split("\n")[1:] == '''\
+    assert (
+        str(thunder.last_traces(cfoo)[-1]).split("\n")[1:]
+        == """\
 import torch
 from thunder.executors.torchex import no_autocast
 
@@ -73,7 +88,8 @@ def computation(logits, labels):
   # labels: "cpu i64[8]"
   (t0, t2) = cross_entropy_rows(logits, labels, -1, 'mean', 0.0)
   del logits, labels, t2
-  return t0'''.split("\n")
+  return t0""".split("\n")
+    )
     cfoo_grad = grad(cfoo)
     logits.requires_grad_(True)
     (found,) = cfoo_grad(logits, labels)
@@ -88,17 +104,23 @@ def test_it_saves_one_number_a_row():
     compiled = thunder.jit(lambda x, t: cross_entropy(x * 2, t), executors=["cross_entropy"])
     compiled(logits.clone().requires_grad_(), target)
     tensors, others = thunder.last_traces(compiled)[-1].output[1]
-    assert sorted(p.numel_value for p in tensors) == [64, 64, 64 * 50] and not others, "log-sum-exp, target, and the logits themselves"
+    assert sorted(p.numel_value for p in tensors) == [64, 64, 64 * 50] and not others, (
+        "log-sum-exp, target, and the logits themselves"
+    )
     held = set()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: held.add((t.numel(), t.data_ptr())) or t, lambda t: t):
         scaled = logits.clone().requires_grad_() * 2
         cross_entropy(scaled, target)
-    assert (64 * 50, scaled.data_ptr()) not in held and [n for n, _ in held].count(64 * 50) == 1, "eager keeps the log-probabilities instead"
+    assert (64 * 50, scaled.data_ptr()) not in held and [n for n, _ in held].count(64 * 50) == 1, (
+        "eager keeps the log-probabilities instead"
+    )
 
 
 def test_many_rows_are_taken_a_few_at_a_time():
     logits, target = inputs(n=30, classes=20000)
-    torch.testing.assert_close(thunder.jit(cross_entropy, executors=["cross_entropy"])(logits, target), cross_entropy(logits, target))
+    torch.testing.assert_close(
+        thunder.jit(cross_entropy, executors=["cross_entropy"])(logits, target), cross_entropy(logits, target)
+    )
 
 
 def test_gradcheck():
@@ -149,7 +171,10 @@ def test_apex_where_it_is_not_installed(monkeypatch):
     if apexex.apex_ex.unavailable() is None:
         pytest.skip("apex is installed")
     monkeypatch.setattr(extend, "_warned", set())
-    with pytest.warns(UserWarning, match="the executor apex takes nothing here: apex is not installed with its extension xentropy_cuda"):
+    with pytest.warns(
+        UserWarning,
+        match="the executor apex takes nothing here: apex is not installed with its extension xentropy_cuda",
+    ):
         compiled = thunder.jit(cross_entropy, executors=[apexex.apex_ex])
     logits, target = inputs()
     assert torch.equal(compiled(logits, target), cross_entropy(logits, target))

@@ -1,4 +1,5 @@
-"""CUDA graphs. On a machine without a GPU, recordings are imitated: a replay runs the lines again and writes what comes out into the memory of the recorded results, as a graph does."""
+"""CUDA graphs. On a machine without a GPU, recordings are imitated: a replay runs the lines again and writes what comes
+out into the memory of the recorded results, as a graph does."""
 
 import contextlib
 import copy
@@ -29,7 +30,8 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no G
 def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")  # PyTorch's, in an autograd thread that begins with a product
+        # PyTorch's, in an autograd thread that begins with a product
+        warnings.filterwarnings("ignore", "Attempting to run cuBLAS, but there was no current CUDA context")
         yield
 
 
@@ -55,8 +57,11 @@ class ImitatedMemory(Memory):
             if not torch.equal(t, b):
                 t.data.copy_(b)
         torch.set_rng_state(generator)
-        results = {r.untyped_storage()._cdata: r for other in cudagraph._RECORDINGS for r in other.results if r is not None}
-        views = [(results.get(t.untyped_storage()._cdata, t), t.shape, t.stride(), t.storage_offset()) for t in inputs]  # a graph knows addresses, and holds nothing
+        results = {
+            r.untyped_storage()._cdata: r for other in cudagraph._RECORDINGS for r in other.results if r is not None
+        }
+        # a graph knows addresses, and holds nothing
+        views = [(results.get(t.untyped_storage()._cdata, t), t.shape, t.stride(), t.storage_offset()) for t in inputs]
         given = {t.untyped_storage()._cdata for t in inputs}
         del inputs
         kept = [None if o.untyped_storage()._cdata in given else o.detach() for o in outputs]
@@ -93,7 +98,10 @@ class Imitated(CUDAGraphTransform):
         return {backward: memory.replays for (_, backward), memory in self._memory.items()}
 
 
-TRANSFORMS = [pytest.param(Imitated, "cpu", id="imitated"), pytest.param(CUDAGraphTransform, "cuda", id="cuda", marks=on_gpu)]
+TRANSFORMS = [
+    pytest.param(Imitated, "cpu", id="imitated"),
+    pytest.param(CUDAGraphTransform, "cuda", id="cuda", marks=on_gpu),
+]
 
 
 def graphs(trace):
@@ -101,7 +109,12 @@ def graphs(trace):
 
 
 def recordings(compiled):
-    return [r for t in (thunder.last_traces(compiled)[-1], *thunder.last_backward_traces(compiled)[-1:]) for line in graphs(t) for r in line.sym.fn.recordings]
+    return [
+        r
+        for t in (thunder.last_traces(compiled)[-1], *thunder.last_backward_traces(compiled)[-1:])
+        for line in graphs(t)
+        for r in line.sym.fn.recordings
+    ]
 
 
 def model(device="cpu"):
@@ -115,21 +128,37 @@ def check_step(compiled, module, x, cotangent=None):
     torch.testing.assert_close(out, expected)
     cotangent = torch.randn_like(out) if cotangent is None else cotangent
     parameters = list(module.parameters())
-    torch.testing.assert_close(torch.autograd.grad(out, parameters, cotangent), torch.autograd.grad(expected, parameters, cotangent))
+    torch.testing.assert_close(
+        torch.autograd.grad(out, parameters, cotangent), torch.autograd.grad(expected, parameters, cotangent)
+    )
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_a_large_result_of_a_last_product_is_computed_where_it_stays(transform, device, monkeypatch):
-    """A graph's own memory is overwritten by the next replay: results that leave the program would be copied from there."""
+    """A graph's own memory is overwritten by the next replay: results that leave the program would be copied from
+    there."""
     monkeypatch.setattr(cudagraph, "LARGE", 3 * 4 * 4)
-    for last, outside in ((nn.Linear(16, 4), True), (nn.Linear(16, 3), False), (nn.Sequential(nn.Linear(16, 4), nn.Tanh()), False), (nn.Sequential(nn.Linear(16, 4), nn.Unflatten(1, (2, 2))), True)):
+    for last, outside in (
+        (nn.Linear(16, 4), True),
+        (nn.Linear(16, 3), False),
+        (nn.Sequential(nn.Linear(16, 4), nn.Tanh()), False),
+        (nn.Sequential(nn.Linear(16, 4), nn.Unflatten(1, (2, 2))), True),
+    ):
         module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), last).to(device)
         compiled = thunder.jit(module, transforms=[transform()], executors=["torch"])
         for _ in range(4):
             check_step(compiled, module, torch.randn(3, 8, device=device))
         forward = thunder.last_traces(compiled)[-1]
-        assert ("linear" in [line.sym.name for line in forward.bound_symbols]) == outside == ("its result would be copied" in str(forward))
-        assert len(graphs(forward)) == 1 and recordings(compiled) and [len(r.made) for r in recordings(compiled)][0] == (not outside)
+        assert (
+            ("linear" in [line.sym.name for line in forward.bound_symbols])
+            == outside
+            == ("its result would be copied" in str(forward))
+        )
+        assert (
+            len(graphs(forward)) == 1
+            and recordings(compiled)
+            and [len(r.made) for r in recordings(compiled)][0] == (not outside)
+        )
         with torch.no_grad():
             kept = [compiled(x) for x in torch.randn(2, 3, 8, device=device)]
             assert kept[0].data_ptr() != kept[1].data_ptr()
@@ -137,7 +166,8 @@ def test_a_large_result_of_a_last_product_is_computed_where_it_stays(transform, 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_a_long_forward_is_launched_in_two_parts(transform, device):
-    """The device works on the first while the host looks at what the other reads. Nothing but what the second reads, or the backward, stays for that."""
+    """The device works on the first while the host looks at what the other reads. Nothing but what the second reads, or
+    the backward, stays for that."""
     torch.manual_seed(0)
     module = nn.Sequential(*(m for _ in range(cudagraph.HEAD * 2) for m in (nn.Linear(8, 8), nn.Tanh()))).to(device)
     compiled = thunder.jit(module, transforms=[transform()], executors=["torch"])
@@ -145,7 +175,10 @@ def test_a_long_forward_is_launched_in_two_parts(transform, device):
         check_step(compiled, module, torch.randn(3, 8, device=device))
     forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
     head, rest = graphs(forward)
-    assert cudagraph.HEAD <= len(head.subsymbols) < 2 * cudagraph.HEAD < len(rest.subsymbols) and len(graphs(backward)) == 1
+    assert (
+        cudagraph.HEAD <= len(head.subsymbols) < 2 * cudagraph.HEAD < len(rest.subsymbols)
+        and len(graphs(backward)) == 1
+    )
     assert len(set(head.outputs) - set(forward.output_proxies)) <= 1
     assert len(recordings(compiled)) == 3 and all(line.sym.fn.off is None for line in (head, rest))
     with no_warnings():
@@ -157,18 +190,24 @@ def test_a_long_forward_is_launched_in_two_parts(transform, device):
         expected = module(x)
         torch.testing.assert_close(out, expected)
         parameters = list(module.parameters())
-        torch.testing.assert_close(torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(expected.sum(), parameters))
+        torch.testing.assert_close(
+            torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(expected.sum(), parameters)
+        )
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
-@pytest.mark.parametrize("f", [lambda x: (x.detach(), x + 1), lambda x: (x.detach()[0], x * 2), lambda x: (x[0], x[1].detach(), x * 2)])
+@pytest.mark.parametrize(
+    "f", [lambda x: (x.detach(), x + 1), lambda x: (x.detach()[0], x * 2), lambda x: (x[0], x[1].detach(), x * 2)]
+)
 def test_a_result_that_was_detached_from_an_argument_is_so_in_each_call(f, transform, device):
     compiled = thunder.jit(f, transforms=[transform()])
     x = torch.randn(3, 3, device=device, requires_grad=True)
     for _ in range(4):
         results, expected = compiled(x), f(x)
         assert [r.requires_grad for r in results] == [e.requires_grad for e in expected]
-        assert [r.untyped_storage().data_ptr() == x.data_ptr() for r in results] == [e.untyped_storage().data_ptr() == x.data_ptr() for e in expected]
+        assert [r.untyped_storage().data_ptr() == x.data_ptr() for r in results] == [
+            e.untyped_storage().data_ptr() == x.data_ptr() for e in expected
+        ]
         assert all(map(torch.equal, results, expected))
 
 
@@ -180,7 +219,11 @@ def test_training_steps(transform, device):
         check_step(compiled, module, torch.randn(3, 8, device=device))
     forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
     assert len(graphs(forward)) == len(graphs(backward)) == 1
-    assert "[t" in str(forward) and "CUDAGraph0(input, t_0_weight" in str(forward) and "# t0 = torch.nn.functional.linear(input" in str(forward)
+    assert (
+        "[t" in str(forward)
+        and "CUDAGraph0(input, t_0_weight" in str(forward)
+        and "# t0 = torch.nn.functional.linear(input" in str(forward)
+    )
     check(forward), check(backward)
     assert len(recordings(compiled)) == 2
 
@@ -230,7 +273,9 @@ def test_gradients_that_are_kept_do_not_change(transform, device):
     inputs = [torch.randn(3, 8, device=device) for _ in range(3)]
     parameters = list(module.parameters())
     with pytest.warns(
-        UserWarning, match="CUDAGraph0 of backward_fn ran without its CUDA graph, since results that CUDAGraph0 of backward_fn gave to an earlier call are still in use"
+        UserWarning,
+        match="CUDAGraph0 of backward_fn ran without its CUDA graph, since results that CUDAGraph0 of backward_fn "
+        "gave to an earlier call are still in use",
     ):
         kept = [torch.autograd.grad(compiled(x).sum(), parameters) for x in inputs]
     for x, gradients in zip(inputs, kept, strict=True):
@@ -266,7 +311,9 @@ def test_two_forwards_before_a_backward(transform, device):
         a, b = compiled(x), compiled(y)
     parameters = list(module.parameters())
     for out, value in ((b, y), (a, x)):
-        torch.testing.assert_close(torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(module(value).sum(), parameters))
+        torch.testing.assert_close(
+            torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(module(value).sum(), parameters)
+        )
     check_step(compiled, module, x)
 
 
@@ -308,7 +355,10 @@ def test_parameters_at_other_addresses(transform, device):
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_parameters_of_modules_that_a_function_calls_are_not_copied(transform, device):
     module = model(device)
-    for compiled, given in ((thunder.jit(lambda x: module(x), transforms=[transform()]), ()), (thunder.jit(lambda m, x: m(x), transforms=[transform()]), (module,))):
+    for compiled, given in (
+        (thunder.jit(lambda x: module(x), transforms=[transform()]), ()),
+        (thunder.jit(lambda m, x: m(x), transforms=[transform()]), (module,)),
+    ):
         for _ in range(4):
             x = torch.randn(3, 8, device=device)
             torch.testing.assert_close(compiled(*given, x), module(x))
@@ -318,7 +368,8 @@ def test_parameters_of_modules_that_a_function_calls_are_not_copied(transform, d
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_an_argument_that_stays_is_not_copied(transform, device):
-    compiled = thunder.jit(lambda x, y: (x.sin() + 1) * y, transforms=[transform()], executors=["torch"])  # fused it is one launch, which is not recorded
+    # fused it is one launch, which is not recorded
+    compiled = thunder.jit(lambda x, y: (x.sin() + 1) * y, transforms=[transform()], executors=["torch"])
     x, others = torch.randn(4, device=device), [torch.randn(4, device=device) for _ in range(5)]
     for y in others:
         torch.testing.assert_close(compiled(x, y), (x.sin() + 1) * y)
@@ -339,7 +390,9 @@ def test_what_is_saved_is_one_object(transform, device):
     compiled, x = thunder.jit(module, transforms=[transform()], executors=["torch"]), torch.randn(3, 8, device=device)
     for _ in range(3):
         check_step(compiled, module, x)
-    forward, backward = (graphs(t[-1])[0] for t in (thunder.last_traces(compiled), thunder.last_backward_traces(compiled)))
+    forward, backward = (
+        graphs(t[-1])[0] for t in (thunder.last_traces(compiled), thunder.last_backward_traces(compiled))
+    )
     results = forward.outputs[-1]
     assert results.name == "results0" == backward.inputs[-1].name and len(results.collection) == 5
     assert not set(results.collection).intersection(forward.outputs) and len(backward.inputs) == 6
@@ -384,7 +437,9 @@ def test_hooks_that_keep_saved_tensors_elsewhere(transform, device):
                 outs = [compiled(x) for x in inputs]
             for out, x in zip(outs, inputs, strict=True):
                 parameters = list(module.parameters())
-                torch.testing.assert_close(torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(module(x).sum(), parameters))
+                torch.testing.assert_close(
+                    torch.autograd.grad(out.sum(), parameters), torch.autograd.grad(module(x).sum(), parameters)
+                )
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
@@ -463,7 +518,11 @@ def test_results_that_another_thread_joins_while_uses_are_counted(monkeypatch):
     recording = graphs(thunder.last_traces(compiled)[-1])[0].sym.fn.recordings[0]
     uses = cudagraph.Recording._uses
     del out
-    monkeypatch.setattr(cudagraph.Recording, "_uses", lambda self, opened: joined.append(cudagraph.Results(self, self.kept)) or uses(self, opened))
+    monkeypatch.setattr(
+        cudagraph.Recording,
+        "_uses",
+        lambda self, opened: joined.append(cudagraph.Results(self, self.kept)) or uses(self, opened),
+    )
     assert recording.in_use() and joined
     monkeypatch.setattr(cudagraph.Recording, "_uses", uses)
     joined.clear()
@@ -491,24 +550,40 @@ def test_a_saved_value_that_becomes_a_gradient(transform, device):
     with pytest.warns(UserWarning, match="ran without its CUDA graph") as said:
         for x, w in inputs:
             kept.append(torch.autograd.grad(compiled(x, w).sum(), [x, w]))
-    assert any("since results that CUDAGraph0 of augmented_forward_fn gave to an earlier call are still in use" in str(w.message) for w in said)
+    assert any(
+        "since results that CUDAGraph0 of augmented_forward_fn gave to an earlier call are still in use"
+        in str(w.message)
+        for w in said
+    )
     for (x, w), found in zip(inputs, kept, strict=True):
         torch.testing.assert_close(found, (torch.full_like(x, 4), (x * 2).sin()))
-    assert "results0" not in str(graphs(thunder.last_backward_traces(compiled)[-1])) and "= results0" in str(thunder.last_backward_traces(compiled)[-1])
+    assert "results0" not in str(graphs(thunder.last_backward_traces(compiled)[-1])) and "= results0" in str(
+        thunder.last_backward_traces(compiled)[-1]
+    )
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 @pytest.mark.parametrize("outside", ["gelu_backward", "native_layer_norm", "gelu"])
 def test_saved_values_that_are_read_outside_of_graphs(outside, transform, device):
-    picky = type("Picky", (transform,), {"can_fuse": lambda self, line: outside not in line.sym.name and transform.can_fuse(self, line)})
+    picky = type(
+        "Picky",
+        (transform,),
+        {"can_fuse": lambda self, line: outside not in line.sym.name and transform.can_fuse(self, line)},
+    )
     torch.manual_seed(0)
-    module = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh()))).to(device)
+    module = nn.Sequential(
+        *(m for _ in range(3) for m in (nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh()))
+    ).to(device)
     compiled = thunder.jit(module, transforms=[picky()], executors=["torch"])
     with no_warnings():
         for _ in range(6):
             check_step(compiled, module, torch.randn(3, 8, device=device))
     check(thunder.last_traces(compiled)[-1]), check(thunder.last_backward_traces(compiled)[-1])
-    assert all(line.sym.fn.recordings for t in (thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]) for line in graphs(t))
+    assert all(
+        line.sym.fn.recordings
+        for t in (thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1])
+        for line in graphs(t)
+    )
 
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
@@ -585,7 +660,12 @@ def test_parameters_that_move_all_the_time():
 @pytest.mark.parametrize("transform, device", TRANSFORMS)
 def test_strides_are_seen(transform, device):
     compiled = thunder.jit(lambda x: (x.sin() + 1) * 2, transforms=[transform()])
-    for x in (torch.randn(3, 4, device=device), torch.randn(4, 3, device=device).t(), torch.randn(3, 1, device=device).expand(3, 4), torch.randn(3, 8, device=device)[:, ::2]) * 3:
+    for x in (
+        torch.randn(3, 4, device=device),
+        torch.randn(4, 3, device=device).t(),
+        torch.randn(3, 1, device=device).expand(3, 4),
+        torch.randn(3, 8, device=device)[:, ::2],
+    ) * 3:
         out = compiled(x)
         torch.testing.assert_close(out, (x.sin() + 1) * 2)
         assert out.stride() == ((x.sin() + 1) * 2).stride()
@@ -600,7 +680,10 @@ def test_what_is_written_to_is_written_once_a_call(transform, device):
         x = torch.randn(5, 8, device=device)
         versions = [[b._version for b in m.buffers()] for m in (module, reference)]
         torch.testing.assert_close(compiled(x), reference(x))
-        written = [[b._version > v for b, v in zip(m.buffers(), before, strict=True)] for m, before in zip((module, reference), versions, strict=True)]
+        written = [
+            [b._version > v for b, v in zip(m.buffers(), before, strict=True)]
+            for m, before in zip((module, reference), versions, strict=True)
+        ]
         assert written[0] == written[1] and any(written[0])
         for a, b in zip(module.buffers(), reference.buffers(), strict=True):
             torch.testing.assert_close(a, b)
@@ -659,12 +742,19 @@ def test_reasons():
     def f(x, i):
         return twice(x) + torch.nn.functional.one_hot(i, 3) + torch.linalg.inv(x)
 
-    for transform, graphed in ((Imitated, False), (type("Bold", (Imitated,), {"can_fuse": lambda self, line: True}), True)):
+    for transform, graphed in (
+        (Imitated, False),
+        (type("Bold", (Imitated,), {"can_fuse": lambda self, line: True}), True),
+    ):
         compiled = thunder.jit(f, transforms=[transform()], executors=[mine, "torch"])
         compiled(torch.eye(3), torch.tensor([0, 2, 1]))
         trace = thunder.last_traces(compiled)[-1]
         assert bool(graphs(trace)) is graphed
-        assert graphed or "# not in a CUDA graph: it may do more than launch kernels\n  t" in str(trace) and "# not in a CUDA graph: it may wait for the device\n" in str(trace)
+        assert (
+            graphed
+            or "# not in a CUDA graph: it may do more than launch kernels\n  t" in str(trace)
+            and "# not in a CUDA graph: it may wait for the device\n" in str(trace)
+        )
     compiled = thunder.jit(lambda x: x.sin() + x, transforms=[CUDAGraphTransform()])
     compiled(torch.ones(2))
     assert str(thunder.last_traces(compiled)[-1]).count("# not in a CUDA graph: its tensors are on cpu") == 2
@@ -696,7 +786,9 @@ def test_a_recording_that_fails():
     x = torch.randn(4)
     compiled(x)
     with pytest.warns(
-        UserWarning, match="computation runs without a CUDA graph: while it was recorded, PyTorch raised RuntimeError: operation not permitted when stream is capturing$"
+        UserWarning,
+        match="computation runs without a CUDA graph: while it was recorded, PyTorch raised RuntimeError: operation "
+        "not permitted when stream is capturing$",
     ):
         torch.testing.assert_close(compiled(x), (x.sin() + 1) * 2)
     torch.testing.assert_close(compiled(x), (x.sin() + 1) * 2)
@@ -709,8 +801,12 @@ def test_a_recording_that_fails_on_the_device():
             return True
 
     mine = OperatorExecutor("mine")
-    positive = mine.register_operator("positive", meta=lambda a: thunder.TensorProxy(like=a), fn=lambda a: a if a.sum().item() > -1e9 else -a)
-    compiled = thunder.jit(lambda x: F.dropout(positive(x.sin() + 1) * 2), transforms=[Bold()], executors=[mine, "torch"])
+    positive = mine.register_operator(
+        "positive", meta=lambda a: thunder.TensorProxy(like=a), fn=lambda a: a if a.sum().item() > -1e9 else -a
+    )
+    compiled = thunder.jit(
+        lambda x: F.dropout(positive(x.sin() + 1) * 2), transforms=[Bold()], executors=[mine, "torch"]
+    )
     x = torch.randn(4, device="cuda")
     earlier = thunder.jit(lambda x: F.dropout(x * 2), transforms=[CUDAGraphTransform()], executors=["torch"])
     for _ in range(2):
@@ -762,7 +858,11 @@ def test_streams():
 def test_results_that_are_read_on_their_stream_after_others_ran_on_another():
     transform, modules = CUDAGraphTransform(), [model("cuda"), model("cuda")]
     first, second = (thunder.jit(m, transforms=[transform]) for m in modules)
-    x, y, cotangent = torch.randn(3, 8, device="cuda"), torch.randn(3, 8, device="cuda"), torch.randn(3, 4, device="cuda")
+    x, y, cotangent = (
+        torch.randn(3, 8, device="cuda"),
+        torch.randn(3, 8, device="cuda"),
+        torch.randn(3, 4, device="cuda"),
+    )
     for compiled, module in ((first, modules[0]), (second, modules[1])) * 3:
         check_step(compiled, module, x)
     mine, others = (list(m.parameters()) for m in modules)
@@ -862,7 +962,11 @@ def draws_late(x, w):
 @on_gpu
 def test_random_numbers_while_the_stream_of_recordings_is_late(monkeypatch):
     transform = CUDAGraphTransform()
-    compiled, x, w = thunder.jit(draws_late, transforms=[transform]), torch.ones(64, device="cuda"), torch.eye(4096, device="cuda")
+    compiled, x, w = (
+        thunder.jit(draws_late, transforms=[transform]),
+        torch.ones(64, device="cuda"),
+        torch.eye(4096, device="cuda"),
+    )
 
     def late():
         (memory,) = transform._memory.values()
@@ -881,7 +985,11 @@ def test_random_numbers_while_the_stream_of_recordings_is_late(monkeypatch):
 @on_gpu
 def test_random_numbers_of_graphs_on_two_streams():
     compiled = [thunder.jit(draws_late, transforms=[CUDAGraphTransform()]) for _ in range(2)]
-    streams, x, w = [torch.cuda.Stream() for _ in range(2)], torch.ones(64, device="cuda"), torch.eye(4096, device="cuda")
+    streams, x, w = (
+        [torch.cuda.Stream() for _ in range(2)],
+        torch.ones(64, device="cuda"),
+        torch.eye(4096, device="cuda"),
+    )
     for f in compiled * 3:
         f(x, w)
     torch.cuda.synchronize()
@@ -919,7 +1027,13 @@ def test_streams_are_waited_for_as_long_as_somebody_may_use_their_results(monkey
 @on_gpu
 def test_threads_that_record_at_once_while_another_one_allocates():
     """Random numbers would be an error of PyTorch's, which has one generator: it is that of the recording."""
-    inputs, modules, done, found, wrong = torch.randn(4, 3, 8, device="cuda"), [model("cuda").requires_grad_(False) for _ in range(4)], threading.Event(), [], []
+    inputs, modules, done, found, wrong = (
+        torch.randn(4, 3, 8, device="cuda"),
+        [model("cuda").requires_grad_(False) for _ in range(4)],
+        threading.Event(),
+        [],
+        [],
+    )
     expected = [module(x) for module, x in zip(modules, inputs, strict=True)]
     torch.cuda.synchronize()
 
@@ -1008,7 +1122,10 @@ def test_a_result_in_use_keeps_its_recording():
     gc.collect()
     with pytest.warns(UserWarning, match="augmented_forward_fn ran without its CUDA graph"):
         first(x)
-    torch.testing.assert_close(torch.autograd.grad(out.sum(), list(module.parameters())), torch.autograd.grad(module(x).sum(), list(module.parameters())))
+    torch.testing.assert_close(
+        torch.autograd.grad(out.sum(), list(module.parameters())),
+        torch.autograd.grad(module(x).sum(), list(module.parameters())),
+    )
 
 
 def test_flags_of_pytorch_are_part_of_a_recording():
@@ -1038,11 +1155,16 @@ def test_an_error_names_the_users_line():
 
 @pytest.mark.parametrize("transform, device", TRANSFORMS if not torch.cuda.is_available() else TRANSFORMS[1:])
 def test_fusions_inside_are_found(transform, device):
-    compiled = thunder.jit(lambda x, w: ((x.sin() + 1) @ w).cos() + 1, transforms=[transform()], executors=["triton_fuser"])
+    compiled = thunder.jit(
+        lambda x, w: ((x.sin() + 1) @ w).cos() + 1, transforms=[transform()], executors=["triton_fuser"]
+    )
     x, w = torch.ones(4, 2, device=device), torch.ones(2, 2, device=device)
     for _ in range(3):
         torch.testing.assert_close(compiled(x, w), ((x.sin() + 1) @ w).cos() + 1)
-    assert [name for name, _ in thunder.examine.get_fusions(thunder.last_traces(compiled)[-1])] == ["TritonFusion0", "TritonFusion1"]
+    assert [name for name, _ in thunder.examine.get_fusions(thunder.last_traces(compiled)[-1])] == [
+        "TritonFusion0",
+        "TritonFusion1",
+    ]
 
 
 def test_copies_and_options():
@@ -1075,4 +1197,7 @@ def test_effects_are_not_lost():
         x = torch.randn(4)
         torch.testing.assert_close(compiled(x), f(x))
     for line in graphs(thunder.last_traces(compiled)[-1]):
-        assert all(OpTags.DONT_DCE not in inner.sym.tags or inner.sym.tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE} for inner in line.subsymbols)
+        assert all(
+            OpTags.DONT_DCE not in inner.sym.tags or inner.sym.tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE}
+            for inner in line.subsymbols
+        )

@@ -77,7 +77,11 @@ def lines(compiled):
     return [str(line) for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.name != "python_del"]
 
 
-@pytest.mark.parametrize("operator", [mysin, torch.ops.thunder_tests.mysin, torch.ops.thunder_tests.mysin.default], ids=["object", "packet", "overload"])
+@pytest.mark.parametrize(
+    "operator",
+    [mysin, torch.ops.thunder_tests.mysin, torch.ops.thunder_tests.mysin.default],
+    ids=["object", "packet", "overload"],
+)
 def test_however_it_is_called(operator):
     compiled = thunder.jit(lambda x: operator(x) * 2)
     assert torch.equal(compiled(X), operator(X) * 2)
@@ -114,7 +118,11 @@ def test_without_a_derivative_the_error_is_pytorchs():
     compiled = thunder.jit(lambda x: halves(x)[0] * 2)
     assert torch.equal(compiled(X), X[:1] * 2)
     result = compiled(X.clone().requires_grad_())
-    with pytest.raises(RuntimeError, match="Trying to backward through thunder_tests.halves.default but no autograd formula was registered. Please use register_autograd"):
+    with pytest.raises(
+        RuntimeError,
+        match="Trying to backward through thunder_tests.halves.default but no autograd formula was registered. "
+        "Please use register_autograd",
+    ):
         result.sum().backward()
 
 

@@ -22,7 +22,11 @@ def test_debug_print_prints_at_every_run(capsys):
     first = inspect.getsourcelines(program)[1]
     for x in (X, X + 1):
         assert torch.equal(compiled(x, 3), (x * 2 + 1).sum())
-        assert capsys.readouterr().out == f"{__file__}:{first + 1}: t0 = {x * 2}\n{__file__}:{first + 2}: {{'y': [y], 'n': 3}} = {{'y': [{x * 2 + 1!r}], 'n': 3}}\n"
+        assert (
+            capsys.readouterr().out
+            == f"{__file__}:{first + 1}: t0 = {x * 2}\n{__file__}:{first + 2}: {{'y': [y], 'n': 3}} = {{'y': "
+            f"[{x * 2 + 1!r}], 'n': 3}}\n"
+        )
     assert thunder.cache_misses(compiled) == 1 and thunder.last_sharp_edges(compiled) == []
     assert f"\n  debug_print(t0, 't0', '{__file__}:{first + 1}')\n" in str(thunder.last_traces(compiled)[-1])
 
@@ -56,7 +60,10 @@ def test_debug_print_sees_what_was_written_so_far(capsys):
         thunder.debug_print(x)
 
     thunder.jit(program)(torch.zeros(2))
-    assert [line.rpartition("= ")[2] for line in capsys.readouterr().out.splitlines()] == ["tensor([0., 0.])", "tensor([1., 1.])"]
+    assert [line.rpartition("= ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "tensor([0., 0.])",
+        "tensor([1., 1.])",
+    ]
 
 
 def test_a_breakpoint_is_a_line_of_the_program(monkeypatch):
@@ -93,9 +100,15 @@ def test_debug_transform():
     compiled = thunder.jit(lambda x: (x * 2).sum(), transforms=[DebugTransform(before, after)])
     assert torch.equal(compiled(X), (X * 2).sum())
     printed = str(thunder.last_traces(compiled)[-1])
-    assert "  # mul of [(4,)]\n  debug_pre_mul(x, 2)\n  t0 = torch.mul(x, 2)" in printed and "  # gave (4,)\n  debug_post_mul(t0, x, 2)\n" in printed
+    assert (
+        "  # mul of [(4,)]\n  debug_pre_mul(x, 2)\n  t0 = torch.mul(x, 2)" in printed
+        and "  # gave (4,)\n  debug_post_mul(t0, x, 2)\n" in printed
+    )
     assert [name for name, _ in calls] == ["mul", "sum"]
-    trained = thunder.add_transform(thunder.jit(lambda x: x.sin().sum()), transform=DebugTransform(lambda line, *a, **k: calls.append(line.sym.name)))
+    trained = thunder.add_transform(
+        thunder.jit(lambda x: x.sin().sum()),
+        transform=DebugTransform(lambda line, *a, **k: calls.append(line.sym.name)),
+    )
     x = X.clone().requires_grad_()
     calls.clear()
     trained(x).backward()

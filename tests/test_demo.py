@@ -34,17 +34,23 @@ def test_trains_and_both_curves_agree(train, tmp_path, capsys):
     assert max(train.relative_differences(losses)) <= train.TOLERANCE
     assert "The loss curves agree" in printed and picture.read_bytes().startswith(b"\x89PNG")
     eager, thunder = (line.split() for line in printed.splitlines() if line.startswith(("eager ", "thunder ")))
-    assert len(eager) == len(thunder) == 7 and float(thunder[6]) <= 1.05 * float(eager[6])  # saved for the backward, MiB
+    # saved for the backward, MiB
+    assert len(eager) == len(thunder) == 7 and float(thunder[6]) <= 1.05 * float(eager[6])
 
 
 def test_curves_that_differ_are_noticed(train, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib", reason="the extra `plots` draws the curves")
     monkeypatch.setattr(train, "memory_apart", lambda system, setup: {"before": 0, "peak": 0, "saved": 0})
     real = train.Trainer.step
-    monkeypatch.setattr(train.Trainer, "step", lambda self, *batch: real(self, *batch) * (1 + 1e-3 * (self.compiled is not self.model)))
+    monkeypatch.setattr(
+        train.Trainer, "step", lambda self, *batch: real(self, *batch) * (1 + 1e-3 * (self.compiled is not self.model))
+    )
     assert not train.compare(small(train), tmp_path / "loss.png")
     assert "DO NOT AGREE" in capsys.readouterr().out
 
 
 def test_a_loss_that_is_no_number_does_not_agree(train):
-    assert train.relative_differences({"eager": [1.0, float("nan")], "thunder": [1.0, float("nan")]}) == [0.0, float("inf")]
+    assert train.relative_differences({"eager": [1.0, float("nan")], "thunder": [1.0, float("nan")]}) == [
+        0.0,
+        float("inf"),
+    ]

@@ -34,7 +34,8 @@ class Counted:
                 entry.prologue_fn = asked
 
     def calls(self, calls, program=None) -> float:
-        """Prologues asked a call, of calls that compile nothing: each is (args, kwargs), or a function that makes them."""
+        """Prologues asked a call, of calls that compile nothing: each is (args, kwargs), or a function that makes
+        them."""
         self._watch()
         self.asked, misses = 0, self.compiled.stats.cache_misses
         for call in calls:

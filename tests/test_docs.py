@@ -1,6 +1,8 @@
-"""README and the pages under docs/ run as they are printed: the Python blocks of a page in their order, in one namespace.
+"""README and the pages under docs/ run as they are printed: the Python blocks of a page in their order, in one
+namespace.
 
-A `text` block right after a Python block is what that block prints; `...` stands for whatever is there, and numbers of temporary values and times are not compared. `python tests/test_docs.py docs/page.md` prints what the blocks print.
+A `text` block right after a Python block is what that block prints; `...` stands for whatever is there, and numbers of
+temporary values and times are not compared. `python tests/test_docs.py docs/page.md` prints what the blocks print.
 """
 
 import contextlib
@@ -17,7 +19,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "```python" in p.read_text())
+PAGES = sorted(
+    str(p.relative_to(ROOT))
+    for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+    if "```python" in p.read_text()
+)
 CHILD = [sys.executable, "-W", "error::UserWarning", "-W", "error::RuntimeWarning", __file__]
 
 
@@ -47,7 +53,13 @@ def run(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_pages_run_and_print_what_they_show(page):
     path, checker = ROOT / page, doctest.OutputChecker()
-    done = subprocess.run([*CHILD, page, "--json"], cwd=ROOT, env={"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}, capture_output=True, text=True)
+    done = subprocess.run(
+        [*CHILD, page, "--json"],
+        cwd=ROOT,
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     shown = 0
     for (line, _, want), got in zip(examples(path.read_text()), json.loads(done.stdout), strict=True):
@@ -73,4 +85,8 @@ def test_a_wrong_page_is_noticed(tmp_path):
 
 if __name__ == "__main__":
     found = run(Path(sys.argv[1]))
-    print(json.dumps(found) if "--json" in sys.argv else "\n".join(f"--- block {i}\n{text}" for i, text in enumerate(found)))
+    print(
+        json.dumps(found)
+        if "--json" in sys.argv
+        else "\n".join(f"--- block {i}\n{text}" for i, text in enumerate(found))
+    )

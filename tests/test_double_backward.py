@@ -19,12 +19,17 @@ def leaf(*shape, seed=0):
 
 
 PROGRAMS = [
-    lambda x, w: torch.tanh(x @ w).sum(1), lambda x, w: F.gelu(x @ w), lambda x, w: F.layer_norm(x, (3,), w[0], w[1]), lambda x, w: (x @ w).softmax(-1).log(),
-    lambda x, w: x * 1.0 + w.sum(), lambda x, w: (x[1:] * 2, w.exp().mean(0)), lambda x, w: torch.where(x > 0, x, x * x) @ w, lambda x, w: F.silu(x) * w[:, [2, 0, 1]],
+    lambda x, w: torch.tanh(x @ w).sum(1), lambda x, w: F.gelu(x @ w), lambda x, w: F.layer_norm(x, (3,), w[0], w[1]),
+        lambda x, w: (x @ w).softmax(-1).log(),
+    lambda x, w: x * 1.0 + w.sum(), lambda x, w: (x[1:] * 2, w.exp().mean(0)),
+        lambda x, w: torch.where(x > 0, x, x * x) @ w, lambda x, w: F.silu(x) * w[:, [2, 0, 1]],
     lambda x, w: F.scaled_dot_product_attention(x[None, None], w[None, None], (x * w)[None, None], is_causal=True),
-    lambda x, w: F.group_norm(x[None, :, :, None], 1, w[0], w[1]), lambda x, w: F.batch_norm(x, None, None, w[0], w[1], training=True),
-    lambda x, w: F.conv1d(x[None], w[None]), lambda x, w: torch.cat([x.cumsum(0), w.prod(1, keepdim=True) + x]), lambda x, w: F.cross_entropy(x @ w, torch.tensor([0, 2, 1])),
-    lambda x, w: torch.linalg.solve(x @ x.T + 3 * torch.eye(3, dtype=D), w), lambda x, w: F.mish(x) + F.hardsigmoid(w), lambda x, w: x.norm(dim=1) * w.var(),
+    lambda x, w: F.group_norm(x[None, :, :, None], 1, w[0], w[1]),
+        lambda x, w: F.batch_norm(x, None, None, w[0], w[1], training=True),
+    lambda x, w: F.conv1d(x[None], w[None]), lambda x, w: torch.cat([x.cumsum(0), w.prod(1, keepdim=True) + x]),
+        lambda x, w: F.cross_entropy(x @ w, torch.tensor([0, 2, 1])),
+    lambda x, w: torch.linalg.solve(x @ x.T + 3 * torch.eye(3, dtype=D), w), lambda x, w: F.mish(x) + F.hardsigmoid(w),
+        lambda x, w: x.norm(dim=1) * w.var(),
 ]  # fmt: skip
 
 
@@ -44,7 +49,15 @@ def nth(f, x, n):
     return y
 
 
-@pytest.mark.parametrize("program", [lambda x: torch.sin(x) * x.exp(), lambda x: F.gelu(x) ** 3, lambda x: torch.softmax(x, 0) * x, lambda x: torch.sinc(x)])
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.sin(x) * x.exp(),
+        lambda x: F.gelu(x) ** 3,
+        lambda x: torch.softmax(x, 0) * x,
+        lambda x: torch.sinc(x),
+    ],
+)
 def test_derivatives_of_higher_order(program):
     x = leaf(4)
     compiled = thunder.jit(program)
@@ -53,7 +66,8 @@ def test_derivatives_of_higher_order(program):
 
 
 def test_higher_derivatives_of_norms_are_right():
-    """PyTorch's own third derivative of F.layer_norm takes the saved deviation for a constant: the formula is the reference."""
+    """PyTorch's own third derivative of F.layer_norm takes the saved deviation for a constant: the formula is the
+    reference."""
     x = leaf(4)
     compiled = thunder.jit(lambda x: F.layer_norm(x, (4,)) ** 3)
 
@@ -134,7 +148,10 @@ def test_an_input_that_was_written_to_is_an_error():
         y = thunder.jit(program)(x)
         with torch.no_grad():
             x.add_(1)
-        with pytest.raises(RuntimeError, match="one of the variables needed for gradient computation has been modified by an inplace operation"):
+        with pytest.raises(
+            RuntimeError,
+            match="one of the variables needed for gradient computation has been modified by an inplace operation",
+        ):
             torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
@@ -192,7 +209,9 @@ def test_functions_are_differentiated_by_their_own_backward(function):
     x = leaf(3)
     compiled = thunder.jit(lambda x: function.apply(x * 2) * x)
     for n in range(4):
-        torch.testing.assert_close(nth(compiled, x, n), nth(lambda x: function.apply(x * 2) * x, x, n), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            nth(compiled, x, n), nth(lambda x: function.apply(x * 2) * x, x, n), rtol=1e-9, atol=1e-9
+        )
 
 
 def test_once_differentiable_is_an_error():

@@ -1,4 +1,5 @@
-"""early_gradients: the forward computes the gradients of a loss for a cotangent of 1, where kernels read the same there; the backward multiplies them."""
+"""early_gradients: the forward computes the gradients of a loss for a cotangent of 1, where kernels read the same
+there; the backward multiplies them."""
 
 import pytest
 import torch
@@ -47,7 +48,10 @@ PROGRAMS = {
     "of a layer": (of_a_layer, lambda: (tensor(72, 8), tensor(8, 50))),
     "bfloat16": (lambda x: cross_entropy(x.float()), lambda: (tensor(72, 50, dtype=torch.bfloat16),)),
     "mse": (lambda x: F.mse_loss(torch.tanh(x), torch.ones_like(x)), lambda: (tensor(30, 7),)),
-    "through a view": (lambda x, w: ((x @ w).reshape(3, 4, 5).transpose(0, 1) ** 2).mean(), lambda: (tensor(12, 6), tensor(6, 5))),
+    "through a view": (
+        lambda x, w: ((x @ w).reshape(3, 4, 5).transpose(0, 1) ** 2).mean(),
+        lambda: (tensor(12, 6), tensor(6, 5)),
+    ),
 }
 
 
@@ -74,12 +78,18 @@ def test_logits_are_read_in_one_kernel_and_not_saved():
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         loss = compiled(x, w)
-    assert [tuple(t.shape) for t in saved if t is not x and t is not w] == [(72, 50)], "the gradient of the logits, and nothing beside it"
+    assert [tuple(t.shape) for t in saved if t is not x and t is not w] == [(72, 50)], (
+        "the gradient of the logits, and nothing beside it"
+    )
     loss.backward()
     assert names(compiled) == ["matmul", "TritonFusion0"]
     (fused,) = [line.sym.fn for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]
-    assert [(k.rows, k.columns) for k in fused.schedule.kernels] == [(1, 72), (72, 50), (1, 72)], "the weights, the rows with their gradients, the loss"
-    assert names(compiled, backward=True)[0] == "times_cotangent" and not any(n.startswith("TritonFusion") for n in names(compiled, backward=True))
+    assert [(k.rows, k.columns) for k in fused.schedule.kernels] == [(1, 72), (72, 50), (1, 72)], (
+        "the weights, the rows with their gradients, the loss"
+    )
+    assert names(compiled, backward=True)[0] == "times_cotangent" and not any(
+        n.startswith("TritonFusion") for n in names(compiled, backward=True)
+    )
 
 
 def decayed(x, w):
@@ -113,7 +123,9 @@ def test_small_gradients_stay(monkeypatch):
 
 
 def test_what_is_no_multiple_of_the_cotangent_stays():
-    trace = thunder.trace()(lambda g, x: (g * x, -g, g + g, torch.where(x > 0, g, 0.0), g.sum()), torch.randn(3), torch.randn(3))
+    trace = thunder.trace()(
+        lambda g, x: (g * x, -g, g + g, torch.where(x > 0, g, 0.0), g.sum()), torch.randn(3), torch.randn(3)
+    )
     assert early_gradients._Linear({trace.args[0]}).holds(trace.bound_symbols)
     for bad in (
         lambda g, x: g * g,

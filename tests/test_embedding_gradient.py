@@ -1,4 +1,5 @@
-"""The embedding_gradient executor: what it takes, and that its kernels sum up what has the same index. Under Triton's interpreter, or on the GPU."""
+"""The embedding_gradient executor: what it takes, and that its kernels sum up what has the same index. Under Triton's
+interpreter, or on the GPU."""
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ def test_the_kernels(kind, width, dtype, padding):
     torch.manual_seed(0)
     count = 50
     indices = {
-        "some": torch.randint(count, (7, 30)), "few rows": torch.randint(3, 6, (260,)), "one row": torch.full((2, 300), 7), "all rows": torch.arange(count), "int32": torch.randint(9, (400,)).int(),
+        "some": torch.randint(count, (7, 30)), "few rows": torch.randint(3, 6, (260,)),
+        "one row": torch.full((2, 300), 7), "all rows": torch.arange(count), "int32": torch.randint(9, (400,)).int(),
     }[kind].to(DEVICE)  # fmt: skip
     g = torch.randn(*indices.shape, width, device=DEVICE).to(dtype)
     exact = torch.ops.aten.embedding_dense_backward.default(g.double(), indices, count, padding, False)
@@ -44,16 +46,29 @@ def test_in_programs(options, expected, monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
     monkeypatch.setattr(module, "NARROWEST", 0)
     torch.manual_seed(0)
-    weight, indices = torch.randn(300, 64, device=DEVICE, requires_grad=True), torch.randint(40, (2, 1024), device=DEVICE)
+    weight, indices = (
+        torch.randn(300, 64, device=DEVICE, requires_grad=True),
+        torch.randint(40, (2, 1024), device=DEVICE),
+    )
     compiled = thunder.jit(lambda i, w: F.embedding(i, w, **options).sin())
     for _ in range(2):
-        (got,), (want,) = (torch.autograd.grad(f(indices, weight).square().sum(), weight) for f in (compiled, lambda i, w: F.embedding(i, w, **options).sin()))
+        (got,), (want,) = (
+            torch.autograd.grad(f(indices, weight).square().sum(), weight)
+            for f in (compiled, lambda i, w: F.embedding(i, w, **options).sin())
+        )
         torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-4)
     assert taken(thunder.last_backward_traces(compiled)[-1]) == expected
 
 
 @pytest.mark.parametrize(
-    "count, width, rows, expected", [(32000, 4096, 2048, True), (32000, 4096, 512, False), (2000, 4096, 2048, False), (10**6, 64, 2048, False), (32000, 4096, 1 << 15, False)]
+    "count, width, rows, expected",
+    [
+        (32000, 4096, 2048, True),
+        (32000, 4096, 512, False),
+        (2000, 4096, 2048, False),
+        (10**6, 64, 2048, False),
+        (32000, 4096, 1 << 15, False),
+    ],
 )
 def test_large_tables_and_many_indices_are_taken_on_gpus(count, width, rows, expected):
     g = TensorProxy("g", shape=(1, rows, width), device="cuda", dtype=bfloat16)
@@ -69,5 +84,12 @@ def test_sparse_gradients_are_pytorchs():
     def program(index, table):
         return F.embedding(index, table, 2, sparse=True) * 2 + 1
 
-    ours, expected = (torch.autograd.grad(f(index, table).sum(), table)[0] for f in (thunder.jit(program, executors=["triton_fuser"]), program))
-    assert ours.is_sparse and torch.equal(ours._indices(), expected._indices()) and torch.equal(ours._values(), expected._values())
+    ours, expected = (
+        torch.autograd.grad(f(index, table).sum(), table)[0]
+        for f in (thunder.jit(program, executors=["triton_fuser"]), program)
+    )
+    assert (
+        ours.is_sparse
+        and torch.equal(ours._indices(), expected._indices())
+        and torch.equal(ours._values(), expected._values())
+    )

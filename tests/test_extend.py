@@ -56,13 +56,15 @@ def names(compiled, i=-1):
     return [line.sym.name for line in thunder.last_traces(compiled)[i].bound_symbols if line.sym.name != "python_del"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- the notebook
+# ---------------------------------------------------------------------------------------------------------------- the
+# notebook
 
 
 F = torch.nn.functional
 I, W = torch.tensor([0, 1, 1]), torch.randn(3, 4)
 SEVERAL = {
-    F.silu: (W,), F.relu: (W,), torch.relu: (W,), F.embedding: (I, W), F.batch_norm: (W, torch.zeros(4), torch.ones(4)), F.scaled_dot_product_attention: (W[None],) * 3,
+    F.silu: (W,), F.relu: (W,), torch.relu: (W,), F.embedding: (I, W), F.batch_norm: (W, torch.zeros(4), torch.ones(4)),
+        F.scaled_dot_product_attention: (W[None],) * 3,
     torch.einsum: ("ij,kj->ik", W, W), torch.trapz: (W,),
 }  # fmt: skip
 
@@ -71,7 +73,11 @@ SEVERAL = {
 def test_functions_whose_arguments_decide_what_they_record(myex, function):
     """A torch function stands for the operation of its name, or the usual one."""
     args, calls = SEVERAL[function], []
-    op = myex.register_operator("op", like=lambda *args, **kwargs: operation_of(function)(*args, **kwargs), fn=lambda *args, **kwargs: calls.append(args) or function(*args))
+    op = myex.register_operator(
+        "op",
+        like=lambda *args, **kwargs: operation_of(function)(*args, **kwargs),
+        fn=lambda *args, **kwargs: calls.append(args) or function(*args),
+    )
     myex.register_implementation(function, op)
     thunder.jit(lambda *args: function(*args), executors=[myex])(*args)
     assert len(calls) == 1
@@ -86,7 +92,9 @@ def test_cell_9_a_registered_operator(myex):
     compiled = thunder.jit(foo, executors=[myex])
     for got, want in zip(compiled(A, B, A, B), multimul_impl(A, B, A, B)):
         assert torch.equal(got, want)
-    assert text(compiled) == '''\
+    assert (
+        text(compiled)
+        == """\
 import torch
 from thunder.executors.torchex import no_autocast
 
@@ -103,7 +111,8 @@ def computation(a, b, c, d):
     # t1 = ltorch.mul(c, d)  # t1: "cpu f32[2, 2]"
       # t1 = prims.mul(c, d)  # t1: "cpu f32[2, 2]"
   del a, b, c, d
-  return (t0, t1)'''
+  return (t0, t1)"""
+    )
 
 
 def mul_to_multimul_checker(a, b):
@@ -120,7 +129,9 @@ def test_cell_13_an_execution_transform(myex):
     myex.register_implementation(ltorch.mul, checker=mul_to_multimul_checker, execution_transform=mul_to_multimul)
     compiled = thunder.jit(lambda a, b: a * b, executors=[myex])
     assert torch.equal(compiled(A, B), A * B)
-    assert text(compiled) == '''\
+    assert (
+        text(compiled)
+        == """\
 import torch
 from thunder.executors.torchex import no_autocast
 
@@ -133,7 +144,8 @@ def computation(a, b):
     # t0 = ltorch.mul(a, b)  # t0: "cpu f32[2, 2]"
       # t0 = prims.mul(a, b)  # t0: "cpu f32[2, 2]"
   del a, b
-  return t0'''
+  return t0"""
+    )
 
 
 def test_cell_18_torch_operations_in_an_execution_transform(myex):
@@ -145,11 +157,15 @@ def test_cell_18_torch_operations_in_an_execution_transform(myex):
         result, _ = multimul(a, b, 0, 0)
         return result
 
-    myex.register_implementation(ltorch.mul, checker=mul_to_multimul_checker, execution_transform=mul_to_contiguous_multimul)
+    myex.register_implementation(
+        ltorch.mul, checker=mul_to_multimul_checker, execution_transform=mul_to_contiguous_multimul
+    )
     compiled = thunder.jit(lambda a, b: a * b, executors=[myex])
     assert torch.equal(compiled(A, B), A * B)
     printed = text(compiled)
-    assert printed == '''\
+    assert (
+        printed
+        == """\
 from torch import Tensor
 import torch
 from thunder.executors.torchex import no_autocast
@@ -171,10 +187,12 @@ def computation(a, b):
     # t0 = ltorch.mul(t1, t2)  # t0: "cpu f32[2, 2]"
       # t0 = prims.mul(t1, t2)  # t0: "cpu f32[2, 2]"
   del t1, t2
-  return t0'''
+  return t0"""
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- register_operator
+# ----------------------------------------------------------------------------------------------------------------
+# register_operator
 
 
 def test_like_is_the_decomposition_when_the_executor_is_not_asked(myex):
@@ -190,11 +208,13 @@ def test_meta_makes_a_primitive(myex):
     def meta(x, k):
         return TensorProxy(like=x, shape=(*x.shape, k))
 
-    widen = myex.register_operator("widen", meta=meta, fn=lambda x, k: x[..., None].repeat(*[1] * x.dim(), k), tags=[OpTags.RANDOM_OP])
+    widen = myex.register_operator(
+        "widen", meta=meta, fn=lambda x, k: x[..., None].repeat(*[1] * x.dim(), k), tags=[OpTags.RANDOM_OP]
+    )
     assert widen.is_prim and OpTags.RANDOM_OP in widen.tags and myex.opmap["widen"] is widen
     compiled = thunder.jit(lambda x: widen(x, k=3) + 1, executors=[myex])
     assert compiled(A).shape == (2, 2, 3) and torch.equal(compiled(A)[..., 0], A + 1)
-    assert "  t0 = widen(x, 3)  # t0: \"cpu f32[2, 2, 3]\"\n  del x\n" in text(compiled)
+    assert '  t0 = widen(x, 3)  # t0: "cpu f32[2, 2, 3]"\n  del x\n' in text(compiled)
     with pytest.raises(MissingImplementationError, match="no executor takes widen: asked (.*, )?torch, python"):
         thunder.jit(lambda x: widen(x, 3))(A)
     assert torch.equal(widen(A, 1), A[..., None]), "outside of a trace a symbol is its function"
@@ -250,14 +270,22 @@ def test_replaces_diverts_calls(myex):
 
 
 def test_torch_functions_can_be_replaced(myex):
-    myex.register_operator("my_softmax", like=lambda x, dim: ltorch.softmax(x, dim), fn=lambda x, dim: torch.full_like(x, 9.0), replaces=torch.nn.functional.softmax)
+    myex.register_operator(
+        "my_softmax",
+        like=lambda x, dim: ltorch.softmax(x, dim),
+        fn=lambda x, dim: torch.full_like(x, 9.0),
+        replaces=torch.nn.functional.softmax,
+    )
     compiled = thunder.jit(lambda x: torch.nn.functional.softmax(x, dim=-1), executors=[myex])
     assert torch.equal(compiled(A), torch.full_like(A, 9.0))
 
 
 def test_a_printer_of_its_own(myex):
     op = myex.register_operator(
-        "shout", like=lambda x: x + 1, fn=lambda x: x + 1, python_printer=lambda line, printer: ["# loud", f"{line.output.name} = {line.args[0].name} + 1"]
+        "shout",
+        like=lambda x: x + 1,
+        fn=lambda x: x + 1,
+        python_printer=lambda line, printer: ["# loud", f"{line.output.name} = {line.args[0].name} + 1"],
     )
     compiled = thunder.jit(lambda x: op(x), executors=[myex])
     assert torch.equal(compiled(A), A + 1) and "  # loud\n  t0 = x + 1\n" in text(compiled)
@@ -276,11 +304,16 @@ def test_register_operator_errors(myex, arguments, message):
         myex.register_operator("op", **arguments)
 
 
-# ---------------------------------------------------------------------------------------------------------------- register_implementation
+# ----------------------------------------------------------------------------------------------------------------
+# register_implementation
 
 
 def test_op_is_called_with_the_same_arguments(myex):
-    op = myex.register_operator("my_add", meta=lambda a, b, alpha=1: TensorProxy(like=a), fn=lambda a, b, alpha=1: torch.add(a, b, alpha=alpha) * 10)
+    op = myex.register_operator(
+        "my_add",
+        meta=lambda a, b, alpha=1: TensorProxy(like=a),
+        fn=lambda a, b, alpha=1: torch.add(a, b, alpha=alpha) * 10,
+    )
     myex.register_implementation(ltorch.add, op)
     compiled = thunder.jit(lambda a, b: torch.add(a, b, alpha=2), executors=[myex])
     assert torch.equal(compiled(A, B), (A + 2 * B) * 10)
@@ -320,16 +353,25 @@ def test_registering_again_replaces(myex):
 def test_the_order_of_executors_is_their_precedence():
     first, second = OperatorExecutor("first"), OperatorExecutor("second")
     for executor, factor in ((first, 10), (second, 20)):
-        op = executor.register_operator(f"by_{factor}", meta=lambda a, b: TensorProxy(like=a), fn=lambda a, b, factor=factor: a * factor)
+        op = executor.register_operator(
+            f"by_{factor}", meta=lambda a, b: TensorProxy(like=a), fn=lambda a, b, factor=factor: a * factor
+        )
         executor.register_implementation(ltorch.mul, op)
-    for order, factor in (([first, second], 10), ([second, first], 20), (["torch", first], None), ([first, "torch"], 10)):
+    for order, factor in (
+        ([first, second], 10),
+        ([second, first], 20),
+        (["torch", first], None),
+        ([first, "torch"], 10),
+    ):
         want = A * B if factor is None else A * factor
         assert torch.equal(thunder.jit(lambda a, b: a * b, executors=order)(A, B), want)
 
 
 def test_an_implementation_of_a_composite_comes_before_its_parts():
     outer, inner = OperatorExecutor("outer"), OperatorExecutor("inner")
-    whole = outer.register_operator("whole", meta=lambda a, *rest, **options: TensorProxy(like=a), fn=lambda a, *rest, **options: a * 0 + 1)
+    whole = outer.register_operator(
+        "whole", meta=lambda a, *rest, **options: TensorProxy(like=a), fn=lambda a, *rest, **options: a * 0 + 1
+    )
     part = inner.register_operator("part", meta=lambda a, b: TensorProxy(like=a), fn=lambda a, b: a * 0 + 2)
     outer.register_implementation(ltorch.softmax, whole)
     inner.register_implementation(ltorch.mul, part)
@@ -344,7 +386,9 @@ def test_a_transform_may_use_the_operation_it_implements(myex):
 
 def test_what_a_transform_writes_goes_to_the_other_executors(myex):
     other = OperatorExecutor("other")
-    op = other.register_operator("other_add", meta=lambda a, b, *, alpha=1: TensorProxy(like=a), fn=lambda a, b, *, alpha=1: a + b)
+    op = other.register_operator(
+        "other_add", meta=lambda a, b, *, alpha=1: TensorProxy(like=a), fn=lambda a, b, *, alpha=1: a + b
+    )
     other.register_implementation(ltorch.add, op)
     myex.register_implementation(ltorch.mul, execution_transform=lambda a, b: a + b)
     compiled = thunder.jit(lambda a, b: a * b, executors=[myex, other])
@@ -364,7 +408,10 @@ def test_a_transform_may_return_an_argument_or_a_number_of_values(myex):
     assert torch.equal(got[0], A[0]) and torch.equal(got[1], A[1])
     wrong = OperatorExecutor("wrong")
     wrong.register_implementation(ltorch.unbind, execution_transform=lambda a, dim=0: (a[0],))
-    with pytest.raises(MissingImplementationError, match="execution transform of wrong for ltorch.unbind returned another number of values"):
+    with pytest.raises(
+        MissingImplementationError,
+        match="execution transform of wrong for ltorch.unbind returned another number of values",
+    ):
         thunder.jit(lambda a: a.unbind(0), executors=[wrong])(A)
 
 
@@ -380,9 +427,15 @@ def test_queries_of_an_executor(myex):
     def transform(a, b):
         return multimul(a, b, 0, 0)[0]
 
-    myex.register_implementation(ltorch.mul, checker=lambda a, b: isinstance(b, TensorProxy), execution_transform=transform)
+    myex.register_implementation(
+        ltorch.mul, checker=lambda a, b: isinstance(b, TensorProxy), execution_transform=transform
+    )
     assert (myex.name, myex.version, repr(myex)) == ("myex", "0.1", "myex")
-    assert myex == OperatorExecutor("myex") and hash(myex) == hash(OperatorExecutor("myex")) and myex != OperatorExecutor("other")
+    assert (
+        myex == OperatorExecutor("myex")
+        and hash(myex) == hash(OperatorExecutor("myex"))
+        and myex != OperatorExecutor("other")
+    )
     assert "ltorch.mul" in myex.implmap and myex.opmap == {"multimul": multimul}
     mul, scaled, called = thunder.trace()(lambda a, b: multimul(a * b * 2, a, b, b), A, B).bound_symbols
     assert [myex.can_execute(line) for line in (mul, scaled, called)] == [True, False, True]
@@ -390,12 +443,17 @@ def test_queries_of_an_executor(myex):
     assert myex.get_execution_transform(mul) is transform and myex.get_execution_transform(scaled) is None
 
 
-# ---------------------------------------------------------------------------------------------------------------- the registry
+# ---------------------------------------------------------------------------------------------------------------- the
+# registry
 
 
 def test_registry(registry, myex):
     assert extend.register_executor(myex) is myex
-    assert extend.get_executor("myex") is myex and myex in extend.get_all_executors() and extend.get_executor("nobody") is None
+    assert (
+        extend.get_executor("myex") is myex
+        and myex in extend.get_all_executors()
+        and extend.get_executor("nobody") is None
+    )
     assert myex not in extend.get_default_executors()
     extend.add_default_executor(myex)
     other = extend.register_executor(OperatorExecutor("other"))
@@ -403,7 +461,9 @@ def test_registry(registry, myex):
     assert extend.get_default_executors()[:2] == (other, myex)
     assert thunder.compile_data(thunder.jit(lambda x: x)).executors_list[:2] == (other, myex)
     again = extend.register_executor(OperatorExecutor("myex"))
-    assert extend.get_executor("myex") is again and extend.get_default_executors()[1] is again, "a registration of the same name replaces"
+    assert extend.get_executor("myex") is again and extend.get_default_executors()[1] is again, (
+        "a registration of the same name replaces"
+    )
     extend.remove_default_executor("other")
     assert other not in extend.get_default_executors()
     extend.set_default_executors([other])
@@ -450,12 +510,15 @@ def test_single_op_executor(registry):
     def wiggle(x, amount):
         return torch.from_numpy(np.asarray(x) + amount)
 
-    executor = extend.single_op_executor("wiggler", "wiggle", wiggle, lambda x, amount: TensorProxy(like=x), version="2")
+    executor = extend.single_op_executor(
+        "wiggler", "wiggle", wiggle, lambda x, amount: TensorProxy(like=x), version="2"
+    )
     assert extend.get_executor("wiggler") is executor and executor.version == "2"
     compiled = thunder.jit(lambda x: wiggle(x, 3), executors=["wiggler"])
     assert torch.equal(compiled(A), A + 3) and names(compiled) == ["wiggle"]
     rewriting = extend.single_op_executor(
-        "rewriter", "wiggle", wiggle, lambda x, amount: TensorProxy(like=x), replaces=wiggle, checker=lambda x, amount: amount == 3,
+        "rewriter", "wiggle", wiggle, lambda x, amount: TensorProxy(like=x), replaces=wiggle,
+        checker=lambda x, amount: amount == 3,
         execution_transform=lambda x, amount: x * amount,
     )  # fmt: skip
     assert torch.equal(thunder.jit(lambda x: wiggle(x, 3), executors=[rewriting])(A), A * 3)
@@ -463,10 +526,14 @@ def test_single_op_executor(registry):
 
 
 def test_lists_are_copies(registry):
-    assert all(type(get()) is tuple for get in (extend.get_all_executors, extend.get_default_executors, extend.get_always_executors))
+    assert all(
+        type(get()) is tuple
+        for get in (extend.get_all_executors, extend.get_default_executors, extend.get_always_executors)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- states, names, printing
+# ----------------------------------------------------------------------------------------------------------------
+# states, names, printing
 
 
 class Counting:
@@ -503,7 +570,9 @@ def test_a_state_for_each_call():
     x = A.clone().requires_grad_()
     thunder.jit(lambda x: count(x), executors=[executor])(x).sum().backward()
     assert torch.equal(x.grad, torch.full_like(A, 5.0))
-    with pytest.raises(TypeError, match=r"register_stateful_operator\('wrong'\): state_class= is a function, not a int"):
+    with pytest.raises(
+        TypeError, match=r"register_stateful_operator\('wrong'\): state_class= is a function, not a int"
+    ):
         executor.register_stateful_operator("wrong", 3, meta=abs)
 
 
@@ -536,7 +605,9 @@ def test_a_derivative_alone(myex):
     result.sum().backward()
     assert torch.equal(result, A.sin()) and torch.equal(x.grad, torch.full_like(A, 5.0)) and names(compiled) == ["sin"]
     line = thunder.trace()(lambda x: x.sin(), A).bound_symbols[0]
-    assert myex.get_grad_transform(ltorch.sin) is myex.get_grad_transform(line) is not None and not myex.can_execute(line)
+    assert myex.get_grad_transform(ltorch.sin) is myex.get_grad_transform(line) is not None and not myex.can_execute(
+        line
+    )
 
 
 def test_single_op_executor_with_a_derivative(registry):
@@ -546,7 +617,9 @@ def test_single_op_executor_with_a_derivative(registry):
     def rule(x):
         return scaled_gradient(extend.get_executor("wiggler").opmap["wiggle"])(x)
 
-    executor = extend.single_op_executor("wiggler", "wiggle", wiggle, lambda x: TensorProxy(like=x), grad_transform=rule)
+    executor = extend.single_op_executor(
+        "wiggler", "wiggle", wiggle, lambda x: TensorProxy(like=x), grad_transform=rule
+    )
     assert executor.lookasides == {wiggle: executor.opmap["wiggle"]}
     x = A.clone().requires_grad_()
     compiled = thunder.jit(lambda x: wiggle(x), executors=["wiggler"])
@@ -561,6 +634,11 @@ def test_lines_may_be_changed_as_they_are_recorded(myex):
         seen.append((line.sym.name, line.args[1]))
 
     op = myex.register_operator("plus", like=lambda x, n: x + n, fn=lambda x, n: x + n, bind_postprocess=note)
-    other = myex.register_operator("minus", like=lambda x, n: x - n, fn=lambda x, n: x - n, bind_postprocess=lambda line: line.replace(args=(line.args[0], 7)))
+    other = myex.register_operator(
+        "minus",
+        like=lambda x, n: x - n,
+        fn=lambda x, n: x - n,
+        bind_postprocess=lambda line: line.replace(args=(line.args[0], 7)),
+    )
     compiled = thunder.jit(lambda x: op(other(x, 1), 2), executors=[myex])
     assert torch.equal(compiled(A), A - 7 + 2) and seen == [("plus", 2)]

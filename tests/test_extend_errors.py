@@ -44,7 +44,13 @@ def test_a_grad_transform_with_the_wrong_number_of_results(myex):
         return result, result
 
     myex.register_implementation(ltorch.sin, execution_transform=lambda x: ltorch.sin(x), grad_transform=wrong)
-    raised(MissingImplementationError, "the grad transform of ltorch.sin returned 2 values where the operation has 1: return what the operation returns", thunder.jit(program, executors=[myex]), grad())
+    raised(
+        MissingImplementationError,
+        "the grad transform of ltorch.sin returned 2 values where the operation has 1: return what the operation "
+        "returns",
+        thunder.jit(program, executors=[myex]),
+        grad(),
+    )
 
 
 def test_a_gradient_put_to_what_is_no_argument(myex):
@@ -55,7 +61,13 @@ def test_a_gradient_put_to_what_is_no_argument(myex):
         return result
 
     myex.register_implementation(ltorch.sin, execution_transform=lambda x: ltorch.sin(x), grad_transform=wrong)
-    raised(MissingImplementationError, "the derivative of ltorch.sin puts a gradient to .*, which is no argument of it: put gradients to the arguments", thunder.jit(program, executors=[myex]), grad())
+    raised(
+        MissingImplementationError,
+        "the derivative of ltorch.sin puts a gradient to .*, which is no argument of it: put gradients to the "
+        "arguments",
+        thunder.jit(program, executors=[myex]),
+        grad(),
+    )
 
 
 def test_a_missing_derivative(myex):
@@ -65,7 +77,13 @@ def test_a_missing_derivative(myex):
         return op(x)  # the line
 
     compiled = thunder.jit(program, executors=[myex])
-    raised(MissingImplementationError, r"doubled has no derivative: give it one with register_implementation\(..., grad_transform=...\), define it by like=, or call it under", compiled, grad())
+    raised(
+        MissingImplementationError,
+        r"doubled has no derivative: give it one with register_implementation\(..., grad_transform=...\), define it "
+        r"by like=, or call it under",
+        compiled,
+        grad(),
+    )
     assert torch.equal(compiled(X), X * 2)
     with torch.no_grad():
         assert torch.equal(compiled(grad()), X * 2)
@@ -77,7 +95,13 @@ def test_an_execution_transform_with_the_wrong_number_of_results(myex):
     def program(x):
         return x.unbind(0)  # the line
 
-    raised(MissingImplementationError, "the execution transform of myex for ltorch.unbind returned another number of values than the operation has: return 2", thunder.jit(program, executors=[myex]), X)
+    raised(
+        MissingImplementationError,
+        "the execution transform of myex for ltorch.unbind returned another number of values than the operation has: "
+        "return 2",
+        thunder.jit(program, executors=[myex]),
+        X,
+    )
 
 
 def test_an_operation_that_nobody_executes(myex):
@@ -86,18 +110,38 @@ def test_an_operation_that_nobody_executes(myex):
     def program(x):
         return op(x)  # the line
 
-    raised(MissingImplementationError, "no executor takes doubled: asked (.*, )?torch, python. Register an implementation", thunder.jit(program), X)
+    raised(
+        MissingImplementationError,
+        "no executor takes doubled: asked (.*, )?torch, python. Register an implementation",
+        thunder.jit(program),
+        X,
+    )
 
 
 @pytest.mark.parametrize(
     "meta, said",
     [
-        (lambda x: TensorProxy(like=x, shape=(3, 2)), r'doubled returned "cpu f32\[2, 3\]" where its meta rule says y: "cpu f32\[3, 2\]"'),
-        (lambda x: TensorProxy(like=x, dtype=thunder.float64), r'doubled returned "cpu f32\[2, 3\]" where its meta rule says y: "cpu f64\[2, 3\]"'),
-        (lambda x: TensorProxy(like=x, device="meta"), r'doubled returned "cpu f32\[2, 3\]" where its meta rule says y: "meta f32\[2, 3\]"'),
-        (lambda x: (TensorProxy(like=x), TensorProxy(like=x)), "doubled returned a Tensor where its meta rule says 2 values"),
+        (
+            lambda x: TensorProxy(like=x, shape=(3, 2)),
+            r'doubled returned "cpu f32\[2, 3\]" where its meta rule says y: "cpu f32\[3, 2\]"',
+        ),
+        (
+            lambda x: TensorProxy(like=x, dtype=thunder.float64),
+            r'doubled returned "cpu f32\[2, 3\]" where its meta rule says y: "cpu f64\[2, 3\]"',
+        ),
+        (
+            lambda x: TensorProxy(like=x, device="meta"),
+            r'doubled returned "cpu f32\[2, 3\]" where its meta rule says y: "meta f32\[2, 3\]"',
+        ),
+        (
+            lambda x: (TensorProxy(like=x), TensorProxy(like=x)),
+            "doubled returned a Tensor where its meta rule says 2 values",
+        ),
         (lambda x: [TensorProxy(like=x), 3][:1], "doubled returned a Tensor where its meta rule says 1 values"),
-        (lambda x: TensorProxy(like=x, shape=(2,)), r'doubled returned "cpu f32\[2, 3\]" where its meta rule says y: "cpu f32\[2\]"'),
+        (
+            lambda x: TensorProxy(like=x, shape=(2,)),
+            r'doubled returned "cpu f32\[2, 3\]" where its meta rule says y: "cpu f32\[2\]"',
+        ),
     ],
 )
 def test_a_meta_rule_that_does_not_say_what_the_function_returns(myex, meta, said):
@@ -120,7 +164,12 @@ def test_results_are_checked_in_both_directions_and_right_ones_pass(myex):
     def program(x):
         return wrong(x)[0]  # the line
 
-    raised(TraceCheckError, "seven returned 8 where its meta rule says 7", thunder.jit(program, executors=[myex], debug_options=CHECKED), X)
+    raised(
+        TraceCheckError,
+        "seven returned 8 where its meta rule says 7",
+        thunder.jit(program, executors=[myex], debug_options=CHECKED),
+        X,
+    )
     x = grad()
     trained = thunder.jit(lambda x: x.sin() * x.cos(), debug_options=CHECKED)
     trained(x).sum().backward()
@@ -153,22 +202,39 @@ def test_an_error_at_run_time_names_the_line_under_check_traces_too(myex):
 
 def test_executors_of_the_wrong_type(myex):
     for wrong, said in (("torch", "'torch'"), (myex, "myex"), (3, "a int")):
-        with pytest.raises(OptionError, match=rf"executors= is a list of executors or their names, not {said}: executors=\[...\]; registered: .*torch"):
+        with pytest.raises(
+            OptionError,
+            match=rf"executors= is a list of executors or their names, not {said}: executors=\[...\]; registered: "
+            r".*torch",
+        ):
             thunder.jit(program, executors=wrong)
     assert torch.equal(thunder.jit(program, executors={"torch"})(X), program(X))
 
 
 def test_registrations_of_the_wrong_type(myex):
     op = myex.register_operator("op", meta=lambda x: TensorProxy(like=x), fn=torch.sin)
-    for arguments in ({"meta": 3, "fn": abs}, {"like": "f", "fn": abs}, {"meta": abs, "fn": 3}, {"meta": abs, "fn": abs, "python_printer": "p"}):
+    for arguments in (
+        {"meta": 3, "fn": abs},
+        {"like": "f", "fn": abs},
+        {"meta": abs, "fn": 3},
+        {"meta": abs, "fn": abs, "python_printer": "p"},
+    ):
         with pytest.raises(TypeError, match=r"register_operator\('wrong'\): .*= is a function, not a (int|str)"):
             myex.register_operator("wrong", **arguments)
-    with pytest.raises(TypeError, match="register_implementation: op is a builtin_function_or_method: give the operation that register_operator returned for it"):
+    with pytest.raises(
+        TypeError,
+        match="register_implementation: op is a builtin_function_or_method: give the operation that "
+        "register_operator returned for it",
+    ):
         myex.register_implementation(ltorch.sin, torch.sin)
     for name in ("checker", "grad_transform"):
         with pytest.raises(TypeError, match=f"register_implementation: {name}= is a function, not a bool"):
             myex.register_implementation(ltorch.sin, op, **{name: True})
-    with pytest.raises(TypeError, match=r"program is no operation of thunder's: give an operation \(thunder.torch.program\), its id, or a torch function"):
+    with pytest.raises(
+        TypeError,
+        match=r"program is no operation of thunder's: give an operation \(thunder.torch.program\), its id, or a "
+        r"torch function",
+    ):
         myex.register_implementation(program, op)
     myex.register_implementation(torch.sin, op)
     assert "ltorch.sin" in myex.implmap

@@ -34,13 +34,20 @@ def check_step(compiled, module, *inputs):
     out, expected = compiled(*inputs), module(*inputs)
     torch.testing.assert_close(out, expected)
     cotangent = torch.randn_like(out)
-    torch.testing.assert_close(torch.autograd.grad(out, wanted, cotangent), torch.autograd.grad(expected, wanted, cotangent))
+    torch.testing.assert_close(
+        torch.autograd.grad(out, wanted, cotangent), torch.autograd.grad(expected, wanted, cotangent)
+    )
 
 
 class Gated(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.first, self.second, self.out = nn.LayerNorm(16), nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.norm, self.first, self.second, self.out = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 24),
+            nn.Linear(16, 24),
+            nn.Linear(24, 16),
+        )
 
     def forward(self, x):
         y = self.norm(x)
@@ -56,7 +63,8 @@ def test_nothing_is_viewed_from_layer_to_layer(executors):
     forward, backward = thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]
     assert set(ranks(forward)) == set(ranks(backward)) == {2}
     assert len(views(forward)) <= 1  # of the first normalization, which is computed apart
-    assert set(views(backward)) <= {"t", "reshape"} and views(backward).count("reshape") <= 1  # what the last sum and a product read
+    # what the last sum and a product read
+    assert set(views(backward)) <= {"t", "reshape"} and views(backward).count("reshape") <= 1
 
 
 def test_the_first_backward_trace_names_the_derivative():
@@ -71,7 +79,8 @@ def test_the_text():
     (flat,) = [t for t in thunder.last_traces(compiled) if "Flat Products" in str(t)]
     lines = [line.strip().split("  #")[0] for line in str(flat).splitlines() if not line.strip().startswith("#")]
     assert lines[-6:] == [
-        "t3 = ltorch.reshape(x, (6, 4))", "t4 = ltorch.linear(t3, w)", "t6 = ltorch.tanh(t4)", "t1 = ltorch.view(t6, (2, 3, 5))", "t2 = ltorch.sum(t1)", "return t2",
+        "t3 = ltorch.reshape(x, (6, 4))", "t4 = ltorch.linear(t3, w)", "t6 = ltorch.tanh(t4)", "t1 = ltorch.view(t6, "
+            "(2, 3, 5))", "t2 = ltorch.sum(t1)", "return t2",
     ]  # fmt: skip
 
 
@@ -83,7 +92,9 @@ def of_columns(x, w, v):
 
 def mixed_columns(x, w, v):
     a, b = F.linear(x, w).chunk(2, -1)
-    return F.linear(a.reshape(x.shape[0], -1), torch.ones(3, x.shape[1] * 6, device=x.device, dtype=x.dtype)) * b.flatten(1).exp().sum(1, keepdim=True)
+    return F.linear(
+        a.reshape(x.shape[0], -1), torch.ones(3, x.shape[1] * 6, device=x.device, dtype=x.dtype)
+    ) * b.flatten(1).exp().sum(1, keepdim=True)
 
 
 def of_a_transposed(x, w, v):
@@ -119,14 +130,27 @@ def of_nothing(x, w, v):
     return F.linear(F.linear(x[:, :0], w).tanh(), v).sum() + F.linear(x, w).tanh().sum()
 
 
-PROGRAMS = [of_columns, mixed_columns, of_a_transposed, of_a_reshaped, of_four_dimensions, as_another_type, broadcast, of_a_vector, of_nothing]
+PROGRAMS = [
+    of_columns,
+    mixed_columns,
+    of_a_transposed,
+    of_a_reshaped,
+    of_four_dimensions,
+    as_another_type,
+    broadcast,
+    of_a_vector,
+    of_nothing,
+]
 
 
 @pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_programs(program, executors):
     torch.manual_seed(0)
-    values = [torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True) for shape in ((2, 5, 8), (12, 8), (3, 12))]
+    values = [
+        torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 5, 8), (12, 8), (3, 12))
+    ]
     compiled = compiled_with(executors, program)
     for _ in range(2):
         out, expected = compiled(*values), program(*values)
@@ -166,10 +190,19 @@ def part_without_grad(x, w):
 
 
 @pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
-@pytest.mark.parametrize("program", [first_without_grad, shaped_without_grad, product_shaped_without_grad, part_without_grad], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [first_without_grad, shaped_without_grad, product_shaped_without_grad, part_without_grad],
+    ids=lambda f: f.__name__,
+)
 def test_where_gradients_end(program, executors):
-    values = [torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4), (5, 4))]
-    found, expected = (torch.autograd.grad(f(*values).sum(), values, allow_unused=True) for f in (compiled_with(executors, program), program))
+    values = [
+        torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 4), (5, 4))
+    ]
+    found, expected = (
+        torch.autograd.grad(f(*values).sum(), values, allow_unused=True)
+        for f in (compiled_with(executors, program), program)
+    )
     for g, e in zip(found, expected, strict=True):
         assert (g is None) == (e is None)
         torch.testing.assert_close(g, e)
@@ -183,7 +216,9 @@ def test_a_bias_of_one_number(shape):
         y = F.linear(x, w, b.sin()).cos()
         return torch.autograd.grad(y.sum(), b)[0] * torch.ones_like(b)
 
-    values = [torch.randn(s, device=DEVICE, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 4), (5, 4), shape)]
+    values = [
+        torch.randn(s, device=DEVICE, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 4), (5, 4), shape)
+    ]
     for executors in (["torch"], FUSERS[0]):
         found, expected = compiled_with(executors, program)(*values), program(*values)
         assert found.shape == expected.shape
@@ -198,10 +233,20 @@ def test_a_view_that_is_none():
 
 def test_a_budget_counts_what_is_saved():
     """The argument as a matrix is no memory of its own."""
-    x, w, v = (torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 40), (6, 40), (6, 40)))
+    x, w, v = (
+        torch.randn(shape, device=DEVICE, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 3, 40), (6, 40), (6, 40))
+    )
     saved = []
     for budget in ({}, {"memory_budget": 0.5}):
-        compiled, sizes = thunder.jit(lambda x, w, v: F.linear(x, w).sin().sum() + F.linear(x, v).exp().sum(), executors=["triton_fuser"], **budget), []
+        compiled, sizes = (
+            thunder.jit(
+                lambda x, w, v: F.linear(x, w).sin().sum() + F.linear(x, v).exp().sum(),
+                executors=["triton_fuser"],
+                **budget,
+            ),
+            [],
+        )
         with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.nbytes) or t, lambda t: t):
             out = compiled(x, w, v)
         saved.append(sum(n for n in sizes if n == 6 * 6 * 8))
@@ -212,7 +257,9 @@ def test_a_budget_counts_what_is_saved():
 @pytest.mark.parametrize("executors", FUSERS, ids=["fuser", "inductor"])
 def test_what_is_returned_is_no_view_and_may_be_written_to(executors):
     w = torch.randn(4, 4, device=DEVICE, requires_grad=True)
-    compiled = compiled_with(executors, lambda x: (F.linear(x, w), F.linear(x.sin(), w).tanh(), F.linear(x.cos(), w).view(-1, 4)))
+    compiled = compiled_with(
+        executors, lambda x: (F.linear(x, w), F.linear(x.sin(), w).tanh(), F.linear(x.cos(), w).view(-1, 4))
+    )
     x = torch.randn(2, 3, 4, device=DEVICE)
     for o in compiled(x):
         o.mul_(2)
@@ -236,7 +283,10 @@ def test_what_was_written_to_is_not_read_again():
 def test_as_much_is_saved(executors, monkeypatch):
     """A matrix in the place of what it is a view of, not beside it."""
     torch.manual_seed(0)
-    module, tokens = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2, n_head=2, n_embd=32)).to(DEVICE), torch.randint(0, 32, (2, 2, 16), device=DEVICE)
+    module, tokens = (
+        NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2, n_head=2, n_embd=32)).to(DEVICE),
+        torch.randint(0, 32, (2, 2, 16), device=DEVICE),
+    )
     saved = []
     for on in (True, False):
         if not on:

@@ -1,4 +1,5 @@
-"""Linear layers in float8. On a machine without a GPU, PyTorch's products for the CPU run, and kernels under Triton's interpreter."""
+"""Linear layers in float8. On a machine without a GPU, PyTorch's products for the CPU run, and kernels under Triton's
+interpreter."""
 
 import pytest
 import torch
@@ -44,10 +45,13 @@ def test_a_layer_is_what_the_definition_says(scaling, gradient_dtype, executors)
     torch.manual_seed(0)
     layer = nn.Linear(64, 48, device=DEVICE)
     x, g = torch.randn(32, 64, device=DEVICE, requires_grad=True), torch.randn(32, 48, device=DEVICE)
-    compiled = thunder.jit(layer, transforms=[Float8Transform(scaling=scaling, gradient_dtype=gradient_dtype)], executors=executors)
+    compiled = thunder.jit(
+        layer, transforms=[Float8Transform(scaling=scaling, gradient_dtype=gradient_dtype)], executors=executors
+    )
     y = compiled(x)
     found = (y, *torch.autograd.grad(y, (x, layer.weight, layer.bias), g))
-    bound = 1e-2 if scaling == "rowwise" or executors or DEVICE == "cuda" else 1e-5  # a product with scales of rows is written in bfloat16; kernels divide otherwise
+    # a product with scales of rows is written in bfloat16; kernels divide otherwise
+    bound = 1e-2 if scaling == "rowwise" or executors or DEVICE == "cuda" else 1e-5
     for a, b in zip(found, expected_layer(x, layer.weight, layer.bias, g, scaling, gradient_dtype), strict=True):
         assert (a - b).norm() <= bound * b.norm()
     eager = layer(x)
@@ -55,7 +59,10 @@ def test_a_layer_is_what_the_definition_says(scaling, gradient_dtype, executors)
     assert all(1e-3 * b.norm() < (a - b).norm() < 0.1 * b.norm() for a, b in zip(found[:3], wanted, strict=False))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32] if DEVICE == "cuda" else [torch.float32])  # not every CPU multiplies the shorter ones
+# not every CPU multiplies the shorter ones
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32] if DEVICE == "cuda" else [torch.float32]
+)
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 def test_types_and_more_dimensions(dtype, scaling):
     torch.manual_seed(0)
@@ -71,7 +78,11 @@ def test_types_and_more_dimensions(dtype, scaling):
 class Gated(nn.Module):
     def __init__(self, size=32, inner=48):
         super().__init__()
-        self.gate, self.up, self.down = nn.Linear(size, inner, bias=False), nn.Linear(size, inner, bias=False), nn.Linear(inner, size, bias=False)
+        self.gate, self.up, self.down = (
+            nn.Linear(size, inner, bias=False),
+            nn.Linear(size, inner, bias=False),
+            nn.Linear(inner, size, bias=False),
+        )
 
     def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -94,7 +105,11 @@ def test_the_kernel_that_computes_a_matrix_finds_its_largest_number():
     compiled = thunder.jit(Gated().to(DEVICE), transforms=[Float8Transform()], executors=["triton_fuser"])
     compiled(torch.randn(16, 32, device=DEVICE, requires_grad=True)).sum().backward()
     for trace, wanted in ((thunder.last_traces(compiled)[-1], 1), (thunder.last_backward_traces(compiled)[-1], 2)):
-        (region,) = [line for line in trace.bound_symbols if line.sym.name.startswith("TritonFusion") and "mul" in [sub.sym.name for sub in line.subsymbols]]
+        (region,) = [
+            line
+            for line in trace.bound_symbols
+            if line.sym.name.startswith("TritonFusion") and "mul" in [sub.sym.name for sub in line.subsymbols]
+        ]
         assert [sub.sym.name for sub in region.subsymbols].count("float8_largest") == wanted
 
 
@@ -112,14 +127,17 @@ def test_filter_gets_the_module_and_its_path():
     assert [name for _, name in seen] == ["0.gate", "0.up", "0.down", "1"]
     seen.clear()
     w = torch.randn(16, 32)
-    thunder.jit(lambda x: F.linear(x, w), transforms=[Float8Transform(filter=lambda m, name: seen.append((m, name)) or True)])(torch.randn(16, 32))
+    thunder.jit(
+        lambda x: F.linear(x, w), transforms=[Float8Transform(filter=lambda m, name: seen.append((m, name)) or True)]
+    )(torch.randn(16, 32))
     assert seen == [(None, "")]
 
 
 @pytest.mark.parametrize(
     "layer, rows, reason",
     [
-        (nn.Linear(30, 16), 16, r"sizes are not divisible by 16: 16 rows, weight \[16, 30\]"), (nn.Linear(32, 16), 7, "7 rows"),
+        (nn.Linear(30, 16), 16, r"sizes are not divisible by 16: 16 rows, weight \[16, 30\]"),
+            (nn.Linear(32, 16), 7, "7 rows"),
         (nn.Linear(32, 16, dtype=torch.float64), 16, "its type is"),
     ],
 )  # fmt: skip
@@ -166,7 +184,12 @@ def test_the_transform_brings_its_executor():
 
     layer = nn.Linear(32, 16)
     assert "float8" not in names(thunder.jit(layer))
-    assert names(thunder.jit(layer, transforms=[Float8Transform()], executors=["torchcompile"])) == ["torchcompile", "torch", "python", "float8"]
+    assert names(thunder.jit(layer, transforms=[Float8Transform()], executors=["torchcompile"])) == [
+        "torchcompile",
+        "torch",
+        "python",
+        "float8",
+    ]
     assert names(thunder.add_transform(thunder.jit(layer), transform=Float8Transform()))[-1] == "float8"
 
 
@@ -182,8 +205,10 @@ def test_options():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.randn(48, 64), lambda: torch.randn(40, 150).t(), lambda: torch.randn(136, 48).bfloat16(), lambda: torch.zeros(16, 16),
-        lambda: torch.randn(160, 144), lambda: torch.randn(160, 144).bfloat16(), lambda: torch.randn(144, 160).half().t(),
+        lambda: torch.randn(48, 64), lambda: torch.randn(40, 150).t(), lambda: torch.randn(136, 48).bfloat16(),
+            lambda: torch.zeros(16, 16),
+        lambda: torch.randn(160, 144), lambda: torch.randn(160, 144).bfloat16(),
+            lambda: torch.randn(144, 160).half().t(),
     ],
 )  # fmt: skip
 def test_kernels(make, to):
@@ -203,14 +228,19 @@ def test_kernels(make, to):
     torch.testing.assert_close(turned_scale, exact.abs().amax(0)[:, None].clamp_min(1e-12) / torch.finfo(to).max)
     for found, scales, wanted in ((q, scale, exact), (rows, rows_scale, exact), (turned, turned_scale, exact.t())):
         assert found.shape == wanted.shape and found.is_contiguous()
-        assert ((found.float() * scales - wanted).abs() <= 1.02 * (wanted.abs() * 2.0**-digits + scales * 2.0 ** (-10 if to is E4M3 else -17))).all()
+        assert (
+            (found.float() * scales - wanted).abs()
+            <= 1.02 * (wanted.abs() * 2.0**-digits + scales * 2.0 ** (-10 if to is E4M3 else -17))
+        ).all()
 
 
 def steps(transforms, count, dtype):
     """Losses of training a small GPT to count in threes, in a sequence with a fifth of wrong numbers."""
     batch, width, rate = (32, 64, 1e-3) if DEVICE == "cuda" else (8, 32, 1e-2)
     torch.manual_seed(0)
-    model = NanoGPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2 if DEVICE == "cuda" else 1, n_head=2, n_embd=width)).to(DEVICE, dtype)
+    model = NanoGPT(
+        GPTConfig(block_size=16, vocab_size=32, n_layer=2 if DEVICE == "cuda" else 1, n_head=2, n_embd=width)
+    ).to(DEVICE, dtype)
     compiled = thunder.jit(model, transforms=transforms)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(1)
@@ -227,12 +257,19 @@ def steps(transforms, count, dtype):
     return losses
 
 
-@pytest.mark.parametrize("scaling", ["tensorwise", pytest.param("rowwise", marks=pytest.mark.skipif(DEVICE == "cpu", reason="it takes minutes on a CPU"))])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        "tensorwise",
+        pytest.param("rowwise", marks=pytest.mark.skipif(DEVICE == "cpu", reason="it takes minutes on a CPU")),
+    ],
+)
 def test_training_learns_as_without(scaling):
-    """200 steps beside bfloat16, in which the loss halves; 24 beside float32 on a CPU, where a product takes 40 ms. In each quarter of them the mean loss stays within 2 %.
+    """200 steps beside bfloat16, in which the loss halves; 24 beside float32 on a CPU, where a product takes 40 ms. In
+    each quarter of them the mean loss stays within 2 %.
 
-    The batch is as large as it has to be for that to say something: with 8 sequences, the mean loss of two bfloat16 runs from weights that differ by a hundredth was 13 % apart,
-    with 32 a thousandth.
+    The batch is as large as it has to be for that to say something: with 8 sequences, the mean loss of two bfloat16
+    runs from weights that differ by a hundredth was 13 % apart, with 32 a thousandth.
     """
     count, dtype = (200, torch.bfloat16) if DEVICE == "cuda" else (24, torch.float32)
     without, float8 = steps([], count, dtype), steps([Float8Transform(scaling=scaling)], count, dtype)

@@ -18,23 +18,40 @@ def draw(*shape, seed=0):
     return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
 
 
-# ---------------------------------------------------------------------------------------------------------------- 200 random compositions
+# ---------------------------------------------------------------------------------------------------------------- 200
+# random compositions
 
 W, B = draw(3, 3, seed=1) * 0.5, draw(3, seed=2)
 STEPS = [
-    lambda x: torch.sin(x), lambda x: torch.tanh(x) * 2, lambda x: torch.exp(x * 0.3), lambda x: x * x, lambda x: torch.sigmoid(x), lambda x: F.gelu(x),
-    lambda x: F.softplus(x), lambda x: x / (1 + x * x), lambda x: torch.where(x > 0.1, x * 2, torch.sin(x)), lambda x: torch.sqrt(x * x + 1), lambda x: x**3 * 0.1,
-    lambda x: W @ x, lambda x: x @ W, lambda x: F.linear(x, W, B), lambda x: torch.softmax(x, 0), lambda x: F.layer_norm(x, (3,), B, B), lambda x: torch.cumsum(x, 0),
-    lambda x: x.flip(0), lambda x: x[[1, 2, 0]], lambda x: torch.cat([x[1:], x[:1]]), lambda x: (x[:, None] * x[None, :]).sum(0), lambda x: x - x.mean(),
-    lambda x: torch.stack([x, x * 2]).sum(0), lambda x: x * torch.logsumexp(x, 0), lambda x: x.reshape(3, 1).expand(3, 2).transpose(0, 1).sum(0), lambda x: x.var() + x,
-    lambda x: F.silu(x), lambda x: x.roll(1), lambda x: F.log_softmax(x, -1), lambda x: torch.outer(x, B).diagonal() + x, lambda x: x.norm() * B + x, lambda x: torch.einsum("i,ij->j", x, W),
-    lambda x: F.conv1d(x[None, None], B[None, None], padding=1)[0, 0], lambda x: x.prod() + x, lambda x: torch.gather(x, 0, torch.tensor([2, 0, 1])), lambda x: x.amax() * x,
+    lambda x: torch.sin(x), lambda x: torch.tanh(x) * 2, lambda x: torch.exp(x * 0.3), lambda x: x * x,
+        lambda x: torch.sigmoid(x), lambda x: F.gelu(x),
+    lambda x: F.softplus(x), lambda x: x / (1 + x * x), lambda x: torch.where(x > 0.1, x * 2, torch.sin(x)),
+        lambda x: torch.sqrt(x * x + 1), lambda x: x**3 * 0.1,
+    lambda x: W @ x, lambda x: x @ W, lambda x: F.linear(x, W, B), lambda x: torch.softmax(x, 0),
+        lambda x: F.layer_norm(x, (3,), B, B), lambda x: torch.cumsum(x, 0),
+    lambda x: x.flip(0), lambda x: x[[1, 2, 0]], lambda x: torch.cat([x[1:], x[:1]]),
+        lambda x: (x[:, None] * x[None, :]).sum(0), lambda x: x - x.mean(),
+    lambda x: torch.stack([x, x * 2]).sum(0), lambda x: x * torch.logsumexp(x, 0),
+        lambda x: x.reshape(3, 1).expand(3, 2).transpose(0, 1).sum(0), lambda x: x.var() + x,
+    lambda x: F.silu(x), lambda x: x.roll(1), lambda x: F.log_softmax(x, -1),
+        lambda x: torch.outer(x, B).diagonal() + x, lambda x: x.norm() * B + x, lambda x: torch.einsum("i,ij->j", x, W),
+    lambda x: F.conv1d(x[None, None], B[None, None], padding=1)[0, 0], lambda x: x.prod() + x,
+        lambda x: torch.gather(x, 0, torch.tensor([2, 0, 1])), lambda x: x.amax() * x,
 ]  # fmt: skip
-ENDS = [lambda x: x, lambda x: x.sum(), lambda x: (x * B).sum(), lambda x: x.mean(), lambda x: torch.dot(x, x), lambda x: x[1], lambda x: (x * x)[None, :].repeat(2, 1)]
+ENDS = [
+    lambda x: x,
+    lambda x: x.sum(),
+    lambda x: (x * B).sum(),
+    lambda x: x.mean(),
+    lambda x: torch.dot(x, x),
+    lambda x: x[1],
+    lambda x: (x * x)[None, :].repeat(2, 1),
+]
 
 
 def written_out(x):
-    """Layer norm by its formula: torch.func's forward mode of F.layer_norm takes mean and deviation for constants where it is differentiated again."""
+    """Layer norm by its formula: torch.func's forward mode of F.layer_norm takes mean and deviation for constants where
+    it is differentiated again."""
     return (x - x.mean()) / torch.sqrt(x.var(correction=0) + 1e-5) * B + B
 
 
@@ -47,7 +64,8 @@ class Torch:
 
     @staticmethod
     def vmap(f, in_dims, out_dims):
-        """A result that is the same for all elements is mapped all the same: torch.func puts the new dimension of such a one first, whatever out_dims says."""
+        """A result that is the same for all elements is mapped all the same: torch.func puts the new dimension of such
+        a one first, whatever out_dims says."""
         return torch.func.vmap(lambda x: f(x) + 0 * x.sum(), in_dims, out_dims)
 
     @staticmethod
@@ -120,7 +138,8 @@ class Composition:
 
 
 def _by_torch(composition, x):
-    """What torch.func computes; None where it cannot: it writes in place to what it saved in the second derivative of prod."""
+    """What torch.func computes; None where it cannot: it writes in place to what it saved in the second derivative of
+    prod."""
     try:
         return composition.build(Torch)(x)
     except RuntimeError as error:
@@ -140,8 +159,14 @@ def test_random_compositions_equal_torch_func(group):
         if expected is None:
             continue
         compared += 1
-        found = [thunder.jit(composition.build(Thunder)), composition.build(Thunder), thunder.jit(composition.build(Torch))][seed % 3](x)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"seed {seed}, {composition.plan}: {text}")
+        found = [
+            thunder.jit(composition.build(Thunder)),
+            composition.build(Thunder),
+            thunder.jit(composition.build(Torch)),
+        ][seed % 3](x)
+        torch.testing.assert_close(
+            found, expected, rtol=1e-9, atol=1e-9, msg=lambda text: f"seed {seed}, {composition.plan}: {text}"
+        )
         assert not found.requires_grad
 
 
@@ -178,7 +203,9 @@ def test_flat_list_has_each_position_and_parameters():
 def test_trace_has_the_gradient_and_nothing_else():
     compiled = grad(lambda a: torch.sin(a).sum(), argnums=0)
     compiled(X)
-    assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.name != "python_del"].count("sin") == 0
+    assert [
+        line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.name != "python_del"
+    ].count("sin") == 0
     assert len(thunder.last_traces(compiled)) > 1 and thunder.cache_misses(compiled) == 1
     compiled(Y)
     assert thunder.cache_hits(compiled) == 1
@@ -198,7 +225,9 @@ def test_argnums_and_the_structure_of_what_they_name(argnums):
 
 def test_argnums_by_name_and_independent_arguments():
     torch.testing.assert_close(grad(lambda x, *, k: (x * k).sum(), argnums=(0, "k"))(X, k=Y), (Y, X))
-    torch.testing.assert_close(grad(lambda x, y: x.sum(), argnums=(0, 1))(X, Y), (torch.ones(3, dtype=D), torch.zeros(3, dtype=D)))
+    torch.testing.assert_close(
+        grad(lambda x, y: x.sum(), argnums=(0, 1))(X, Y), (torch.ones(3, dtype=D), torch.zeros(3, dtype=D))
+    )
 
 
 def test_has_aux():
@@ -282,7 +311,10 @@ def test_gradients_of_single_samples_by_functional_call():
     batch = draw(5, 3), draw(5, seed=1)
     wanted = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, *batch)
     torch.testing.assert_close(vmap(grad(loss, argnums=0), (None, 0, 0))(parameters, *batch), wanted)
-    torch.testing.assert_close(thunder.jit(lambda p, x, y: torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(p, x, y))(parameters, *batch), wanted)
+    torch.testing.assert_close(
+        thunder.jit(lambda p, x, y: torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(p, x, y))(parameters, *batch),
+        wanted,
+    )
 
 
 @pytest.mark.parametrize("transform", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
@@ -315,11 +347,15 @@ def test_writes_of_temporaries_inside():
     torch.testing.assert_close(vmap(f)(draw(4, 3)), torch.func.vmap(f)(draw(4, 3)))
 
 
-# ---------------------------------------------------------------------------------------------------------------- errors
+# ----------------------------------------------------------------------------------------------------------------
+# errors
 
 REFUSED = {
     "result is no scalar": (lambda t: t.grad(lambda x: x * 2)(X), "grad_and_value"),
-    "argument is of integers": (lambda t: t.grad(lambda x: x.sum())(torch.arange(3)), "only Tensors of floating point dtype can require gradients"),
+    "argument is of integers": (
+        lambda t: t.grad(lambda x: x.sum())(torch.arange(3)),
+        "only Tensors of floating point dtype can require gradients",
+    ),
     "result is no tensor": (lambda t: t.grad(lambda x: (x.sum(), 1))(X), "grad_and_value"),
     "in_dims of another structure": (lambda t: t.vmap(lambda x, y: x, in_dims=(0,))(X, Y), "vmap"),
     "nothing is mapped": (lambda t: t.vmap(lambda x, y: x, in_dims=(None, None))(X, Y), "vmap"),
@@ -329,8 +365,14 @@ REFUSED = {
     "result of vmap is no tensor": (lambda t: t.vmap(lambda x: 3)(X), "vmap"),
     "out_dims of another structure": (lambda t: t.vmap(lambda x: x, out_dims=(0, 1))(X), "vmap"),
     "out_dims None for what is mapped": (lambda t: t.vmap(lambda x: x, out_dims=None)(X), "vmap"),
-    "random operation": (lambda t: t.vmap(lambda x: x + torch.rand(2))(X), "vmap: called random operation while in randomness error mode"),
-    "cotangents of another structure": (lambda t: t.vjp(lambda x: (x, x))((X,), X), "Expected pytree structure of cotangents"),
+    "random operation": (
+        lambda t: t.vmap(lambda x: x + torch.rand(2))(X),
+        "vmap: called random operation while in randomness error mode",
+    ),
+    "cotangents of another structure": (
+        lambda t: t.vjp(lambda x: (x, x))((X,), X),
+        "Expected pytree structure of cotangents",
+    ),
     "cotangents of another shape": (lambda t: t.vjp(lambda x: x)((X,), W), "Mismatch in shape"),
     "tangents of another structure": (lambda t: t.jvp(lambda x: x)((X,), (X, X)), "jvp"),
     "tangents of another shape": (lambda t: t.jvp(lambda x: x)((X,), (W,)), "Trying to set a forward gradient"),

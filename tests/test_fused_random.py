@@ -22,7 +22,11 @@ def fused(program, **options):
 
 
 def names(compiled, traces=thunder.last_traces):
-    return [line.sym.name for line in traces(compiled)[-1].bound_symbols if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")]
+    return [
+        line.sym.name
+        for line in traces(compiled)[-1].bound_symbols
+        if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")
+    ]
 
 
 def seeded(call, *args, seed=0):
@@ -32,7 +36,11 @@ def seeded(call, *args, seed=0):
 
 def philox(shape, offset, seed=0):
     """What `uniform_philox` gives for the seed that a program draws after `torch.manual_seed`."""
-    drawn = seeded(torch.randint, 0, 2**63 - 1, (), seed=seed) if DEVICE == "cpu" else seeded(lambda: torch.randint(0, 2**63 - 1, (), device=DEVICE), seed=seed)
+    drawn = (
+        seeded(torch.randint, 0, 2**63 - 1, (), seed=seed)
+        if DEVICE == "cpu"
+        else seeded(lambda: torch.randint(0, 2**63 - 1, (), device=DEVICE), seed=seed)
+    )
     return _run_uniform_philox(shape, device=torch.device(DEVICE), dtype=torch.float32, seed=drawn, offset=offset)
 
 
@@ -40,7 +48,13 @@ def test_a_kernel_draws_what_philox_draws():
     """In each kind of kernel, whatever its blocks are."""
     x = torch.randn(7, 33, device=DEVICE)
     assert torch.equal(seeded(fused(lambda: torch.rand(1000, device=DEVICE))), philox((1000,), 0))
-    compiled = fused(lambda x: (torch.rand_like(x) * x, torch.rand(5, 7, 33, device=DEVICE).sum(0), torch.softmax(x + torch.rand_like(x).t().t(), -1)))
+    compiled = fused(
+        lambda x: (
+            torch.rand_like(x) * x,
+            torch.rand(5, 7, 33, device=DEVICE).sum(0),
+            torch.softmax(x + torch.rand_like(x).t().t(), -1),
+        )
+    )
     first, total, normalized = seeded(compiled, x)
     assert torch.equal(first, philox((7, 33), 0) * x)
     torch.testing.assert_close(total, philox((5, 7, 33), 1).sum(0))
@@ -52,7 +66,11 @@ def test_a_seed_repeats_numbers_and_calls_differ():
     compiled = fused(lambda x: F.dropout(x, 0.5) + torch.randn_like(x))
     x = torch.ones(200, device=DEVICE)
     first, again, other = seeded(compiled, x), seeded(compiled, x), compiled(x)
-    assert torch.equal(first, again) and not torch.equal(first, other) and not torch.equal(seeded(compiled, x, seed=1), first)
+    assert (
+        torch.equal(first, again)
+        and not torch.equal(first, other)
+        and not torch.equal(seeded(compiled, x, seed=1), first)
+    )
 
 
 def test_numbers_are_distributed_as_pytorchs():
@@ -61,7 +79,13 @@ def test_numbers_are_distributed_as_pytorchs():
     def program():
         ones = torch.ones(n, device=DEVICE)
         dropped = (F.dropout(ones, 0.3), torch.bernoulli(ones, 0.8), torch.empty(n, device=DEVICE).bernoulli_(0.1))
-        return *dropped, torch.rand(n, device=DEVICE), torch.empty(n, device=DEVICE).uniform_(-1, 3), torch.randn(n, device=DEVICE), torch.empty(n, device=DEVICE).normal_(2, 0.5)
+        return (
+            *dropped,
+            torch.rand(n, device=DEVICE),
+            torch.empty(n, device=DEVICE).uniform_(-1, 3),
+            torch.randn(n, device=DEVICE),
+            torch.empty(n, device=DEVICE).normal_(2, 0.5),
+        )
 
     compiled = fused(program)
     dropped, often, seldom, uniform, wide, normal, other = (x.double().cpu() for x in seeded(compiled))
@@ -95,7 +119,9 @@ def test_the_backward_repeats_the_mask_and_keeps_none(dtype):
     assert torch.equal(gradient == 0, y == 0) and 0 < int((y == 0).sum()) < y.numel()
     assert all(t.numel() == 1 or t.data_ptr() == x.data_ptr() or t.shape == y.shape and t.dtype == dtype for t in saved)
     exact = (1 - (y.detach().double()) ** 2) / 0.6
-    torch.testing.assert_close(gradient[y != 0].double(), exact[y != 0], rtol=2 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+    torch.testing.assert_close(
+        gradient[y != 0].double(), exact[y != 0], rtol=2 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps
+    )
 
 
 def test_a_checkpoint_repeats_the_mask():
@@ -109,12 +135,15 @@ def test_a_checkpoint_repeats_the_mask():
     y = compiled(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     kept = (y != 0).double() / 0.6
-    torch.testing.assert_close(gradient.double(), 2 * x.detach() * kept * torch.cos(kept * x.detach() ** 2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        gradient.double(), 2 * x.detach() * kept * torch.cos(kept * x.detach() ** 2), rtol=1e-5, atol=1e-5
+    )
     assert 0 < int((y == 0).sum()) < 60 and "get_rng_state" not in str(thunder.last_traces(compiled)[-1])
 
 
 def test_what_stays_with_pytorch():
-    """Without `rng="fused"` everything; with it what kernels do not draw, what has a generator of its own, and programs that hold a generator's state.
+    """Without `rng="fused"` everything; with it what kernels do not draw, what has a generator of its own, and programs
+    that hold a generator's state.
 
     What is computed of the numbers is rounded once, since kernels round a product and a sum together.
     """
@@ -129,7 +158,9 @@ def test_what_stays_with_pytorch():
         "not asked": lambda x: F.dropout(x, 0.5) * 2,
     }
     for name, program in programs.items():
-        compiled = thunder.jit(program, executors=[TritonFuser("random")], **({} if name == "not asked" else {"rng": "fused"}))
+        compiled = thunder.jit(
+            program, executors=[TritonFuser("random")], **({} if name == "not asked" else {"rng": "fused"})
+        )
         outcomes = []
         for call in (compiled, program):
             generator.manual_seed(5)

@@ -33,15 +33,23 @@ class Joining(FusionExecutor):
 
         def make():
             lines = [line.replace(sym=torch_ex.implementation(line).symbol) for line in region.lines]
-            return Trace("region", region.inputs, lines, region.outputs, region.lines[0].context.names).python_callable()
+            return Trace(
+                "region", region.inputs, lines, region.outputs, region.lines[0].context.names
+            ).python_callable()
 
         function = self.once(region, make)
-        return self.register_temporary_operation(f"{self.name}{counter}", function, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+        return self.register_temporary_operation(
+            f"{self.name}{counter}", function, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+        )
 
 
 def names(compiled, backward=False):
     traces = thunder.last_backward_traces(compiled) if backward else thunder.last_traces(compiled)
-    return [line.sym.name for line in traces[-1].bound_symbols if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")]
+    return [
+        line.sym.name
+        for line in traces[-1].bound_symbols
+        if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")
+    ]
 
 
 def body(compiled):
@@ -51,7 +59,9 @@ def body(compiled):
 def test_a_region_is_one_line():
     compiled = thunder.jit(lambda a, b: (a * b).sin() + a, executors=[Joining()])
     assert torch.equal(compiled(X, Y), (X * Y).sin() + X)
-    assert body(compiled) == '''\
+    assert (
+        body(compiled)
+        == """\
 def computation(a, b):
   # a: "cpu f32[2, 3]"
   # b: "cpu f32[2, 3]"
@@ -63,7 +73,8 @@ def computation(a, b):
     # t2 = ltorch.add(t1, a)  # t2: "cpu f32[2, 3]"
       # t2 = prims.add(t1, a)  # t2: "cpu f32[2, 3]"
   del a, b
-  return t2'''
+  return t2"""
+    )
 
 
 def test_regions_are_convex_and_single_lines_are_left():
@@ -107,12 +118,16 @@ def test_lists_of_tensors_are_opened_where_one_operation_reads_from_another():
     xs, ys = [X, X + 1, X + 2], [Y, Y + 1, Y + 2]
     for got, want in zip(compiled(xs, ys), program(xs, ys)):
         assert all(map(torch.equal, got, want))
-    assert names(compiled) == ["lists0", "lists1", "lists2", "_foreach_neg", "_foreach_sub"], "what nobody fuses stays one call"
+    assert names(compiled) == ["lists0", "lists1", "lists2", "_foreach_neg", "_foreach_sub"], (
+        "what nobody fuses stays one call"
+    )
     assert joining.compilations == 1
     whole = Joining("whole", operations=("_foreach_add", "_foreach_mul", "mul"))
     compiled = thunder.jit(program, executors=[whole])
     compiled(xs, ys)
-    assert names(compiled) == ["whole0", "_foreach_neg", "_foreach_sub"], "an executor that takes lists, and not what they are made of, gets them"
+    assert names(compiled) == ["whole0", "_foreach_neg", "_foreach_sub"], (
+        "an executor that takes lists, and not what they are made of, gets them"
+    )
 
 
 def test_forward_and_backward_are_fused():
@@ -138,8 +153,10 @@ def test_the_first_executor_that_executes_or_fuses_takes_a_line():
         return (x * x).cos().sin().exp().neg()
 
     for executors, want in (
-        ([operators, first, second], ["first0", "sine", "second0"]), ([first, operators, second], ["first0", "sine", "second0"]),
-        ([second, operators, first], ["second0"]), ([operators, second], ["second0", "sine", "second1"]), (["torch", first], ["mul", "cos", "sin", "exp", "neg"]),
+        ([operators, first, second], ["first0", "sine", "second0"]),
+            ([first, operators, second], ["first0", "sine", "second0"]),
+        ([second, operators, first], ["second0"]), ([operators, second], ["second0", "sine", "second1"]),
+            (["torch", first], ["mul", "cos", "sin", "exp", "neg"]),
     ):  # fmt: skip
         compiled = thunder.jit(program, executors=executors)
         assert torch.equal(compiled(X), program(X)) and names(compiled) == want
@@ -151,7 +168,9 @@ def test_composites_are_fused_whole_where_their_parts_are():
     axpy = mine.register_operator("axpy", like=lambda a, x, y: a * x + y, fn=lambda a, x, y: a * x + y)
     lines = thunder.trace()(lambda x, y: (axpy(2, x, y), torch.sigmoid(x), x.sum()), X, Y).bound_symbols
     assert [joining.can_fuse(line) for line in lines] == [True, False, False]
-    assert [joining.can_execute(line) for line in lines] == [False] * 3 and [joining.can_execute_or_fuse(line) for line in lines] == [True, False, False]
+    assert [joining.can_execute(line) for line in lines] == [False] * 3 and [
+        joining.can_execute_or_fuse(line) for line in lines
+    ] == [True, False, False]
 
 
 def test_random_effects_and_symbolic_numbers_are_left():
@@ -176,7 +195,9 @@ def test_checkers_transforms_and_derivatives_of_supported_operations():
     for got, want in zip(compiled(X), (X * X + 1, X + X * X, -X.square())):
         assert torch.equal(got, want)
     fused = [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]
-    assert [[sub.sym.name for sub in line.subsymbols] for line in fused] == [["mul", "mul", "add", "mul", "neg"]] and names(compiled) == ["joined0", "add"]
+    assert [[sub.sym.name for sub in line.subsymbols] for line in fused] == [
+        ["mul", "mul", "add", "mul", "neg"]
+    ] and names(compiled) == ["joined0", "add"]
 
     from thunder.core.transforms import get_grad, put_grads
 
@@ -223,7 +244,9 @@ def test_a_value_called_like_a_region():
 
     compiled = thunder.jit(program, executors=[Joining()])
     assert torch.equal(compiled(X), program(X))
-    assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion] == ["joined1"]
+    assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion] == [
+        "joined1"
+    ]
 
 
 def test_fuse_may_decline_and_must_be_there():
@@ -253,7 +276,8 @@ def test_a_pass_of_its_own():
 
 
 def test_views_are_made_outside_of_the_region():
-    """What shares memory with what is seen from the lines: results of a region are no views of its inputs or of each other."""
+    """What shares memory with what is seen from the lines: results of a region are no views of its inputs or of each
+    other."""
 
     def program(x, y):
         flat = x.view(-1)
@@ -283,7 +307,8 @@ def test_only_views_are_no_region():
     assert torch.equal(compiled(X), X.view(3, 2).t()[1]) and joining.seen == []
 
 
-# ---------------------------------------------------------------------------------------------------------------- torch.compile
+# ----------------------------------------------------------------------------------------------------------------
+# torch.compile
 
 
 def test_torch_compile_takes_regions():
@@ -315,7 +340,11 @@ def test_without_a_compiler_it_takes_nothing_and_says_why(monkeypatch):
     monkeypatch.setenv("CXX", os.path.join(os.path.dirname(sys.executable), "no-such-compiler"))
     monkeypatch.setattr(inductor.torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(extend, "_warned", set())
-    with pytest.warns(UserWarning, match="the executor torchcompile takes nothing here: Inductor needs a C\\+\\+ compiler on the CPU, and none is found") as caught:
+    with pytest.warns(
+        UserWarning,
+        match="the executor torchcompile takes nothing here: Inductor needs a C\\+\\+ compiler on the CPU, and none "
+        "is found",
+    ) as caught:
         compiled = thunder.jit(lambda x: x.sin().cos(), executors=["torchcompile"])
         thunder.jit(lambda x: x, executors=["torchcompile"])
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -339,7 +368,8 @@ def test_fused_lines_under_checks_and_derivatives_of_functions():
 
 
 def test_what_a_fusion_executor_takes_is_computed_again_where_that_saves_bytes():
-    """Five elementwise values are saved without the executor; with it only what they are made of, and the last, which is the result."""
+    """Five elementwise values are saved without the executor; with it only what they are made of, and the last, which
+    is the result."""
 
     def program(x, w):
         return ((x @ w).sin().exp().cos() * 2).exp()
@@ -352,7 +382,9 @@ def test_what_a_fusion_executor_takes_is_computed_again_where_that_saves_bytes()
         found[name] = thunder.examine.saved_for_backward(compiled).nbytes, gradients
     assert all(torch.equal(a, b) for a, b in zip(found["torch"][1], found["fused"][1]))
     assert found["fused"][0] == 32 * 8 * 4 < found["torch"][0]
-    assert any("joined" in n for n in names(compiled, backward=True)) and "bw_" in str(thunder.last_backward_traces(compiled)[-1])
+    assert any("joined" in n for n in names(compiled, backward=True)) and "bw_" in str(
+        thunder.last_backward_traces(compiled)[-1]
+    )
 
 
 def test_a_copy_of_a_cheap_value_reads_a_copy():

@@ -1,4 +1,5 @@
-"""Random streams: after a compiled call every generator stands where eager's stands, and what was drawn is the same; or a CaptureError says why not."""
+"""Random streams: after a compiled call every generator stands where eager's stands, and what was drawn is the same; or
+a CaptureError says why not."""
 
 from __future__ import annotations
 
@@ -66,26 +67,45 @@ def seeded_generator(x):
 
 
 PROGRAMS = {
-    "two generators": lambda x: torch.rand(3, generator=G) + torch.randn(3, generator=H) * torch.rand(3) + torch.rand(3, generator=G),
+    "two generators": lambda x: torch.rand(3, generator=G) + torch.randn(3, generator=H) * torch.rand(3) + torch.rand(3,
+    generator=G),
     "the default generator": lambda x: torch.rand(3, generator=torch.default_generator) + torch.rand(3),
-    "dropout": lambda x: F.dropout(x * x, 0.3) * F.dropout(x, 0.6), "dropout2d": lambda x: F.dropout2d(x[None] * x, 0.5), "alpha_dropout": lambda x: F.alpha_dropout(x * x, 0.4, True),
-    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x * x, 0.4, True), "native_dropout": lambda x: torch.ops.aten.native_dropout(x * x, 0.5, True)[0],
-    "rrelu": lambda x: F.rrelu(x - 0.5, training=True) * x, "gumbel_softmax": lambda x: F.gumbel_softmax(x * x, hard=True),
+    "dropout": lambda x: F.dropout(x * x, 0.3) * F.dropout(x, 0.6),
+    "dropout2d": lambda x: F.dropout2d(x[None] * x, 0.5), "alpha_dropout": lambda x: F.alpha_dropout(x * x, 0.4, True),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x * x, 0.4, True),
+    "native_dropout": lambda x: torch.ops.aten.native_dropout(x * x, 0.5, True)[0],
+    "rrelu": lambda x: F.rrelu(x - 0.5, training=True) * x,
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x * x, hard=True),
     "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.3),
     "fractional_max_pool": lambda x: F.fractional_max_pool2d(x[None] * x, 2, output_size=(1, 2)),
-    "normal": lambda x: torch.normal(x * 2, x), "gamma": lambda x: torch._standard_gamma(x * 2), "binomial": lambda x: torch.binomial(torch.full((3,), 10.0), torch.full((3,), 0.4)),
-    "xavier_uniform_": lambda x: torch.nn.init.xavier_uniform_(torch.empty(3, 4)), "kaiming_normal_": lambda x: torch.nn.init.kaiming_normal_(torch.empty(3, 4), generator=G),
-    "init.normal_": lambda x: torch.nn.init.normal_(x.clone()), "init.uniform_": lambda x: torch.nn.init.uniform_(torch.empty(5), 1, 2), "sparse_": lambda x: torch.nn.init.sparse_(torch.empty(3, 4), 0.3),
+    "normal": lambda x: torch.normal(x * 2, x), "gamma": lambda x: torch._standard_gamma(x * 2),
+    "binomial": lambda x: torch.binomial(torch.full((3,), 10.0), torch.full((3,), 0.4)),
+    "xavier_uniform_": lambda x: torch.nn.init.xavier_uniform_(torch.empty(3, 4)),
+    "kaiming_normal_": lambda x: torch.nn.init.kaiming_normal_(torch.empty(3, 4), generator=G),
+    "init.normal_": lambda x: torch.nn.init.normal_(x.clone()),
+    "init.uniform_": lambda x: torch.nn.init.uniform_(torch.empty(5), 1, 2),
+    "sparse_": lambda x: torch.nn.init.sparse_(torch.empty(3, 4), 0.3),
     **{f"{name}, given": call for name, call in {
-        "bernoulli": lambda x: torch.bernoulli(x, generator=G), "multinomial": lambda x: torch.multinomial(x[0], 2, generator=G), "normal": lambda x: torch.normal(x, x, generator=G),
-        "normal of numbers": lambda x: torch.normal(0.0, 1.0, (3,), generator=G), "poisson": lambda x: torch.poisson(x, generator=G),
-        "randperm": lambda x: torch.randperm(5, generator=G), "randint": lambda x: torch.randint(0, 5, (3,), generator=G), "rand_like": lambda x: torch.rand_like(x, generator=G),
-        "randn_like": lambda x: torch.randn_like(x, generator=G), "randint_like": lambda x: torch.randint_like(x, 0, 5, generator=G),
-        "uniform_": lambda x: torch.empty(3).uniform_(generator=G), "normal_": lambda x: x.clone().normal_(generator=G), "bernoulli_": lambda x: x.clone().bernoulli_(0.4, generator=G),
-        "exponential_": lambda x: x.clone().exponential_(generator=G), "random_": lambda x: x.clone().random_(generator=G), "geometric_": lambda x: x.clone().geometric_(0.3, generator=G),
-        "cauchy_": lambda x: x.clone().cauchy_(generator=G), "log_normal_": lambda x: x.clone().log_normal_(generator=G),
+        "bernoulli": lambda x: torch.bernoulli(x, generator=G),
+        "multinomial": lambda x: torch.multinomial(x[0], 2, generator=G),
+        "normal": lambda x: torch.normal(x, x, generator=G),
+        "normal of numbers": lambda x: torch.normal(0.0, 1.0, (3,), generator=G),
+        "poisson": lambda x: torch.poisson(x, generator=G),
+        "randperm": lambda x: torch.randperm(5, generator=G),
+        "randint": lambda x: torch.randint(0, 5, (3,), generator=G),
+        "rand_like": lambda x: torch.rand_like(x, generator=G),
+        "randn_like": lambda x: torch.randn_like(x, generator=G),
+        "randint_like": lambda x: torch.randint_like(x, 0, 5, generator=G),
+        "uniform_": lambda x: torch.empty(3).uniform_(generator=G), "normal_": lambda x: x.clone().normal_(generator=G),
+        "bernoulli_": lambda x: x.clone().bernoulli_(0.4, generator=G),
+        "exponential_": lambda x: x.clone().exponential_(generator=G),
+        "random_": lambda x: x.clone().random_(generator=G),
+        "geometric_": lambda x: x.clone().geometric_(0.3, generator=G),
+        "cauchy_": lambda x: x.clone().cauchy_(generator=G),
+        "log_normal_": lambda x: x.clone().log_normal_(generator=G),
     }.items()},
-    **{f.__name__: f for f in (dropped_in_a_checkpoint, dropped_in_nested_checkpoints, forked, forked_and_disabled, put_back, put_back_of_a_generator, seeded, seeded_generator)},
+    **{f.__name__: f for f in (dropped_in_a_checkpoint, dropped_in_nested_checkpoints, forked, forked_and_disabled,
+        put_back, put_back_of_a_generator, seeded, seeded_generator)},
     "a state returned": lambda x: torch.get_rng_state(), "a generator's state returned": lambda x: G.get_state(),
 }  # fmt: skip
 
@@ -101,7 +121,9 @@ def outcome(function, seed: int, *generators) -> list:
 
 
 def assert_equal(got: list, want: list) -> None:
-    for name, a, b in zip(("result", "gradient", "default generator", "first", "second", "third"), got, want, strict=False):
+    for name, a, b in zip(
+        ("result", "gradient", "default generator", "first", "second", "third"), got, want, strict=False
+    ):
         assert (a is None) == (b is None) and (a is None or torch.equal(a, b)), name
 
 
@@ -152,7 +174,8 @@ def test_a_generator_of_a_module():
 
 
 def test_a_generator_in_a_checkpoint_repeats_its_numbers():
-    """Eager's checkpoint puts back the default generators alone, and draws other numbers for the gradient; here the gradient is that of the result."""
+    """Eager's checkpoint puts back the default generators alone, and draws other numbers for the gradient; here the
+    gradient is that of the result."""
 
     def noise(x):
         return torch.rand(x.shape, generator=G) * x * x
@@ -164,8 +187,10 @@ def test_a_generator_in_a_checkpoint_repeats_its_numbers():
 
 
 REFUSED = {
-    r"seed\(\) gives a number": lambda x: x * torch.seed(), r"initial_seed\(\) gives a number": lambda x: x * torch.initial_seed(),
-    "torch.cuda.manual_seed_all asks": lambda x: (torch.cuda.manual_seed_all(1), x)[1], r"initial_seed\(\) gives": lambda x: x * G.initial_seed(),
+    r"seed\(\) gives a number": lambda x: x * torch.seed(),
+        r"initial_seed\(\) gives a number": lambda x: x * torch.initial_seed(),
+    "torch.cuda.manual_seed_all asks": lambda x: (torch.cuda.manual_seed_all(1), x)[1],
+    r"initial_seed\(\) gives": lambda x: x * G.initial_seed(),
     "a torch.Generator made inside": lambda x: torch.rand(3, generator=torch.Generator().manual_seed(1)),
 }  # fmt: skip
 

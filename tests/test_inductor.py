@@ -17,7 +17,9 @@ from thunder.compat.inductor import compile_with_inductor
 from thunder.executors.inductor import inductor_ex, torch_compile_cat_ex, torch_compile_ex
 from thunder.tests.litgpt_model import GPT
 
-pytestmark = pytest.mark.skipif(inductor_ex.unavailable() is not None, reason=f"Inductor cannot compile here: {inductor_ex.unavailable()}")
+pytestmark = pytest.mark.skipif(
+    inductor_ex.unavailable() is not None, reason=f"Inductor cannot compile here: {inductor_ex.unavailable()}"
+)
 
 
 def names(compiled) -> list[str]:
@@ -30,7 +32,16 @@ def region_of(compiled, at: int = 0):
 
 def gpt(depth: int) -> GPT:
     torch.manual_seed(0)
-    return GPT.from_name("llama2-like", n_layer=depth, n_embd=32, n_head=4, head_size=8, intermediate_size=96, block_size=32, vocab_size=64)
+    return GPT.from_name(
+        "llama2-like",
+        n_layer=depth,
+        n_embd=32,
+        n_head=4,
+        head_size=8,
+        intermediate_size=96,
+        block_size=32,
+        vocab_size=64,
+    )
 
 
 def test_names_that_users_know():
@@ -51,18 +62,24 @@ def test_a_step_is_as_near_to_float64_as_eager_and_layers_are_compiled_once():
             called = gpt(depth).double() if kind == "float64" else model
             inductor_ex._compiled.clear() if depth == 2 else None
             before = inductor_ex.compilations
-            loss = (thunder.jit(called, executors=["inductor"]) if kind == "inductor" else called)(tokens).square().mean()
+            loss = (
+                (thunder.jit(called, executors=["inductor"]) if kind == "inductor" else called)(tokens).square().mean()
+            )
             gradients[kind] = torch.autograd.grad(loss, list(called.parameters()))
         compiled_regions.append(inductor_ex.compilations - before)
         for ours, eager, exact in zip(gradients["inductor"], gradients["eager"], gradients["float64"], strict=True):
             scale = exact.norm()
             assert (ours - exact).norm() / scale <= 3 * (eager - exact).norm() / scale + 1e-7
     assert compiled_regions[0] > 3 and compiled_regions[1] == 0
-    assert all(sum(r.compilations for r in (region, *region._overwriting.values())) == 1 for region in inductor_ex._compiled.values())
+    assert all(
+        sum(r.compilations for r in (region, *region._overwriting.values())) == 1
+        for region in inductor_ex._compiled.values()
+    )
 
 
 def test_the_regions_of_a_program_are_compiled_beside_each_other_for_the_strides_that_come(monkeypatch):
-    """What attention gives, and what is taken apart and turned around, is not row-major. A region whose strides were not foreseen is compiled again."""
+    """What attention gives, and what is taken apart and turned around, is not row-major. A region whose strides were
+    not foreseen is compiled again."""
     happened = []
 
     def compile_noted(*args):
@@ -111,7 +128,8 @@ def test_a_region_that_reads_nothing():
 
 
 def test_types_that_inductor_does_not_know():
-    """PyTorch's kernel gives the mean and the deviation of layer_norm in float32 where the weight is; its rules for fake tensors say bfloat16, which is too few digits for the backward."""
+    """PyTorch's kernel gives the mean and the deviation of layer_norm in float32 where the weight is; its rules for
+    fake tensors say bfloat16, which is too few digits for the backward."""
     inputs = ((torch.randn(4, 8) + 3.0).bfloat16(), torch.randn(8), torch.randn(8))
 
     def program(x, weight, bias):
@@ -137,11 +155,21 @@ def test_vector_instructions_are_found_without_compiling_programs(monkeypatch):
     for kind in (cpu_vec_isa.VecAVX512, cpu_vec_isa.VecAVX512VNNI, cpu_vec_isa.VecAMX):
         kind.__bool__.cache_clear()
     commands = []
-    monkeypatch.setattr(compat_inductor.subprocess, "run", lambda command, run=subprocess.run, **options: commands.append(command) or run(command, **options))
+    monkeypatch.setattr(
+        compat_inductor.subprocess,
+        "run",
+        lambda command, run=subprocess.run, **options: commands.append(command) or run(command, **options),
+    )
     compat_inductor._find_vectors()
-    assert any("-fsyntax-only" in c for c in commands) and not any("-shared" in c for c in commands) and cpu_vec_isa.VecISA.check_build is check
+    assert (
+        any("-fsyntax-only" in c for c in commands)
+        and not any("-shared" in c for c in commands)
+        and cpu_vec_isa.VecISA.check_build is check
+    )
     assert cpu_vec_isa.valid_vec_isa_list()
-    assert cpu_vec_isa.pick_vec_isa().bit_width() == {"AVX2": 256, "AVX512": 512}[torch.backends.cpu.get_cpu_capability()]
+    assert (
+        cpu_vec_isa.pick_vec_isa().bit_width() == {"AVX2": 256, "AVX512": 512}[torch.backends.cpu.get_cpu_capability()]
+    )
 
 
 def test_results_are_laid_out_as_pytorch_lays_them_out_and_new_strides_are_compiled_once():
@@ -151,14 +179,22 @@ def test_results_are_laid_out_as_pytorch_lays_them_out_and_new_strides_are_compi
 
     compiled = thunder.jit(program, executors=["inductor"])
     plain, turned = torch.randn(5, 7), torch.randn(7, 5).t()
-    for x, y, compilations in ((plain, plain, 1), (turned, turned, 2), (turned, turned, 2), (plain[:, ::2], turned[:, ::2], 1), (plain[:1], turned[:1], 1)):
+    for x, y, compilations in (
+        (plain, plain, 1),
+        (turned, turned, 2),
+        (turned, turned, 2),
+        (plain[:, ::2], turned[:, ::2], 1),
+        (plain[:1], turned[:1], 1),
+    ):
         got, want = compiled(x, y), program(x, y)
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b)
             assert a.stride() == b.stride()
         assert got[2].data_ptr() == got[0].data_ptr() and got[3].data_ptr() == x.data_ptr()
         assert region_of(compiled).compilations == compilations
-    assert names(compiled)[0] == "__getitem__" and names(compiled)[1].startswith("Inductor"), "a view of an input is made outside"
+    assert names(compiled)[0] == "__getitem__" and names(compiled)[1].startswith("Inductor"), (
+        "a view of an input is made outside"
+    )
 
 
 def test_what_is_written_to_and_negatives_of_memory():
@@ -180,12 +216,22 @@ def test_what_pytorch_refuses_is_refused_and_random_numbers_are_its_own(executor
 
     def program(x, table, places, divisor):
         y = F.dropout(x.exp() * 2.0 + 1.0, 0.5)
-        quotients = places // divisor * 2, torch.div(places, divisor, rounding_mode="trunc") * 2, places % divisor * 2, torch.fmod(places, divisor) * 2
+        quotients = (
+            places // divisor * 2,
+            torch.div(places, divisor, rounding_mode="trunc") * 2,
+            places % divisor * 2,
+            torch.fmod(places, divisor) * 2,
+        )
         losses = F.cross_entropy(table * 2.0, places) + 1.0, F.binary_cross_entropy(x.clamp(min=0.0), x.sigmoid()) + 1.0
         return y, F.embedding(places, table) * 2.0 + 1.0, *quotients, *losses
 
     compiled = thunder.jit(program, executors=[executor])
-    x, table, places, divisor = torch.linspace(-1.0, 1.0, 8), torch.randn(4, 4), torch.tensor([0, 3, 1, 3]), torch.tensor([1, 2, 3, 2])
+    x, table, places, divisor = (
+        torch.linspace(-1.0, 1.0, 8),
+        torch.randn(4, 4),
+        torch.tensor([0, 3, 1, 3]),
+        torch.tensor([1, 2, 3, 2]),
+    )
     torch.manual_seed(3)
     got = compiled(x, table, places, divisor)
     torch.manual_seed(3)
@@ -200,20 +246,29 @@ def test_what_pytorch_refuses_is_refused_and_random_numbers_are_its_own(executor
 
 
 _MAPS = (
-    torch.abs, torch.asinh, torch.atan, torch.ceil, torch.trunc, torch.cos, torch.tan, torch.digamma, torch.lgamma, torch.erf, torch.erfinv, torch.expm1, torch.sigmoid, torch.isinf,
-    torch.signbit, torch.log1p, torch.rsqrt, torch.sgn, torch.round, torch.nan_to_num, F.silu, F.softplus, F.elu, F.hardswish, F.mish,
-    lambda x: x.fmod(1.5), lambda x: x.remainder(-1.5), lambda x: x.pow(3), lambda x: torch.maximum(x, -x), lambda x: torch.where(x > 0, x, 2.0), lambda x: x.atan2(x + 1.0),
+    torch.abs, torch.asinh, torch.atan, torch.ceil, torch.trunc, torch.cos, torch.tan, torch.digamma, torch.lgamma,
+    torch.erf, torch.erfinv, torch.expm1, torch.sigmoid, torch.isinf,
+    torch.signbit, torch.log1p, torch.rsqrt, torch.sgn, torch.round, torch.nan_to_num, F.silu, F.softplus, F.elu,
+    F.hardswish, F.mish,
+    lambda x: x.fmod(1.5), lambda x: x.remainder(-1.5), lambda x: x.pow(3), lambda x: torch.maximum(x, -x),
+        lambda x: torch.where(x > 0, x, 2.0), lambda x: x.atan2(x + 1.0),
 )  # fmt: skip
 _JOINED = (
-    lambda x: x.sum(), lambda x: x.mean(0), lambda x: x.amax(1), lambda x: x.prod(1), lambda x: x.var(0), lambda x: x.std(1), lambda x: x.logsumexp(0), lambda x: x.argmax(1),
-    lambda x: x.softmax(-1), lambda x: x.log_softmax(0), lambda x: F.layer_norm(x, (10,)), lambda x: F.rms_norm(x, (10,)), lambda x: x.flip(0) * 2, lambda x: torch.cat([x, x * 2], 1),
-    lambda x: F.pad(x, (1, 2, 0, 1), value=3.0), lambda x: x.roll(2, 0) * 2, lambda x: x.tril() * 2, lambda x: x.unfold(0, 3, 1) * 2, lambda x: x.t() * x.t(), lambda x: F.glu(x),
+    lambda x: x.sum(), lambda x: x.mean(0), lambda x: x.amax(1), lambda x: x.prod(1), lambda x: x.var(0),
+        lambda x: x.std(1), lambda x: x.logsumexp(0), lambda x: x.argmax(1),
+    lambda x: x.softmax(-1), lambda x: x.log_softmax(0), lambda x: F.layer_norm(x, (10,)),
+        lambda x: F.rms_norm(x, (10,)), lambda x: x.flip(0) * 2, lambda x: torch.cat([x, x * 2], 1),
+    lambda x: F.pad(x, (1, 2, 0, 1), value=3.0), lambda x: x.roll(2, 0) * 2, lambda x: x.tril() * 2,
+        lambda x: x.unfold(0, 3, 1) * 2, lambda x: x.t() * x.t(), lambda x: F.glu(x),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("functions", "dtype"), [(_MAPS, torch.float32), (_JOINED, torch.float32), (_JOINED, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("functions", "dtype"), [(_MAPS, torch.float32), (_JOINED, torch.float32), (_JOINED, torch.bfloat16)]
+)
 def test_functions_agree_with_pytorch(functions, dtype):
-    """All in one region. Values, with infinities and NaNs where these are maps, within the rounding of the type; types, shapes and strides exactly."""
+    """All in one region. Values, with infinities and NaNs where these are maps, within the rounding of the type; types,
+    shapes and strides exactly."""
     torch.manual_seed(0)
     x = (torch.randn(9, 10) * 2).to(dtype)
     if functions is _MAPS:
@@ -259,11 +314,16 @@ def test_a_region_that_inductor_does_not_compile_is_an_error_that_names_it(monke
     def refuse(*args):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(compat, "compile_with_inductor", (lambda run, tensors, *rest: (run, run(*tensors), refuse)) if later else refuse)
+    monkeypatch.setattr(
+        compat, "compile_with_inductor", (lambda run, tensors, *rest: (run, run(*tensors), refuse)) if later else refuse
+    )
     inductor_ex._compiled.clear()
     compiled = thunder.jit(lambda x: x.sin() * 7.0 - 0.125, executors=["inductor"])
     for _ in range(2):
-        with pytest.raises(thunder.errors.MissingImplementationError, match=r"Inductor does not compile a region of sin, mul, sub: no\nLeave the executor"):
+        with pytest.raises(
+            thunder.errors.MissingImplementationError,
+            match=r"Inductor does not compile a region of sin, mul, sub: no\nLeave the executor",
+        ):
             compiled(torch.randn(3))
 
 
@@ -272,7 +332,11 @@ def test_nvfuser_is_a_name_that_says_why_it_takes_nothing(monkeypatch, tmp_path)
     from thunder.executors.nvfuserex import nvfuserex
 
     monkeypatch.setattr(extend, "_warned", set())
-    with pytest.warns(UserWarning, match=r"the executor nvfuser takes nothing here: nvFuser \(the package nvfuser_direct\) is not installed, .*: use executors="):
+    with pytest.warns(
+        UserWarning,
+        match=r"the executor nvfuser takes nothing here: nvFuser \(the package nvfuser_direct\) is not installed, "
+        r".*: use executors=",
+    ):
         compiled = thunder.jit(lambda x: x.sin() * 2.0 + 1.0, executors=["nvfuser"])
     x = torch.randn(3)
     assert torch.equal(compiled(x), x.sin() * 2.0 + 1.0) and names(compiled) == ["sin", "mul", "add"]
@@ -298,14 +362,18 @@ def test_results_take_the_place_of_what_nobody_has_any_more():
         for a, b in zip((*got, x, w), (*want, *before), strict=True):
             torch.testing.assert_close(a, b)
         assert len({t.data_ptr() for t in (*got, x, w)}) == 5
-    assert [line.header for line in thunder.last_traces(compiled)[-1].bound_symbols if line.header] == ["y may be written over h", "z may be written over t4"]
+    assert [line.header for line in thunder.last_traces(compiled)[-1].bound_symbols if line.header] == [
+        "y may be written over h",
+        "z may be written over t4",
+    ]
     h = torch.randn(64, 64, dtype=torch.float64)
     (y,) = region_of(compiled)(h)
     assert y.data_ptr() == h.data_ptr()
 
 
 def test_what_views_show_dies_with_the_last_of_them():
-    """A value is written over though products read views of it, and not before the last view of it was read, nor beside one."""
+    """A value is written over though products read views of it, and not before the last view of it was read, nor beside
+    one."""
 
     def program(x, w):
         h = x @ w
@@ -396,7 +464,8 @@ def test_kernels_that_write_over_something_else_are_others_on_disk():
 
 
 def test_what_both_halves_would_write_is_written_once():
-    """What a product of the backward reads, and the forward wrote for a product, is saved on a CPU; what only regions read is computed again."""
+    """What a product of the backward reads, and the forward wrote for a product, is saved on a CPU; what only regions
+    read is computed again."""
     w, x = torch.randn(64, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
     compiled = thunder.jit(lambda x, w: (((x @ w).sin() * 2.0) @ w).sum(), executors=["inductor"])
     compiled(x, w).backward()
@@ -407,7 +476,8 @@ def test_what_both_halves_would_write_is_written_once():
 
 
 def test_a_broadcast_cotangent_is_written_out_once():
-    """Each of the two products of a linear layer's gradients would copy it. None comes where an output plays no part, and other cotangents come as they are."""
+    """Each of the two products of a linear layer's gradients would copy it. None comes where an output plays no part,
+    and other cotangents come as they are."""
     x, w, v = (torch.randn(8, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
 
     def program(x, w, v):
@@ -424,6 +494,8 @@ def test_a_broadcast_cotangent_is_written_out_once():
         for loss in (lambda a, b, c: a.sum() + c.sum(), lambda a, b, c: a.sum() * 2.0 + b.square().sum()):
             with Operands():
                 got = torch.autograd.grad(loss(*compiled(x, w, v)), (x, w, v), allow_unused=True)
-            for a, b in zip(got, torch.autograd.grad(loss(*program(x, w, v)), (x, w, v), allow_unused=True), strict=True):
+            for a, b in zip(
+                got, torch.autograd.grad(loss(*program(x, w, v)), (x, w, v), allow_unused=True), strict=True
+            ):
                 torch.testing.assert_close(a, b)
         assert any(found) is copies and len(found) > 4

@@ -15,11 +15,14 @@ ATEN = torch.ops.aten
 
 
 def graph_of(function, *args):
-    return make_fx(torch.func.functionalize(function, remove="mutations"), decomposition_table=select_decomp_table())(*args)
+    return make_fx(torch.func.functionalize(function, remove="mutations"), decomposition_table=select_decomp_table())(
+        *args
+    )
 
 
 def by_parts(function, *args):
-    """The graph with joins by parts, None where there are none, after its results were compared bit for bit, and their strides."""
+    """The graph with joins by parts, None where there are none, after its results were compared bit for bit, and their
+    strides."""
     with torch.no_grad():
         run = joined_by_parts(graph_of(function, *args))
         if run is None:
@@ -33,7 +36,12 @@ def by_parts(function, *args):
 
 def read_by(graph, target=ATEN.cat.default) -> list[str]:
     """What reads the results of an operation."""
-    return sorted(str(user.target).split(".")[1] if user.op == "call_function" else user.op for node in graph.nodes if node.target is target for user in node.users)
+    return sorted(
+        str(user.target).split(".")[1] if user.op == "call_function" else user.op
+        for node in graph.nodes
+        if node.target is target
+        for user in node.users
+    )
 
 
 def rotated(x, cos, sin):
@@ -79,10 +87,25 @@ CHANGED = {
     "two joins": (lambda x, y: [torch.cat([x, x + 1], 1) * torch.cat([-x, x.sin()], 1)], ["permute"], X, Y),
     "joins with other cuts": (lambda x, y: [torch.cat([y, x, -y], 1) * torch.cat([x, -x], 1)], ["permute"], X, Y),
     "a broadcast operand": (lambda x, y: [torch.cat([x, -x], 1) * y[:, :1] + y[0, 0]], ["permute"], X, Y),
-    "squares of squares": (lambda x, y: [(lambda z: [z := z * z for _ in range(40)][-1])(torch.cat([x, -x], 1))], ["permute"], X, Y),
-    "of other types": (lambda x, y: [torch.where(torch.cat([x > 0, x > 1], 1), torch.cat([x, -x], 1).double(), 2)], ["permute"], X, Y),
+    "squares of squares": (
+        lambda x, y: [(lambda z: [z := z * z for _ in range(40)][-1])(torch.cat([x, -x], 1))],
+        ["permute"],
+        X,
+        Y,
+    ),
+    "of other types": (
+        lambda x, y: [torch.where(torch.cat([x > 0, x > 1], 1), torch.cat([x, -x], 1).double(), 2)],
+        ["permute"],
+        X,
+        Y,
+    ),
     "padded": (lambda x, y: [padded(x, 0, 2.0) * padded(x, 16)], ["permute"], X, Y),
-    "a copy in another order": (lambda x, y: [torch.cat([x[None], -x[None]], 0).permute(1, 0, 2).reshape(4, 64)], ["view"], X, Y),
+    "a copy in another order": (
+        lambda x, y: [torch.cat([x[None], -x[None]], 0).permute(1, 0, 2).reshape(4, 64)],
+        ["view"],
+        X,
+        Y,
+    ),
     "computed, then in another order": (lambda x, y: [(torch.cat([x, -x]) * 2.0).t().contiguous()], ["permute"], X, Y),
 }
 LEFT = {
@@ -90,7 +113,11 @@ LEFT = {
     "read twice": (lambda x, y: [(z := torch.cat([x, -x])) * 2.0, z.sum()], X, Y),
     "narrow parts": (lambda x, y: [torch.cat([x[:, :3], x], 1) * 2.0], X, Y),
     "many parts": (lambda x, y: [torch.cat([x] * 9, 1) * 2.0], X, Y),
-    "an empty tensor of one dimension": (lambda x, y: [torch.cat([x, y.new_zeros(0)], 1).reshape(4, 2, 16).permute(1, 0, 2).contiguous() * 2.0], X, Y),
+    "an empty tensor of one dimension": (
+        lambda x, y: [torch.cat([x, y.new_zeros(0)], 1).reshape(4, 2, 16).permute(1, 0, 2).contiguous() * 2.0],
+        X,
+        Y,
+    ),
     "reduced": (lambda x, y: [torch.cat([x, -x]).sum(0)], X, Y),
 }
 
@@ -124,7 +151,11 @@ def test_random_programs(seed):
             return x.transpose(0, dim) * 2.0 if draw.random() < 0.5 else x.transpose(0, dim).contiguous()
         if kind == 4:
             return x.unsqueeze(dim).neg() if x.dim() < 4 else x.sin()
-        others = [v for v in values if v.dim() == x.dim() and all(a == b or 1 in (a, b) for a, b in zip(v.shape, x.shape, strict=True))]
+        others = [
+            v
+            for v in values
+            if v.dim() == x.dim() and all(a == b or 1 in (a, b) for a, b in zip(v.shape, x.shape, strict=True))
+        ]
         return x * draw.choice(others) if kind == 5 else x + draw.choice(others)
 
     def program(x, y):
@@ -141,7 +172,9 @@ def _alike_but(v, x, dim) -> bool:
     return all(a == b for d, (a, b) in enumerate(zip(v.shape, x.shape, strict=True)) if d != dim)
 
 
-@pytest.mark.skipif(inductor_ex.unavailable() is not None, reason=f"Inductor cannot compile here: {inductor_ex.unavailable()}")
+@pytest.mark.skipif(
+    inductor_ex.unavailable() is not None, reason=f"Inductor cannot compile here: {inductor_ex.unavailable()}"
+)
 def test_what_inductor_makes_of_it():
     """Rotary embeddings under grad, in the layout that eager gives them, without a copy behind the kernel."""
     x = torch.randn(2, 6, 3, 32).transpose(1, 2).requires_grad_()

@@ -1,4 +1,5 @@
-"""thunder.jit and the functions that ask a compiled function what it did: options, cache modes, queries, memory, copies, threads, modes, neighbours."""
+"""thunder.jit and the functions that ask a compiled function what it did: options, cache modes, queries, memory,
+copies, threads, modes, neighbours."""
 
 import contextlib
 import copy
@@ -54,7 +55,8 @@ ONES = torch.ones(2)
 GLOBAL_MODULE = Twice()
 
 
-# ---------------------------------------------------------------------------------------------------------------- options
+# ----------------------------------------------------------------------------------------------------------------
+# options
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,9 @@ def test_option_spellings():
         assert thunder.cache_option(thunder.jit(scaled, cache=cache)) is thunder.CACHE_OPTIONS.SYMBOLIC_VALUES
     assert thunder.cache_option(thunder.jit(scaled)) is thunder.CACHE_OPTIONS.CONSTANT_VALUES
     for edges in ("warn", thunder.SHARP_EDGES_OPTIONS.WARN):
-        assert thunder.compile_data(thunder.jit(scaled, sharp_edges=edges)).sharp_edges is thunder.SHARP_EDGES_OPTIONS.WARN
+        assert (
+            thunder.compile_data(thunder.jit(scaled, sharp_edges=edges)).sharp_edges is thunder.SHARP_EDGES_OPTIONS.WARN
+        )
     for interpretation in (None, "python interpreter", "translate functions", "translate python"):
         assert torch.equal(thunder.jit(scaled, interpretation=interpretation)(ONES), 2 * ONES)
     assert torch.equal(thunder.jit(scaled, langctx=None)(ONES), 2 * ONES)
@@ -141,7 +145,13 @@ def test_metadata_of_the_original():
 
 def test_arguments_are_bound_as_python_binds_them():
     compiled = thunder.jit(scaled)
-    for args, kwargs in [((ONES,), {}), ((ONES, 3), {}), ((ONES,), {"n": 4}), ((), {"x": ONES, "n": 5}), ((), {"n": 5, "x": ONES})]:
+    for args, kwargs in [
+        ((ONES,), {}),
+        ((ONES, 3), {}),
+        ((ONES,), {"n": 4}),
+        ((), {"x": ONES, "n": 5}),
+        ((), {"n": 5, "x": ONES}),
+    ]:
         assert torch.equal(compiled(*args, **kwargs), scaled(*args, **kwargs))
     for args, kwargs in [((), {}), ((ONES, 1, 2), {}), ((ONES,), {"m": 1}), ((ONES,), {"x": ONES})]:
         with pytest.raises(TypeError) as ours:
@@ -163,7 +173,9 @@ def test_sharp_edges():
         allowed(ONES), allowed(ONES)
     assert out.getvalue() == "side effect\n"
     (edge,) = thunder.last_sharp_edges(allowed)
-    assert edge.startswith("print() runs while the program is captured and not again, at ") and "test_jit_api.py:" in edge
+    assert (
+        edge.startswith("print() runs while the program is captured and not again, at ") and "test_jit_api.py:" in edge
+    )
     with pytest.warns(SharpEdgeWarning, match="print") as caught, contextlib.redirect_stdout(io.StringIO()):
         thunder.jit(program)(ONES)
     assert caught[0].filename == __file__ and caught[0].lineno == program.__code__.co_firstlineno + 1
@@ -195,7 +207,9 @@ def test_compile_options_are_declared_and_say_who_used_them(capsys):
             compiled = thunder.jit(scaled, memory_budget=0.5, executors=[Configured("asks")], **given)
         assert chosen == ["dataflow", "consecutive"]
         thunder.last_compile_options(compiled)
-        expected = "Used compile options:\n\tfusion_kind. How regions are found.\nUnused compile options:\n\tmemory_budget\n"
+        expected = (
+            "Used compile options:\n\tfusion_kind. How regions are found.\nUnused compile options:\n\tmemory_budget\n"
+        )
         assert capsys.readouterr().out == expected
         with pytest.raises(OptionError, match="fusion_kind=3 is not an option; valid: values of type str .How regions"):
             thunder.jit(scaled, fusion_kind=3)
@@ -246,8 +260,14 @@ def test_every_option_is_listed(capsys):
 )
 def test_unknown_options_name_what_was_meant(given, hint):
     (name,) = given
-    for compile in (lambda: thunder.jit(scaled, **given), lambda: thunder.jit(**given), lambda: thunder.functional.jit(scaled, **given)):
-        with pytest.raises(TypeError, match=re.escape(f"thunder.jit() got an unexpected keyword argument {name!r}: {hint}")):
+    for compile in (
+        lambda: thunder.jit(scaled, **given),
+        lambda: thunder.jit(**given),
+        lambda: thunder.functional.jit(scaled, **given),
+    ):
+        with pytest.raises(
+            TypeError, match=re.escape(f"thunder.jit() got an unexpected keyword argument {name!r}: {hint}")
+        ):
             compile()
 
 
@@ -260,7 +280,15 @@ def test_options_of_2024_without_effect_say_so(name):
 
 @pytest.mark.parametrize(
     "given",
-    [{"max_entries": 0}, {"max_entries": True}, {"max_entries": 1.0}, {"triton_autotune": 1}, {"memory_budget": "half"}, {"disable_torch_autograd": 1}, {"record_history": "yes"}],
+    [
+        {"max_entries": 0},
+        {"max_entries": True},
+        {"max_entries": 1.0},
+        {"triton_autotune": 1},
+        {"memory_budget": "half"},
+        {"disable_torch_autograd": 1},
+        {"record_history": "yes"},
+    ],
 )
 def test_options_of_a_wrong_type_or_value(given):
     (name,) = given
@@ -284,10 +312,13 @@ def test_transforms_are_applied_in_order():
     assert thunder.list_transforms(compiled) == transforms
     assert torch.equal(compiled(ONES), 2 * ONES)
     assert order == [("first", 2), ("second", 2)]
-    assert [t.provenance.partition(" (")[0] for t in thunder.last_traces(compiled)][4:6] == ["# Constructed by Transform Noting"[2:]] * 2
+    assert [t.provenance.partition(" (")[0] for t in thunder.last_traces(compiled)][4:6] == [
+        "# Constructed by Transform Noting"[2:]
+    ] * 2
 
 
-# ---------------------------------------------------------------------------------------------------------------- cache modes
+# ---------------------------------------------------------------------------------------------------------------- cache
+# modes
 
 
 def test_constant_values():
@@ -332,7 +363,8 @@ def test_counters_and_times():
     assert stats.last_compile_reasons == ["x.shape[0] was 2, is 3"] == thunder.last_recompile_reasons(compiled)
     assert stats.interpreted_instructions > 0 and stats.bound_symbols_created == 1
     times = [
-        stats.last_cache_lookup_time, stats.last_trace_construction_time, stats.last_prologue_transformation_time, stats.last_prologue_execution_time,
+        stats.last_cache_lookup_time, stats.last_trace_construction_time, stats.last_prologue_transformation_time,
+        stats.last_prologue_execution_time,
         stats.last_computation_execution_time,
     ]  # fmt: skip
     assert all(type(t()) is int and t() > 0 for t in times)
@@ -347,7 +379,8 @@ def test_the_last_traces_are_those_of_the_last_call():
     compiled(ONES, 2)
     assert thunder.last_traces(compiled)[-1] is not second and ", 2)" in str(thunder.last_traces(compiled)[-1])
     assert [t.provenance.split(" (")[0] for t in thunder.last_traces(compiled)] == [
-        "", "Constructed by Dead Code Elimination", "Constructed by Transform for execution", "Constructed by Delete Last Used",
+        "", "Constructed by Dead Code Elimination", "Constructed by Transform for execution", "Constructed by Delete "
+            "Last Used",
     ]  # fmt: skip
     assert thunder.last_backward_traces(compiled) == [] and thunder.last_epilogue_traces(compiled) == []
     assert "def prologue(" in str(thunder.last_prologue_traces(compiled)[0])
@@ -357,8 +390,10 @@ def test_the_last_traces_are_those_of_the_last_call():
 
 
 QUERIES = [
-    thunder.last_traces, thunder.last_backward_traces, thunder.last_prologue_traces, thunder.last_epilogue_traces, thunder.last_interpreted_instructions,
-    thunder.last_interpreter_log, thunder.print_last_interpreter_log, thunder.last_sharp_edges, thunder.get_auto_registered_torch_op_names,
+    thunder.last_traces, thunder.last_backward_traces, thunder.last_prologue_traces, thunder.last_epilogue_traces,
+    thunder.last_interpreted_instructions,
+    thunder.last_interpreter_log, thunder.print_last_interpreter_log, thunder.last_sharp_edges,
+    thunder.get_auto_registered_torch_op_names,
 ]  # fmt: skip
 
 
@@ -372,7 +407,14 @@ def test_queries_before_a_call_and_of_plain_functions(query):
 
 
 def test_queries_of_plain_functions_that_need_no_call():
-    for query in (thunder.cache_hits, thunder.cache_misses, thunder.cache_option, thunder.list_transforms, thunder.last_compile_options, thunder.last_recompile_reasons):
+    for query in (
+        thunder.cache_hits,
+        thunder.cache_misses,
+        thunder.cache_option,
+        thunder.list_transforms,
+        thunder.last_compile_options,
+        thunder.last_recompile_reasons,
+    ):
         with pytest.raises(TypeError, match="not a compiled function"):
             query(scaled)
     assert thunder.compile_data(scaled) is None and thunder.compile_stats(scaled) is None
@@ -380,7 +422,9 @@ def test_queries_of_plain_functions_that_need_no_call():
 
 def test_compile_data():
     data = thunder.compile_data(thunder.jit(scaled, disable_torch_autograd=True, executors=["torch"]))
-    assert data.fn is scaled and not data.is_module and data.transforms == [] and data.debug_options.check_traces is False
+    assert (
+        data.fn is scaled and not data.is_module and data.transforms == [] and data.debug_options.check_traces is False
+    )
     assert [e.name for e in data.executors_list] == ["torch", "python"]
     model = Twice()
     assert thunder.compile_data(thunder.jit(model)).fn is model and thunder.compile_data(thunder.jit(model)).is_module
@@ -400,9 +444,15 @@ def test_interpreter_log(capsys):
     assert thunder.compile_data(full).debug_options.record_interpreter_history
     lines = []
     thunder.print_last_interpreter_log(full, lines.append, use_colors=False)
-    assert lines[0] == "  call scaled" and any("BINARY_OP *" in t for t in lines) and any("return x * n" in t for t in lines)
+    assert (
+        lines[0] == "  call scaled"
+        and any("BINARY_OP *" in t for t in lines)
+        and any("return x * n" in t for t in lines)
+    )
     flat = []
-    thunder.print_last_interpreter_log(full, print_fn=flat.append, indent=False, use_colors=True, print_source_code=False, color_internals=True)
+    thunder.print_last_interpreter_log(
+        full, print_fn=flat.append, indent=False, use_colors=True, print_source_code=False, color_internals=True
+    )
     assert not any("return x * n" in t for t in flat) and any(t.startswith("\033[") for t in flat)
     nothing = []
     thunder.print_last_interpreter_log(full, print_fn=nothing.append, max_depth=0)
@@ -420,7 +470,10 @@ def test_recompile_warning_comes_once_and_says_why():
     (warning,) = caught
     assert warning.category is RecompileWarning and warning.filename == __file__
     text = str(warning.message)
-    assert text.startswith(f"<thunder.jit of scaled> was compiled {RECOMPILE_WARNING_LIMIT + 1} times. The last time because: n was 7, is 8")
+    assert text.startswith(
+        f"<thunder.jit of scaled> was compiled {RECOMPILE_WARNING_LIMIT + 1} times. The last time because: n was 7, "
+        "is 8"
+    )
     assert 'cache="symbolic values"' in text
     module = thunder.jit(Twice())
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
@@ -431,7 +484,8 @@ def test_recompile_warning_comes_once_and_says_why():
     assert warning.filename == __file__
 
 
-# ---------------------------------------------------------------------------------------------------------------- debug options
+# ---------------------------------------------------------------------------------------------------------------- debug
+# options
 
 
 def test_debug_options(capsys):
@@ -445,7 +499,10 @@ def test_debug_options(capsys):
         thunder.DebugOptions().nonsense
     thunder.DebugOptions.register_option("loudness_in_test", int, 3, "how loud")
     try:
-        assert thunder.DebugOptions().loudness_in_test == 3 and thunder.DebugOptions(loudness_in_test=4).loudness_in_test == 4
+        assert (
+            thunder.DebugOptions().loudness_in_test == 3
+            and thunder.DebugOptions(loudness_in_test=4).loudness_in_test == 4
+        )
         thunder.DebugOptions.list_options(docstr=True)
         listed = capsys.readouterr().out
         assert "loudness_in_test: int = 3  how loud" in listed and "check_traces: bool = False" in listed
@@ -481,7 +538,9 @@ def test_examine(capsys):
     out = capsys.readouterr().out
     assert "of which 1 (50%) are supported" in out and "_euclidean_dist, called 1 times" in out
     thunder.examine.examine(lambda x: x if x.sum() > 0 else -x, ONES)
-    assert "It cannot be compiled: cannot capture this program: the truth of a tensor is needed" in capsys.readouterr().out
+    assert (
+        "It cannot be compiled: cannot capture this program: the truth of a tensor is needed" in capsys.readouterr().out
+    )
     thunder.examine.examine(lambda x: x @ torch.ones(3, 3), ONES)
     out = capsys.readouterr().out
     assert out.startswith("The program fails in PyTorch itself, before thunder is asked: RuntimeError: ")
@@ -504,9 +563,16 @@ def test_thunder_trace():
         return ltorch.mul(a, b) + 1
 
     trace = thunder.trace()(program, torch.ones(2, 3), torch.ones(3))
-    assert [line.sym.name for line in trace.bound_symbols] == ["mul", "add"] and [a.name for a in trace.args] == ["a", "b"]
+    assert [line.sym.name for line in trace.bound_symbols] == ["mul", "add"] and [a.name for a in trace.args] == [
+        "a",
+        "b",
+    ]
     assert torch.equal(trace.python_callable()(torch.full((2, 3), 2.0), torch.full((3,), 4.0)), torch.full((2, 3), 9.0))
-    assert [line.sym.name for line in thunder.trace(use_dce=False)(program, ONES, ONES).bound_symbols] == ["sin", "mul", "add"]
+    assert [line.sym.name for line in thunder.trace(use_dce=False)(program, ONES, ONES).bound_symbols] == [
+        "sin",
+        "mul",
+        "add",
+    ]
     again = thunder.trace()(lambda t: t * 2, trace.bound_symbols[0].outputs[0])
     assert again.args[0].shape == (2, 3)
 
@@ -525,9 +591,12 @@ def test_every_public_name_is_there():
 
 
 PATHS = (
-    "thunder.distributed.checkpoint.save", "thunder.distributed.planning.Plan", "thunder.transforms.float8.Float8Transform", "thunder.transforms.cudagraph.CUDAGraphTransform",
-    "thunder.executors.torchex.no_autocast", "thunder.core.transforms.grad", "thunder.core.transforms.put_grads", "thunder.core.transform_common.dce", "thunder.core.prims.sin",
-    "thunder.core.devices.Device", "thunder.extend.FusionExecutor", "thunder.options.JitOptions", "thunder.transforms.autodiff.forward_and_backward_from_trace",
+    "thunder.distributed.checkpoint.save", "thunder.distributed.planning.Plan",
+    "thunder.transforms.float8.Float8Transform", "thunder.transforms.cudagraph.CUDAGraphTransform",
+    "thunder.executors.torchex.no_autocast", "thunder.core.transforms.grad", "thunder.core.transforms.put_grads",
+    "thunder.core.transform_common.dce", "thunder.core.prims.sin",
+    "thunder.core.devices.Device", "thunder.extend.FusionExecutor", "thunder.options.JitOptions",
+    "thunder.transforms.autodiff.forward_and_backward_from_trace",
 )  # fmt: skip
 
 
@@ -544,18 +613,23 @@ for path in sys.argv[1:]:
 
 
 def test_paths_need_no_import_of_their_own():
-    """Each in a process that has imported nothing else of thunder, so that it does not go by what another path imported."""
+    """Each in a process that has imported nothing else of thunder, so that it does not go by what another path
+    imported."""
     run = subprocess.run([sys.executable, "-c", FIRST_OF_A_PROCESS, *PATHS], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("module", [thunder.core, thunder.distributed, thunder.executors, thunder.extend, thunder.transforms, thunder.core.transforms])
+@pytest.mark.parametrize(
+    "module",
+    [thunder.core, thunder.distributed, thunder.executors, thunder.extend, thunder.transforms, thunder.core.transforms],
+)
 def test_names_that_modules_do_not_have(module):
     assert not hasattr(module, "nonsense") and not hasattr(module, "_nonsense")
     assert all(hasattr(module, name) for name in dir(module))
 
 
-# ---------------------------------------------------------------------------------------------------------------- memory
+# ----------------------------------------------------------------------------------------------------------------
+# memory
 
 
 def freed(reference) -> bool:
@@ -611,7 +685,9 @@ def test_modules_of_arguments_and_globals_are_not_kept_alive():
         del outer
         assert all(freed(r) for r in references)
         assert torch.equal(compiled(second, ONES), GLOBAL_MODULE(second(ONES)))
-    assert len(thunder.compile_stats(compiled).interpreter_cache) == 1, "entries of modules that are gone went with them"
+    assert len(thunder.compile_stats(compiled).interpreter_cache) == 1, (
+        "entries of modules that are gone went with them"
+    )
     assert "is another object than before" in thunder.last_recompile_reasons(compiled)[0]
 
 
@@ -660,7 +736,13 @@ def test_what_a_method_or_partial_is_bound_to_is_checked():
         __call__ = method
 
     model, plain = Twice(), Plain()
-    programs = [model.forward, plain, plain.method, functools.partial(lambda m, p, x, k=1: m(p.fc(x)) * p.k, model, plain, k=2), functools.partial(model.forward)]
+    programs = [
+        model.forward,
+        plain,
+        plain.method,
+        functools.partial(lambda m, p, x, k=1: m(p.fc(x)) * p.k, model, plain, k=2),
+        functools.partial(model.forward),
+    ]
     with torch.no_grad():
         for program in programs:
             compiled = thunder.jit(program)
@@ -677,7 +759,8 @@ def test_what_a_method_or_partial_is_bound_to_is_checked():
                 assert torch.equal(through(program, ONES), program(ONES))
 
 
-# ---------------------------------------------------------------------------------------------------------------- copies
+# ----------------------------------------------------------------------------------------------------------------
+# copies
 
 
 def test_copies_keep_options_and_drop_entries():
@@ -703,7 +786,8 @@ def test_saved_with_an_executor_that_is_not_registered():
         thunder.extend.deregister_executor(executor)
 
 
-# ---------------------------------------------------------------------------------------------------------------- threads, recursion
+# ----------------------------------------------------------------------------------------------------------------
+# threads, recursion
 
 
 def test_threads():
@@ -757,7 +841,8 @@ def test_usable_after_every_failure():
         compiled(good, None)
 
 
-# ---------------------------------------------------------------------------------------------------------------- modes outside
+# ---------------------------------------------------------------------------------------------------------------- modes
+# outside
 
 
 def test_gradients_and_no_grad():
@@ -826,7 +911,15 @@ def test_default_device_outside_and_inside():
             inside = torch.ones(3)
             with torch.device("cpu"):
                 innermost = torch.rand(2)
-        return torch.ones(3), torch.arange(x.shape[0]), torch.randn(2), torch.tensor([1.0]), torch.zeros_like(x), inside, innermost
+        return (
+            torch.ones(3),
+            torch.arange(x.shape[0]),
+            torch.randn(2),
+            torch.tensor([1.0]),
+            torch.zeros_like(x),
+            inside,
+            innermost,
+        )
 
     compiled = thunder.jit(program)
     x = torch.ones(2)
@@ -915,7 +1008,8 @@ def test_torch_function_modes_outside_see_the_operations():
     assert "torch-function modes" in thunder.last_recompile_reasons(compiled)[0]
 
 
-# ---------------------------------------------------------------------------------------------------------------- neighbours
+# ----------------------------------------------------------------------------------------------------------------
+# neighbours
 
 
 def test_under_torch_func_the_original_runs_with_one_warning():
@@ -1007,8 +1101,12 @@ def test_a_compiled_function_in_forward_mode():
         with forward_ad.dual_level(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             dual = forward_ad.make_dual(x.clone().requires_grad_(requires_grad), y)
-            torch.testing.assert_close(forward_ad.unpack_dual(compiled(dual, y)).tangent, forward_ad.unpack_dual(f(dual, y)).tangent)
-            assert [str(w.message) for w in said if "under forward-mode differentiation" in str(w.message)] or requires_grad
+            torch.testing.assert_close(
+                forward_ad.unpack_dual(compiled(dual, y)).tangent, forward_ad.unpack_dual(f(dual, y)).tangent
+            )
+            assert [
+                str(w.message) for w in said if "under forward-mode differentiation" in str(w.message)
+            ] or requires_grad
     assert thunder.cache_misses(compiled) == 1
 
 
@@ -1031,7 +1129,8 @@ def test_under_make_fx_the_original_is_traced():
     assert thunder.cache_misses(compiled) == 1
 
 
-# ---------------------------------------------------------------------------------------------------------------- garbage collection
+# ----------------------------------------------------------------------------------------------------------------
+# garbage collection
 
 
 def test_garbage_is_not_looked_for_while_compiling():

@@ -28,14 +28,20 @@ class Layers(nn.Module):
     def __init__(self, depth: int, width: int, checkpointed: bool = False):
         super().__init__()
         self.checkpointed = checkpointed
-        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3)) for _ in range(depth))
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(3)) for _ in range(depth)
+        )
 
     def one(self, x, gate, up, down):
         return x + down(F.silu(gate(x)) * up(x))
 
     def forward(self, x):
         for gate, up, down in self.layers:
-            x = checkpoint(self.one, x, gate, up, down, use_reentrant=False) if self.checkpointed else self.one(x, gate, up, down)
+            x = (
+                checkpoint(self.one, x, gate, up, down, use_reentrant=False)
+                if self.checkpointed
+                else self.one(x, gate, up, down)
+            )
         return x.square().mean()
 
 
@@ -46,7 +52,9 @@ def saved(model, rows: int, **options) -> int:
     compiled = thunder.jit(model, executors=[TritonFuser("keeping")], **options)
     sides = [torch.autograd.grad(run(x), list(model.parameters())) for run in (compiled, model)]
     torch.testing.assert_close(*sides)
-    return sum(v.nbytes for v in thunder.examine.saved_for_backward(compiled) if v.operation is not None) // (rows * 32 * 4)
+    return sum(v.nbytes for v in thunder.examine.saved_for_backward(compiled) if v.operation is not None) // (
+        rows * 32 * 4
+    )
 
 
 def model(**options) -> Layers:
@@ -55,7 +63,8 @@ def model(**options) -> Layers:
 
 
 def test_few_rows_keep_the_product():
-    """Of each layer its result, both factors and their product: the gradients of the weights are larger than all of it."""
+    """Of each layer its result, both factors and their product: the gradients of the weights are larger than all of
+    it."""
     assert saved(model(), 4) == 4 * 4
 
 
@@ -65,7 +74,8 @@ def test_many_rows_compute_it_again():
 
 
 def test_layers_are_alike():
-    """Where the products of some layers alone would fit, none is kept, since all layers are to have the same kernels."""
+    """Where the products of some layers alone would fit, none is kept, since all layers are to have the same
+    kernels."""
     assert {saved(model(), rows) for rows in (4, 12, 16, 18, 20, 22, 24, 28)} == {4 * 4, 4 * 3}
 
 

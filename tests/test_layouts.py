@@ -46,25 +46,45 @@ def strides_by_rule(function, *args):
     trace = thunder.trace()(function, *args)
     region = Region(trace.bound_symbols, set(trace.output_proxies))
     arguments = {a: t for a, t in zip(trace.args, args, strict=True) if isinstance(a, TensorProxy)}
-    return dict(zip((o.name for o in region.outputs), layout_of(region, [arguments[i].stride() for i in region.inputs]), strict=True))
+    return dict(
+        zip(
+            (o.name for o in region.outputs),
+            layout_of(region, [arguments[i].stride() for i in region.inputs]),
+            strict=True,
+        )
+    )
 
 
 # operations that take other arguments than tensors, as functions of tensors
 CALLS = {
-    "where": lambda a, b: torch.where(a > 0.5, a, b), "masked_fill": lambda a, b: a.masked_fill(b > 0.5, 1.0), "threshold": lambda a: F.threshold(a, 0.5, 0.1),
-    "bitwise_and": lambda a, b: (a > 0.5) & (b > 0.5), "bitwise_or": lambda a, b: (a > 0.5) | (b > 0.5), "bitwise_xor": lambda a, b: (a > 0.5) ^ (b > 0.5),
-    "cat": lambda a, b: torch.cat((a, b), 1), "stack": lambda a, b: torch.stack((a, b), 1), "flip": lambda a: a.flip(1), "pad": lambda a: F.pad(a, (1, 2)),
-    "softmax": lambda a: torch.softmax(a, 1), "log_softmax": lambda a: torch.log_softmax(a, 1), "logsumexp": lambda a: torch.logsumexp(a, 1, True),
-    "layer_norm": lambda a: F.layer_norm(a, (6,)), "rms_norm": lambda a: F.rms_norm(a, (6,)), "group_norm": lambda a: F.group_norm(a, 3), "prelu": lambda a: F.prelu(a, a[0, :, 0, 0]),
-    "repeat": lambda a: a.repeat(2, 1, 1, 1), "tile": lambda a: a.tile(2), "roll": lambda a: a.roll(1, 1), "repeat_interleave": lambda a: a.repeat_interleave(2, 1),
-    "kl_div": lambda a, b: F.kl_div(a, b, reduction="none"), "full_like": lambda a: torch.full_like(a, 2.0) + a, "hstack": lambda a, b: torch.hstack((a, b)),
-    "vstack": lambda a, b: torch.vstack((a, b)), "dstack": lambda a, b: torch.dstack((a, b)), "column_stack": lambda a, b: torch.column_stack((a, b)),
-    "pixel_shuffle": lambda a: F.pixel_shuffle(a.repeat(1, 4, 1, 1), 2), "pixel_unshuffle": lambda a: F.pixel_unshuffle(a, 2), "channel_shuffle": lambda a: F.channel_shuffle(a, 3),
-    "take_along_dim": lambda a, b: torch.take_along_dim(a, (b > 0.5).long(), 1), "gather": lambda a, b: torch.gather(a, 1, (b > 0.5).long()),
-    "index_select": lambda a, b: torch.index_select(a, 1, (b[0, :, 0, 0] > 0.5).long()), "embedding": lambda a, b: F.embedding((b[0] > 0.5).long(), a[0, 0]),
-    "rsub": torch.rsub, "batch_norm": lambda a: F.batch_norm(a, None, None, training=True), "lerp": lambda a, b: torch.lerp(a, b, 0.3), "clamp": lambda a, b: torch.clamp(a, b),
-    "hardtanh": lambda a: F.hardtanh(a), "softshrink": lambda a: F.softshrink(a), "std": lambda a: a.std(1, correction=0), "var": lambda a: a.var(1, correction=0), "norm": lambda a: a.norm(),
-    "vector_norm": lambda a: torch.linalg.vector_norm(a, dim=1), "normalize": lambda a: F.normalize(a), "logsigmoid": lambda a: F.logsigmoid(a),
+    "where": lambda a, b: torch.where(a > 0.5, a, b), "masked_fill": lambda a, b: a.masked_fill(b > 0.5, 1.0),
+    "threshold": lambda a: F.threshold(a, 0.5, 0.1),
+    "bitwise_and": lambda a, b: (a > 0.5) & (b > 0.5), "bitwise_or": lambda a, b: (a > 0.5) | (b > 0.5),
+    "bitwise_xor": lambda a, b: (a > 0.5) ^ (b > 0.5),
+    "cat": lambda a, b: torch.cat((a, b), 1), "stack": lambda a, b: torch.stack((a, b), 1), "flip": lambda a: a.flip(1),
+    "pad": lambda a: F.pad(a, (1, 2)),
+    "softmax": lambda a: torch.softmax(a, 1), "log_softmax": lambda a: torch.log_softmax(a, 1),
+    "logsumexp": lambda a: torch.logsumexp(a, 1, True),
+    "layer_norm": lambda a: F.layer_norm(a, (6,)), "rms_norm": lambda a: F.rms_norm(a, (6,)),
+    "group_norm": lambda a: F.group_norm(a, 3), "prelu": lambda a: F.prelu(a, a[0, :, 0, 0]),
+    "repeat": lambda a: a.repeat(2, 1, 1, 1), "tile": lambda a: a.tile(2), "roll": lambda a: a.roll(1, 1),
+    "repeat_interleave": lambda a: a.repeat_interleave(2, 1),
+    "kl_div": lambda a, b: F.kl_div(a, b, reduction="none"), "full_like": lambda a: torch.full_like(a, 2.0) + a,
+    "hstack": lambda a, b: torch.hstack((a, b)),
+    "vstack": lambda a, b: torch.vstack((a, b)), "dstack": lambda a, b: torch.dstack((a, b)),
+    "column_stack": lambda a, b: torch.column_stack((a, b)),
+    "pixel_shuffle": lambda a: F.pixel_shuffle(a.repeat(1, 4, 1, 1), 2),
+    "pixel_unshuffle": lambda a: F.pixel_unshuffle(a, 2), "channel_shuffle": lambda a: F.channel_shuffle(a, 3),
+    "take_along_dim": lambda a, b: torch.take_along_dim(a, (b > 0.5).long(), 1),
+    "gather": lambda a, b: torch.gather(a, 1, (b > 0.5).long()),
+    "index_select": lambda a, b: torch.index_select(a, 1, (b[0, :, 0, 0] > 0.5).long()),
+    "embedding": lambda a, b: F.embedding((b[0] > 0.5).long(), a[0, 0]),
+    "rsub": torch.rsub, "batch_norm": lambda a: F.batch_norm(a, None, None, training=True),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.3), "clamp": lambda a, b: torch.clamp(a, b),
+    "hardtanh": lambda a: F.hardtanh(a), "softshrink": lambda a: F.softshrink(a),
+    "std": lambda a: a.std(1, correction=0), "var": lambda a: a.var(1, correction=0), "norm": lambda a: a.norm(),
+    "vector_norm": lambda a: torch.linalg.vector_norm(a, dim=1), "normalize": lambda a: F.normalize(a),
+    "logsigmoid": lambda a: F.logsigmoid(a),
 }  # fmt: skip
 # what has several results, makes tensors from nothing, reduces to a number, or takes tensors of few dimensions
 ELSEWHERE = """
@@ -72,7 +92,13 @@ ELSEWHERE = """
 """.split()
 COMBINATIONS = {
     1: [(form,) for form in FORMS],
-    2: [*itertools.product(("row-major", "heads", "permuted", "ones"), repeat=2), ("heads", "row"), ("column", "heads"), ("expanded", "gaps"), ("number", "channels last")],
+    2: [
+        *itertools.product(("row-major", "heads", "permuted", "ones"), repeat=2),
+        ("heads", "row"),
+        ("column", "heads"),
+        ("expanded", "gaps"),
+        ("number", "channels last"),
+    ],
     3: [("row-major", "heads", "row"), ("heads", "permuted", "heads"), ("permuted", "permuted", "permuted")],
 }
 # kernels of the CPU that lay results out otherwise than those of other devices: compared for row-major tensors
@@ -92,7 +118,11 @@ def test_an_operation_is_laid_out_as_in_pytorch(name):
                 eager = function(*args)
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):  # it takes other arguments
                 continue
-            if isinstance(eager, torch.Tensor) and layout.is_dense(eager) and eager.data_ptr() not in [a.data_ptr() for a in args]:
+            if (
+                isinstance(eager, torch.Tensor)
+                and layout.is_dense(eager)
+                and eager.data_ptr() not in [a.data_ptr() for a in args]
+            ):
                 (found,) = strides_by_rule(function, *args).values()
                 assert found == eager.stride(), forms
                 checked += 1
@@ -141,7 +171,10 @@ def test_softmax_that_is_taken_apart_for_its_backward_lies_as_pytorchs(function,
         got, want = compiled(*given), program(*given)
         assert [y.stride() for y in got] == [y.stride() for y in want]
         for y, z in zip(got, want, strict=True):
-            torch.testing.assert_close(torch.autograd.grad(y.cos().sum(), given[0], retain_graph=True), torch.autograd.grad(z.cos().sum(), given[0], retain_graph=True))
+            torch.testing.assert_close(
+                torch.autograd.grad(y.cos().sum(), given[0], retain_graph=True),
+                torch.autograd.grad(z.cos().sum(), given[0], retain_graph=True),
+            )
 
 
 def rotate(x, cos, sin):

@@ -9,9 +9,15 @@ LIKE = torch.linspace(-1, 1, 6).reshape(2, 3)
 SHAPE = (2, 3)
 FACTORIES = {
     **{name: lambda name=name, **o: getattr(torch, name)(SHAPE, **o) for name in "zeros ones empty rand randn".split()},
-    **{name: lambda name=name, **o: getattr(torch, name)(LIKE, **o) for name in "zeros_like ones_like rand_like randn_like".split()},
+    **{
+        name: lambda name=name, **o: getattr(torch, name)(LIKE, **o)
+        for name in "zeros_like ones_like rand_like randn_like".split()
+    },
     **{name: lambda name=name, **o: getattr(LIKE, name)(SHAPE, **o) for name in "new_zeros new_ones new_empty".split()},
-    **{name: lambda name=name, **o: getattr(torch, name)(6, **o) for name in "hann_window hamming_window bartlett_window".split()},
+    **{
+        name: lambda name=name, **o: getattr(torch, name)(6, **o)
+        for name in "hann_window hamming_window bartlett_window".split()
+    },
     "full": lambda **o: torch.full(SHAPE, 3.0, **o),
     "full_like": lambda **o: torch.full_like(LIKE, 3.0, **o),
     "new_full": lambda **o: LIKE.new_full(SHAPE, 3.0, **o),

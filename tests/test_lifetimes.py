@@ -1,4 +1,5 @@
-"""What a compiled program holds, and for how long: reference counts alone free what eager frees by them. The garbage collector is off."""
+"""What a compiled program holds, and for how long: reference counts alone free what eager frees by them. The garbage
+collector is off."""
 
 import gc
 import weakref
@@ -75,7 +76,10 @@ def shown_and_doubled(y):
     [
         lambda x, w: (y := x * w, *[v.sin().sum() for v in shown_and_doubled(y)]),
         lambda x, w: (y := x * w, torch._euclidean_dist(y, y.t()).sum()),
-        lambda x, w: (y := x * w, torch.utils.checkpoint.checkpoint(lambda a: a.view(-1).sin(), y, use_reentrant=False)),
+        lambda x, w: (
+            y := x * w,
+            torch.utils.checkpoint.checkpoint(lambda a: a.view(-1).sin(), y, use_reentrant=False),
+        ),
         lambda x, w: torch.linalg.qr(x * w),
         lambda x, w: torch.nn.functional.batch_norm(x * w, None, None, training=True).split(1),
     ],
@@ -193,7 +197,8 @@ def refused_in_a_function(x, w):
 
 FAILS = [
     raises, raises_in_a_function, raises_again, raises_the_same, raises_in_a_generator, raises_into_a_generator,
-    raises_in_a_context, raises_in_native_code, catches, catches_an_operations, catches_what_it_threw, leaves_a_generator, refused, refused_in_a_function,
+    raises_in_a_context, raises_in_native_code, catches, catches_an_operations, catches_what_it_threw,
+    leaves_a_generator, refused, refused_in_a_function,
     lambda x, w: x.view(3, 5) * w,
     lambda x, w: torch.cat([x, w.view(-1)]),
     lambda x, w: x[5] * w,

@@ -1,4 +1,5 @@
-"""The linear_cross_entropy executor: where it joins the two, that losses and gradients are those of the separate ones, and what it makes."""
+"""The linear_cross_entropy executor: where it joins the two, that losses and gradients are those of the separate ones,
+and what it makes."""
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ import thunder
 from thunder.executors import linear_cross_entropy as module
 from thunder.transforms.memory_budget import FLOPS_PER_BYTE, estimated_time
 
-CPU_OR_GPU = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+CPU_OR_GPU = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +23,11 @@ def small(monkeypatch):
 
 
 def names(trace):
-    return [line.sym.name for line in trace.bound_symbols if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")]
+    return [
+        line.sym.name
+        for line in trace.bound_symbols
+        if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")
+    ]
 
 
 def inputs(device="cpu", dtype=torch.float64, classes=21):
@@ -45,7 +53,9 @@ def as_transformers(x, w, labels, count=None):
     """The way of transformers: labels are padded and shifted, and the sum is divided by how many there are."""
     logits = linear(x, w).double()
     wanted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
-    total = cross_entropy(logits.view(-1, w.shape[0]), wanted.view(-1), ignore_index=-100, reduction="mean" if count is None else "sum")
+    total = cross_entropy(
+        logits.view(-1, w.shape[0]), wanted.view(-1), ignore_index=-100, reduction="mean" if count is None else "sum"
+    )
     return total if count is None else total / count
 
 
@@ -73,7 +83,9 @@ def gradients(f, x, w, labels, cotangent=None):
 
 
 @pytest.mark.parametrize("device", CPU_OR_GPU)
-@pytest.mark.parametrize("f", [shifted, shifted_contiguous, as_transformers, counted, plain, ignoring_another, with_none_left])
+@pytest.mark.parametrize(
+    "f", [shifted, shifted_contiguous, as_transformers, counted, plain, ignoring_another, with_none_left]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("cotangent", [None, 3.0])
 def test_losses_and_gradients_are_those_of_eager(f, dtype, device, cotangent):
@@ -82,7 +94,14 @@ def test_losses_and_gradients_are_those_of_eager(f, dtype, device, cotangent):
     found, expected = gradients(compiled, *given, cotangent), gradients(f, *given, cotangent)
     ran = names(thunder.last_traces(compiled)[-1])
     assert "linear_cross_entropy_with_gradients" in ran and "linear" not in ran and "cross_entropy" not in ran
-    assert set(names(thunder.last_backward_traces(compiled)[-1])) <= {"times_cotangent", "reshape", "default", "div", "view", "slice_backward"}
+    assert set(names(thunder.last_backward_traces(compiled)[-1])) <= {
+        "times_cotangent",
+        "reshape",
+        "default",
+        "div",
+        "view",
+        "slice_backward",
+    }
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b)
     with torch.no_grad():
@@ -94,14 +113,23 @@ def test_losses_and_gradients_are_those_of_eager(f, dtype, device, cotangent):
 def test_half_precision_is_as_near_to_the_truth_as_eager(monkeypatch):
     monkeypatch.setattr(module, "LIMIT", 1024 * 5000)  # half of it
     torch.manual_seed(0)
-    x, w, labels = torch.randn(1, 1024, 256, device="cuda"), torch.randn(5000, 256, device="cuda") * 0.1, torch.randint(0, 5000, (1, 1024), device="cuda")
+    x, w, labels = (
+        torch.randn(1, 1024, 256, device="cuda"),
+        torch.randn(5000, 256, device="cuda") * 0.1,
+        torch.randint(0, 5000, (1, 1024), device="cuda"),
+    )
 
     def f(x, w, labels):
         return cross_entropy(linear(x, w).float().view(-1, 5000), labels.view(-1))
 
     given = x.bfloat16(), w.bfloat16(), labels
     compiled = thunder.jit(f, executors=["linear_cross_entropy"])
-    exact = gradients(lambda x, w, y: cross_entropy(linear(x, w).view(-1, 5000), y.view(-1)), given[0].double(), given[1].double(), labels)
+    exact = gradients(
+        lambda x, w, y: cross_entropy(linear(x, w).view(-1, 5000), y.view(-1)),
+        given[0].double(),
+        given[1].double(),
+        labels,
+    )
     for ours, theirs, truth in zip(gradients(compiled, *given), gradients(f, *given), exact, strict=True):
         assert (ours.double() - truth).norm() <= 1.5 * (theirs.double() - truth).norm() + 1e-6 * truth.norm()
 
@@ -173,7 +201,9 @@ def smoothed(x, w, labels):
 
 
 def weighted(x, w, labels):
-    return cross_entropy(linear(x, w).view(-1, w.shape[0]), labels.view(-1), weight=torch.ones(w.shape[0], dtype=x.dtype))
+    return cross_entropy(
+        linear(x, w).view(-1, w.shape[0]), labels.view(-1), weight=torch.ones(w.shape[0], dtype=x.dtype)
+    )
 
 
 def unreduced(x, w, labels):
@@ -206,14 +236,20 @@ def scaled_logits(x, w, labels):
     return cross_entropy((linear(x, w) * 2).view(-1, w.shape[0]), labels.view(-1))
 
 
-@pytest.mark.parametrize("f", [with_logits, smoothed, weighted, unreduced, biased, across, fewer_classes, mixed, without_grad, scaled_logits])
+@pytest.mark.parametrize(
+    "f", [with_logits, smoothed, weighted, unreduced, biased, across, fewer_classes, mixed, without_grad, scaled_logits]
+)
 def test_what_it_does_not_join(f):
     x, w, labels = inputs()
     compiled = thunder.jit(f, executors=["linear_cross_entropy"])
     leaves, ours = [t.clone().requires_grad_() for t in (x, w)], [t.clone().requires_grad_() for t in (x, w)]
     expected, found = f(*leaves, labels), compiled(*ours, labels)
     torch.testing.assert_close(found, expected)
-    for a, b in zip(torch.autograd.grad(found, ours, allow_unused=True), torch.autograd.grad(expected, leaves, allow_unused=True), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(found, ours, allow_unused=True),
+        torch.autograd.grad(expected, leaves, allow_unused=True),
+        strict=True,
+    ):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b)
@@ -290,4 +326,6 @@ def test_a_memory_budget_knows_that_it_is_three_products():
     gradients(compiled, x, w, labels)
     (line,) = [b for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym is module.with_gradients]
     products = 3 * 18 * 8 * 21
-    assert estimated_time(line) - 2 * products / FLOPS_PER_BYTE == sum(p.numel_value * p.dtype.bytes for p in (*line.inputs, *line.outputs))
+    assert estimated_time(line) - 2 * products / FLOPS_PER_BYTE == sum(
+        p.numel_value * p.dtype.bytes for p in (*line.inputs, *line.outputs)
+    )

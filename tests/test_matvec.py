@@ -1,4 +1,5 @@
-"""The matvec executor: what it takes, and that its kernels compute linear layers. Under Triton's interpreter, or on the GPU."""
+"""The matvec executor: what it takes, and that its kernels compute linear layers. Under Triton's interpreter, or on the
+GPU."""
 
 import pytest
 import torch
@@ -14,7 +15,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("shape", [(40, 256), (33, 300), (16, 2048)])
-@pytest.mark.parametrize("rows, dtype", [(1, torch.float32), *((rows, dtype) for rows in (1, 2, 7, 16) for dtype in (torch.float16, torch.bfloat16))])
+@pytest.mark.parametrize(
+    "rows, dtype",
+    [(1, torch.float32), *((rows, dtype) for rows in (1, 2, 7, 16) for dtype in (torch.float16, torch.bfloat16))],
+)
 def test_the_kernels(rows, shape, biased, dtype):
     from thunder.executors.matvec_kernel import few_rows
 
@@ -22,7 +26,11 @@ def test_the_kernels(rows, shape, biased, dtype):
         pytest.skip("tl.dot of Triton's interpreter takes the bits of bfloat16 for integers")
     torch.manual_seed(0)
     n, k = shape
-    x, w, b = torch.randn(rows, k, device=DEVICE).to(dtype), torch.randn(n, k, device=DEVICE).to(dtype), torch.randn(n, device=DEVICE).to(dtype) if biased else None
+    x, w, b = (
+        torch.randn(rows, k, device=DEVICE).to(dtype),
+        torch.randn(n, k, device=DEVICE).to(dtype),
+        torch.randn(n, device=DEVICE).to(dtype) if biased else None,
+    )
     exact = linear(x.double(), w.double(), None if b is None else b.double())
     for given in (x, x.view(rows, 1, k), x.t().contiguous().t()):
         found = few_rows(given, w, b)
@@ -34,13 +42,17 @@ def test_the_kernels(rows, shape, biased, dtype):
 @pytest.mark.skipif(DEVICE == "cpu", reason="the executor takes what is on a GPU")
 def test_in_programs(monkeypatch):
     monkeypatch.setattr(matvec, "SMALLEST", 0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False)).to(DEVICE, torch.bfloat16)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 32, bias=False)).to(
+        DEVICE, torch.bfloat16
+    )
     compiled = thunder.jit(model, executors=["matvec"], matvec_rows=16)
     for rows, taken in ((1, 2), (16, 2), (17, 0)):
         x = torch.randn(rows, 64, device=DEVICE, dtype=torch.bfloat16)
         for _ in range(3):  # compiled, launched again
             torch.testing.assert_close(compiled(x), model(x), atol=0.02, rtol=0.02)
-        assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols].count("few_rows_linear") == taken
+        assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols].count(
+            "few_rows_linear"
+        ) == taken
     misaligned = torch.randn(1, 65, device=DEVICE, dtype=torch.bfloat16)[:, 1:]
     torch.testing.assert_close(compiled(misaligned), model(misaligned), atol=0.02, rtol=0.02)
     x = torch.randn(2, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
@@ -51,11 +63,19 @@ def test_in_programs(monkeypatch):
 @pytest.mark.skipif(DEVICE == "cpu", reason="the executor takes what is on a GPU")
 def test_one_row_is_taken_by_default():
     layer = torch.nn.Linear(4096, 1024, bias=False, device=DEVICE, dtype=torch.bfloat16)
-    for rows, options, taken in ((1, {}, 1), (2, {}, 0), (2, {"matvec_rows": 2}, 1), (1, {"matvec_rows": 0}, 0), (1, {"numerics": "eager"}, 0)):
+    for rows, options, taken in (
+        (1, {}, 1),
+        (2, {}, 0),
+        (2, {"matvec_rows": 2}, 1),
+        (1, {"matvec_rows": 0}, 0),
+        (1, {"numerics": "eager"}, 0),
+    ):
         compiled = thunder.jit(layer, **options)
         x = torch.randn(rows, 4096, device=DEVICE, dtype=torch.bfloat16)
         torch.testing.assert_close(compiled(x), layer(x), atol=0.02, rtol=0.02)
-        assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols].count("few_rows_linear") == taken
+        assert [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols].count(
+            "few_rows_linear"
+        ) == taken
 
 
 def test_how_many_rows_are_options():

@@ -74,13 +74,29 @@ def test_deviation_looks_at_every_tensor(programs):
 
 def test_deviation_refuses_other_structures(programs):
     _, models = programs
-    for other in ([torch.ones(2)], (torch.ones(2), torch.ones(2)), (torch.ones(2, dtype=torch.float64),), (torch.ones(1, 2),)):
+    for other in (
+        [torch.ones(2)],
+        (torch.ones(2), torch.ones(2)),
+        (torch.ones(2, dtype=torch.float64),),
+        (torch.ones(1, 2),),
+    ):
         with pytest.raises(ValueError, match="eager's"):
             models.deviation(other, (torch.ones(2),))
 
 
 def rows(seconds: dict[int, float], instructions: dict[int, int], system: str = "thunder") -> list[dict]:
-    return [{"system": system, "depth": d, "seconds": seconds[d], "fastest": seconds[d], "instructions": instructions[d], "bound_symbols": 40 * d, "deviation": 0.0} for d in seconds]
+    return [
+        {
+            "system": system,
+            "depth": d,
+            "seconds": seconds[d],
+            "fastest": seconds[d],
+            "instructions": instructions[d],
+            "bound_symbols": 40 * d,
+            "deviation": 0.0,
+        }
+        for d in seconds
+    ]
 
 
 def test_growth_with_depth_is_judged(programs):
@@ -88,13 +104,24 @@ def test_growth_with_depth_is_judged(programs):
     depths = [2, 8, 16, 32]
     linear = {d: 600 * d + 100 for d in depths}
     assert first_call.verdict(rows({d: 0.01 * d for d in depths}, linear), depths) == []
-    assert any("instructions grow" in text for text in first_call.verdict(rows({d: 0.01 * d for d in depths}, {d: d * d for d in depths}), depths))
-    assert any("seconds (fastest runs) grow" in text for text in first_call.verdict(rows({d: 0.001 * d**2 for d in depths}, linear), depths))
-    assert any("per added block" in text for text in first_call.verdict(rows({d: 0.06 * d for d in depths}, linear), depths))
+    assert any(
+        "instructions grow" in text
+        for text in first_call.verdict(rows({d: 0.01 * d for d in depths}, {d: d * d for d in depths}), depths)
+    )
+    assert any(
+        "seconds (fastest runs) grow" in text
+        for text in first_call.verdict(rows({d: 0.001 * d**2 for d in depths}, linear), depths)
+    )
+    assert any(
+        "per added block" in text for text in first_call.verdict(rows({d: 0.06 * d for d in depths}, linear), depths)
+    )
 
 
 def test_failures_and_ratios_are_judged(programs):
     first_call, _ = programs
     ours, theirs = rows({2: 1.0}, {2: 1}), rows({2: 9.0}, {2: 1}, "torch.compile")
     assert any("0.111 of torch.compile" in text for text in first_call.verdict(ours + theirs, [2]))
-    assert any("no C++ compiler" in text for text in first_call.verdict([{"system": "torch.compile", "depth": 2, "error": "no C++ compiler"}], [2]))
+    assert any(
+        "no C++ compiler" in text
+        for text in first_call.verdict([{"system": "torch.compile", "depth": 2, "error": "no C++ compiler"}], [2])
+    )

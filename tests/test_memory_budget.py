@@ -1,4 +1,5 @@
-"""memory_budget: what is saved for the backward is a minimum cut, bytes follow the budget, gradients stay what they are."""
+"""memory_budget: what is saved for the backward is a minimum cut, bytes follow the budget, gradients stay what they
+are."""
 
 import copy
 import itertools
@@ -53,7 +54,10 @@ def test_a_plan_costs_the_least_of_all_plans(f, price):
 
 def model():
     torch.manual_seed(0)
-    layers = [torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 16), torch.nn.Tanh()) for _ in range(4)]
+    layers = [
+        torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 16), torch.nn.Tanh())
+        for _ in range(4)
+    ]
     return torch.nn.Sequential(*layers)
 
 
@@ -103,7 +107,13 @@ def test_a_budget_bounds_the_saved_bytes_and_leaves_the_gradients():
         net.zero_grad()
         compiled(x).sum().backward()
         gradients.append([p.grad.clone() for p in own])
-        sizes.append(sum(nbytes(t) for t in thunder.last_traces(compiled)[-1].output[1][0] if t not in set(thunder.last_traces(compiled)[-1].args)))
+        sizes.append(
+            sum(
+                nbytes(t)
+                for t in thunder.last_traces(compiled)[-1].output[1][0]
+                if t not in set(thunder.last_traces(compiled)[-1].args)
+            )
+        )
         assert saved_bytes(lambda x, *_: compiled(x), x, *own) == sizes[-1]  # noqa: B023
         assert sizes[-1] <= budget * sizes[0]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)

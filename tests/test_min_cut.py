@@ -9,7 +9,9 @@ from thunder.transforms.min_cut import sink_side
 
 NODES = 9  # the first is the source, the last the sink
 EDGES = st.dictionaries(
-    st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)).filter(lambda e: e[0] != e[1]), st.one_of(st.integers(0, 5).map(float), st.just(float("inf"))), max_size=40
+    st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1)).filter(lambda e: e[0] != e[1]),
+    st.one_of(st.integers(0, 5).map(float), st.just(float("inf"))),
+    max_size=40,
 )
 
 

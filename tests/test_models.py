@@ -22,7 +22,13 @@ def tiny(name: str) -> tuple[GPT, torch.Tensor]:
 
 def test_llama2_has_the_documented_sizes():
     config = Config.from_name("Llama-2-7b-hf")
-    assert (config.n_layer, config.n_embd, config.n_head, config.intermediate_size, config.padded_vocab_size) == (32, 4096, 32, 11008, 32000)
+    assert (config.n_layer, config.n_embd, config.n_head, config.intermediate_size, config.padded_vocab_size) == (
+        32,
+        4096,
+        32,
+        11008,
+        32000,
+    )
     assert (config.head_size, config.n_query_groups, config.rope_n_elem, config.block_size) == (128, 32, 128, 4096)
 
 
@@ -50,7 +56,14 @@ def test_rotary_tables_are_two_dimensional():
 
 def test_sizes_may_change_after_from_name():
     config = Config.from_name("Llama-2-7b-hf")
-    config.n_layer, config.n_embd, config.n_head, config.n_query_groups, config.intermediate_size, config.head_size = 4, 64, 4, 4, 176, 16
+    config.n_layer, config.n_embd, config.n_head, config.n_query_groups, config.intermediate_size, config.head_size = (
+        4,
+        64,
+        4,
+        4,
+        176,
+        16,
+    )
     config.padded_vocab_size = config.vocab_size = 512
     config.rope_n_elem, config.block_size = 16, 128
     assert GPT(config)(torch.randint(1, 512, (1, 32))).shape == (1, 32, 512)
@@ -78,7 +91,10 @@ def test_cached_steps_equal_the_whole_sequence(name):
     with torch.no_grad():
         whole = model(tokens)
         model.set_kv_cache(batch_size=2, max_seq_length=16)
-        parts = [model(tokens[:, :8], torch.arange(8)), *(model(tokens[:, i : i + 1], torch.tensor([i])) for i in range(8, 12))]
+        parts = [
+            model(tokens[:, :8], torch.arange(8)),
+            *(model(tokens[:, i : i + 1], torch.tensor([i])) for i in range(8, 12)),
+        ]
         model.clear_kv_cache()
         torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
         assert torch.equal(model(tokens), whole)
@@ -104,7 +120,9 @@ def test_apply_rope_turns_pairs_by_the_position():
     turned = litgpt_model.apply_rope(x, cos.double(), sin.double())
     pairs, expected = torch.complex(turned[..., :2], turned[..., 2:]), torch.complex(x[..., :2], x[..., 2:])
     angles = torch.arange(8.0)[:, None] * torch.tensor([1.0, 0.01])  # 10000 ** (-2 i / 4)
-    torch.testing.assert_close(pairs, expected * torch.polar(torch.ones(8, 2), angles).to(pairs.dtype), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        pairs, expected * torch.polar(torch.ones(8, 2), angles).to(pairs.dtype), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_nanogpt_ties_its_weights_and_computes_its_loss():
@@ -120,7 +138,10 @@ def test_nanogpt_ties_its_weights_and_computes_its_loss():
 def test_model_list_is_complete():
     needed = {"nanoGPT", "litgpt_model llama2-like"}
     pytest.importorskip("transformers")
-    needed |= set("Llama Mistral Qwen2 Qwen3 Gemma2 Phi3 GPT2 GPT-NeoX OPT Bloom Falcon Mixtral BERT RoBERTa DistilBERT ELECTRA T5 BART Whisper ViT CLIP Mamba".split())
+    needed |= set(
+        "Llama Mistral Qwen2 Qwen3 Gemma2 Phi3 GPT2 GPT-NeoX OPT Bloom Falcon Mixtral BERT RoBERTa DistilBERT "
+        "ELECTRA T5 BART Whisper ViT CLIP Mamba".split()
+    )
     assert needed <= set(MODELS)
 
 
@@ -133,15 +154,26 @@ def test_models_are_made_alike_each_time(name):
 
 
 class UNet(nn.Module):
-    """A small U-Net for pictures: convolutions, group and batch norm, pooling, interpolation, a transposed convolution; with labels it gives its loss."""
+    """A small U-Net for pictures: convolutions, group and batch norm, pooling, interpolation, a transposed convolution;
+    with labels it gives its loss."""
 
     def __init__(self, channels: int = 8, classes: int = 4):
         super().__init__()
         self.enter = nn.Sequential(nn.Conv2d(3, channels, 3, padding=1), nn.GroupNorm(2, channels), nn.SiLU())
-        self.down = nn.Sequential(nn.Conv2d(channels, 2 * channels, 3, padding="same", bias=False), nn.BatchNorm2d(2 * channels, track_running_stats=False), nn.ReLU())
-        self.middle = nn.Sequential(nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2), nn.GELU(), nn.AvgPool2d(2), nn.PReLU())
+        self.down = nn.Sequential(
+            nn.Conv2d(channels, 2 * channels, 3, padding="same", bias=False),
+            nn.BatchNorm2d(2 * channels, track_running_stats=False),
+            nn.ReLU(),
+        )
+        self.middle = nn.Sequential(
+            nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2), nn.GELU(), nn.AvgPool2d(2), nn.PReLU()
+        )
         self.up = nn.ConvTranspose2d(2 * channels, 2 * channels, 2, stride=2)
-        self.leave = nn.Sequential(nn.Conv2d(3 * channels, channels, 3, padding=1, padding_mode="reflect"), nn.ELU(), nn.Conv2d(channels, classes, 1))
+        self.leave = nn.Sequential(
+            nn.Conv2d(3 * channels, channels, 3, padding=1, padding_mode="reflect"),
+            nn.ELU(),
+            nn.Conv2d(channels, classes, 1),
+        )
         self.kind = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(classes, classes))
 
     def forward(self, pictures: torch.Tensor, labels: torch.Tensor):
@@ -162,7 +194,8 @@ TRAINED = MODELS | {"U-Net": seeded(unet)}
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_training_is_eagers_and_never_heavier(name):
-    """Gradients, saved bytes and ATen calls of a step, as `benchmarks/models.py --train` judges them; time is not measured here."""
+    """Gradients, saved bytes and ATen calls of a step, as `benchmarks/models.py --train` judges them; time is not
+    measured here."""
     row = measure_training(name, TRAINED[name], named_tensors, rounds=0)
     assert row.parameters and row.saved_bytes[1] and row.calls[1]
     assert not row.problems, row.line()

@@ -69,8 +69,15 @@ def test_repr_and_kind(pair):
     model, compiled = pair
     assert type(compiled) is ThunderModule and isinstance(compiled, nn.Module)
     assert repr(compiled) == "ThunderModule(\n  (_model): " + repr(model).replace("\n", "\n  ") + "\n)"
-    assert repr(thunder.jit(nn.Linear(4, 8))) == "ThunderModule(\n  (_model): Linear(in_features=4, out_features=8, bias=True)\n)"
-    assert compiled._model is model and thunder.compile_data(compiled).fn is model and compiled._lc_cs is thunder.compile_stats(compiled)
+    assert (
+        repr(thunder.jit(nn.Linear(4, 8)))
+        == "ThunderModule(\n  (_model): Linear(in_features=4, out_features=8, bias=True)\n)"
+    )
+    assert (
+        compiled._model is model
+        and thunder.compile_data(compiled).fn is model
+        and compiled._lc_cs is thunder.compile_stats(compiled)
+    )
     assert thunder.jit(compiled)._model is model, "what is compiled already is compiled anew from its original"
     with pytest.raises(NotImplementedError, match="compile the module first"):
         thunder.jit(object.__new__(nn.parallel.DistributedDataParallel))
@@ -90,9 +97,17 @@ def test_calls(pair):
 
 def test_lookups(pair):
     model, compiled = pair
-    assert compiled.get_parameter("seq.0.weight") is model.seq[0].weight and compiled.get_buffer("seq.1.running_mean") is model.seq[1].running_mean
+    assert (
+        compiled.get_parameter("seq.0.weight") is model.seq[0].weight
+        and compiled.get_buffer("seq.1.running_mean") is model.seq[1].running_mean
+    )
     assert compiled.get_submodule("seq.1") is model.seq[1] and compiled.get_submodule("") is model
-    for get, wrong in ((compiled.get_parameter, "seq.9.weight"), (compiled.get_buffer, "k"), (compiled.get_submodule, "nobody"), (compiled.get_parameter, "b")):
+    for get, wrong in (
+        (compiled.get_parameter, "seq.9.weight"),
+        (compiled.get_buffer, "k"),
+        (compiled.get_submodule, "nobody"),
+        (compiled.get_parameter, "b"),
+    ):
         with pytest.raises(AttributeError) as ours:
             get(wrong)
         with pytest.raises(AttributeError) as theirs:
@@ -115,7 +130,13 @@ def test_iteration_gives_the_same_objects(pair, iterate):
 
 def test_named_iteration(pair):
     model, compiled = pair
-    for arguments in ({}, {"prefix": "p"}, {"recurse": False}, {"remove_duplicate": False}, {"prefix": "p", "recurse": True, "remove_duplicate": False}):
+    for arguments in (
+        {},
+        {"prefix": "p"},
+        {"recurse": False},
+        {"remove_duplicate": False},
+        {"prefix": "p", "recurse": True, "remove_duplicate": False},
+    ):
         for iterate in ("named_parameters", "named_buffers"):
             ours, theirs = list(getattr(compiled, iterate)(**arguments)), list(getattr(model, iterate)(**arguments))
             assert [n for n, _ in ours] == [n for n, _ in theirs] and same([t for _, t in ours], [t for _, t in theirs])
@@ -130,7 +151,10 @@ def test_state_dicts_are_the_wrapped_modules(pair):
         for ours in (compiled.state_dict(**arguments), compiled.original_state_dict(**arguments)):
             theirs = model.state_dict(**arguments)
             assert list(ours) == list(theirs) and ours._metadata == theirs._metadata
-            assert all(a.data_ptr() == b.data_ptr() and a.requires_grad == b.requires_grad for a, b in zip(ours.values(), theirs.values()))
+            assert all(
+                a.data_ptr() == b.data_ptr() and a.requires_grad == b.requires_grad
+                for a, b in zip(ours.values(), theirs.values())
+            )
     assert "scratch" not in compiled.state_dict()
     other = Net()
     assert str(compiled.load_state_dict(other.state_dict())) == "<All keys matched successfully>"
@@ -251,7 +275,9 @@ def _patched_class(module, monkeypatch):
     monkeypatch.setattr(type(module), "forward", lambda self, *args, **kwargs: before(self, *args, **kwargs) + 100)
 
 
-@pytest.mark.parametrize("patch, of", [(_patched_module, "model"), (_patched_class, "model"), (_patched_module, "compiled")])
+@pytest.mark.parametrize(
+    "patch, of", [(_patched_module, "model"), (_patched_class, "model"), (_patched_module, "compiled")]
+)
 @pytest.mark.parametrize("called_before", [False, True])
 @pytest.mark.parametrize("hooked", [False, True])
 def test_a_patched_forward_takes_effect(pair, patch, of, called_before, hooked, monkeypatch):
@@ -303,7 +329,12 @@ def test_registration_goes_to_the_wrapped_module(pair):
 
 def test_moves(pair):
     model, compiled = pair
-    for move, dtype in (("double", torch.float64), ("half", torch.float16), ("bfloat16", torch.bfloat16), ("float", torch.float32)):
+    for move, dtype in (
+        ("double", torch.float64),
+        ("half", torch.float16),
+        ("bfloat16", torch.bfloat16),
+        ("float", torch.float32),
+    ):
         assert getattr(compiled, move)() is compiled and model.a.weight.dtype == dtype == compiled.scratch.dtype
     assert compiled.to(torch.float64) is compiled and compiled.to("cpu") is compiled and compiled.cpu() is compiled
     compiled.eval()
@@ -365,7 +396,11 @@ def test_compiled_inside_compiled_is_checked():
     model = nn.Linear(2, 2)
     inner, method = thunder.jit(model), thunder.jit(model.forward)
     outer, plain = thunder.jit(nn.Sequential(inner, nn.ReLU())), nn.Sequential(model, nn.ReLU())
-    programs = [(outer, plain), (thunder.jit(lambda x: inner(x)), model), (thunder.jit(lambda x: method(x)), model.forward)]
+    programs = [
+        (outer, plain),
+        (thunder.jit(lambda x: inner(x)), model),
+        (thunder.jit(lambda x: method(x)), model.forward),
+    ]
     for change in (
         lambda: None,
         lambda: setattr(model, "weight", nn.Parameter(torch.zeros(2, 2))),
@@ -381,7 +416,12 @@ def test_compiled_inside_compiled_is_checked():
 
 def test_containers_stay_containers():
     compiled = thunder.jit(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
-    assert len(compiled) == 2 and compiled[1] is compiled._model[1] and list(compiled) == list(compiled._model) and compiled[0] in compiled
+    assert (
+        len(compiled) == 2
+        and compiled[1] is compiled._model[1]
+        and list(compiled) == list(compiled._model)
+        and compiled[0] in compiled
+    )
     assert bool(compiled) and bool(thunder.jit(nn.Linear(1, 1)))
     with pytest.raises(TypeError):
         len(thunder.jit(nn.Linear(1, 1)))

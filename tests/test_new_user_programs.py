@@ -1,7 +1,8 @@
-"""Whole programs as a new user would write them, in eager beside thunder: a recommender, a diffusion model and its sampler, a forecaster, a policy update.
+"""Whole programs as a new user would write them, in eager beside thunder: a recommender, a diffusion model and its
+sampler, a forecaster, a policy update.
 
-Each is trained for some steps, once with its module compiled and once with the whole step compiled. What a step returns, the parameters, their gradients, the buffers and the
-generator of random numbers are equal bit for bit.
+Each is trained for some steps, once with its module compiled and once with the whole step compiled. What a step
+returns, the parameters, their gradients, the buffers and the generator of random numbers are equal bit for bit.
 """
 
 import copy
@@ -15,7 +16,8 @@ from torch.distributions import Categorical, Normal, kl_divergence
 
 import thunder
 
-# ---------------------------------------------------------------------------------------------------------------- a recommender
+# ---------------------------------------------------------------------------------------------------------------- a
+# recommender
 
 
 class Recommender(nn.Module):
@@ -24,7 +26,12 @@ class Recommender(nn.Module):
     def __init__(self, sizes=(50, 30, 20), dim=8):
         super().__init__()
         kinds = [("sum", False, None), ("mean", False, 0), ("sum", True, None)]
-        self.bags = nn.ModuleList([nn.EmbeddingBag(n, dim, mode=m, include_last_offset=last, padding_idx=p) for n, (m, last, p) in zip(sizes, kinds)])
+        self.bags = nn.ModuleList(
+            [
+                nn.EmbeddingBag(n, dim, mode=m, include_last_offset=last, padding_idx=p)
+                for n, (m, last, p) in zip(sizes, kinds)
+            ]
+        )
         self.bottom = nn.Sequential(nn.Linear(5, 16), nn.ReLU(inplace=True), nn.Linear(16, dim), nn.ReLU(inplace=True))
         n = len(sizes) + 1
         self.top = nn.Sequential(nn.Linear(dim + n * (n - 1) // 2, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
@@ -42,7 +49,11 @@ class Recommender(nn.Module):
 
 def recommender():
     ids = [torch.randint(0, n, (14,)) for n in (50, 30, 20)]
-    offsets = [torch.tensor([0, 2, 2, 5, 9, 13]), torch.tensor([0, 1, 4, 6, 8, 12]), torch.tensor([0, 3, 3, 7, 9, 12, 14])]
+    offsets = [
+        torch.tensor([0, 2, 2, 5, 9, 13]),
+        torch.tensor([0, 1, 4, 6, 8, 12]),
+        torch.tensor([0, 3, 3, 7, 9, 12, 14]),
+    ]
     weights, dense, clicked = torch.rand(14), torch.randn(6, 5), torch.tensor([0.0, 1, 0, 1, 1, 0])
 
     def step(model, optimizer):
@@ -59,11 +70,14 @@ def recommender():
     return Recommender(), step, lambda parameters: torch.optim.Adagrad(parameters, lr=0.05)
 
 
-# ---------------------------------------------------------------------------------------------------------------- a diffusion model
+# ---------------------------------------------------------------------------------------------------------------- a
+# diffusion model
 
 
 def timestep_embedding(t, dim):
-    frequencies = torch.exp(-math.log(10000) * torch.arange(dim // 2, device=t.device, dtype=torch.float32) / (dim // 2))
+    frequencies = torch.exp(
+        -math.log(10000) * torch.arange(dim // 2, device=t.device, dtype=torch.float32) / (dim // 2)
+    )
     angles = t[:, None].float() * frequencies[None]
     return torch.cat([angles.cos(), angles.sin()], -1)
 
@@ -86,7 +100,12 @@ class Residual(nn.Module):
 class Attention(nn.Module):
     def __init__(self, channels, heads=2):
         super().__init__()
-        self.heads, self.norm, self.qkv, self.out = heads, nn.GroupNorm(4, channels), nn.Conv1d(channels, 3 * channels, 1), nn.Conv1d(channels, channels, 1)
+        self.heads, self.norm, self.qkv, self.out = (
+            heads,
+            nn.GroupNorm(4, channels),
+            nn.Conv1d(channels, 3 * channels, 1),
+            nn.Conv1d(channels, channels, 1),
+        )
 
     def forward(self, x):
         b, c, *space = x.shape
@@ -103,9 +122,17 @@ class UNet(nn.Module):
         self.time = nn.Sequential(nn.Linear(c, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
         self.label = nn.Embedding(3, embedding)
         self.enter = nn.Conv2d(1, c, 3, padding=1)
-        self.down = nn.ModuleList([Residual(c, c, embedding), nn.Conv2d(c, c, 3, stride=2, padding=1), Residual(c, 2 * c, embedding)])
+        self.down = nn.ModuleList(
+            [Residual(c, c, embedding), nn.Conv2d(c, c, 3, stride=2, padding=1), Residual(c, 2 * c, embedding)]
+        )
         self.middle = nn.ModuleList([Residual(2 * c, 2 * c, embedding), Attention(2 * c)])
-        self.up = nn.ModuleList([Residual(4 * c, c, embedding), nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(c, c, 3, padding=1)), Residual(2 * c, c, embedding)])
+        self.up = nn.ModuleList(
+            [
+                Residual(4 * c, c, embedding),
+                nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(c, c, 3, padding=1)),
+                Residual(2 * c, c, embedding),
+            ]
+        )
         self.leave = nn.Sequential(nn.GroupNorm(4, c), nn.SiLU(), nn.Conv2d(c, 1, 3, padding=1))
 
     def forward(self, x, t, y):
@@ -127,7 +154,10 @@ class Diffusion:
         betas = torch.linspace(1e-4, 0.02, times, dtype=torch.float64)
         self.times, self.kept = times, torch.cumprod(1 - betas, 0)
         before = F.pad(self.kept[:-1], (1, 0), value=1.0)
-        self.of_start, self.of_now = betas * before.sqrt() / (1 - self.kept), (1 - before) * (1 - betas).sqrt() / (1 - self.kept)
+        self.of_start, self.of_now = (
+            betas * before.sqrt() / (1 - self.kept),
+            (1 - before) * (1 - betas).sqrt() / (1 - self.kept),
+        )
         self.variance = betas * (1 - before) / (1 - self.kept)
 
     def at(self, values, t):
@@ -146,9 +176,15 @@ class Diffusion:
         for i in reversed(range(self.times)):
             t = torch.full((shape[0],), i, dtype=torch.long)
             noise = model(x, t, y)
-            start = (self.at((1 / self.kept).sqrt(), t) * x - self.at((1 / self.kept - 1).sqrt(), t) * noise).clamp(-1, 1)
+            start = (self.at((1 / self.kept).sqrt(), t) * x - self.at((1 / self.kept - 1).sqrt(), t) * noise).clamp(
+                -1, 1
+            )
             inner = (t != 0).float().view(-1, 1, 1, 1)
-            x = self.at(self.of_start, t) * start + self.at(self.of_now, t) * x + inner * self.at(self.variance, t).sqrt() * torch.randn_like(x)
+            x = (
+                self.at(self.of_start, t) * start
+                + self.at(self.of_now, t) * x
+                + inner * self.at(self.variance, t).sqrt() * torch.randn_like(x)
+            )
         return x
 
 
@@ -167,7 +203,8 @@ def diffusion():
     return UNet(), step, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- a forecaster
+# ---------------------------------------------------------------------------------------------------------------- a
+# forecaster
 
 
 class Forecaster(nn.Module):
@@ -213,7 +250,8 @@ def forecaster():
     return Forecaster(), step, lambda parameters: torch.optim.RMSprop(parameters, lr=1e-2, momentum=0.9)
 
 
-# ---------------------------------------------------------------------------------------------------------------- a policy update
+# ---------------------------------------------------------------------------------------------------------------- a
+# policy update
 
 
 class ActorCritic(nn.Module):
@@ -225,11 +263,21 @@ class ActorCritic(nn.Module):
 
     def forward(self, observation, action=None, push=None):
         h = self.body(observation)
-        choice, normal = Categorical(logits=self.choice(h)), Normal(self.mean(h), self.deviation.exp().expand_as(self.mean(h)))
+        choice, normal = (
+            Categorical(logits=self.choice(h)),
+            Normal(self.mean(h), self.deviation.exp().expand_as(self.mean(h))),
+        )
         if action is None:
             action, push = choice.sample(), normal.rsample()
         likelihood = choice.log_prob(action) + normal.log_prob(push).sum(-1)
-        return action, push, likelihood, choice.entropy() + normal.entropy().sum(-1), self.value(h).squeeze(-1), choice.probs
+        return (
+            action,
+            push,
+            likelihood,
+            choice.entropy() + normal.entropy().sum(-1),
+            self.value(h).squeeze(-1),
+            choice.probs,
+        )
 
 
 def advantages(rewards, values, done, last):
@@ -248,13 +296,18 @@ def policy():
         with torch.no_grad():
             action, push, likelihood, _, value, _ = model(observed)
             advantage = advantages(rewards, value, done, value[-1])
-        O, A, P, L, V, R = (x.reshape(-1, *x.shape[2:]) for x in (observed, action, push, likelihood, advantage, advantage + value))
+        O, A, P, L, V, R = (
+            x.reshape(-1, *x.shape[2:]) for x in (observed, action, push, likelihood, advantage, advantage + value)
+        )
         seen = []
         for rows in torch.randperm(O.shape[0]).split(9):
             _, _, now, entropy, value, chances = model(O[rows], A[rows], P[rows])
             gain = (V[rows] - V[rows].mean()) / (V[rows].std() + 1e-8)
             ratio = (now - L[rows]).exp()
-            of_policy, of_value = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean(), 0.5 * (value - R[rows]).pow(2).mean()
+            of_policy, of_value = (
+                -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean(),
+                0.5 * (value - R[rows]).pow(2).mean(),
+            )
             optimizer.zero_grad()
             (of_policy + 0.5 * of_value - 0.01 * entropy.mean()).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
@@ -262,19 +315,27 @@ def policy():
             with torch.no_grad():
                 seen.append(torch.stack([of_policy, of_value, ((ratio - 1).abs() > 0.2).float().mean()]))
         with torch.no_grad():
-            apart = kl_divergence(Categorical(probs=chances), Categorical(logits=model.choice(model.body(O[rows])))).mean()
+            apart = kl_divergence(
+                Categorical(probs=chances), Categorical(logits=model.choice(model.body(O[rows])))
+            ).mean()
         return torch.stack(seen), action, push, apart
 
     return ActorCritic(), step, lambda parameters: torch.optim.Adam(parameters, lr=3e-3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- beside eager
+# ----------------------------------------------------------------------------------------------------------------
+# beside eager
 
 
 def assert_equal(got, want) -> None:
     assert type(got) is type(want)
     if isinstance(want, torch.Tensor):
-        assert (got.dtype, got.shape, got.stride(), got.requires_grad) == (want.dtype, want.shape, want.stride(), want.requires_grad)
+        assert (got.dtype, got.shape, got.stride(), got.requires_grad) == (
+            want.dtype,
+            want.shape,
+            want.stride(),
+            want.requires_grad,
+        )
         assert torch.equal(got, want)
     else:
         assert got == want
@@ -296,7 +357,11 @@ def test_steps_equal_eagers(make, whole):
         assert torch.equal(torch.get_rng_state(), state)
         for g, w in zip(got, want, strict=True):
             assert_equal(g, w)
-        for (name, w), g in zip([*modules[0].named_parameters(), *modules[0].named_buffers()], [*modules[1].parameters(), *modules[1].buffers()], strict=True):
+        for (name, w), g in zip(
+            [*modules[0].named_parameters(), *modules[0].named_buffers()],
+            [*modules[1].parameters(), *modules[1].buffers()],
+            strict=True,
+        ):
             assert torch.equal(g, w), name
             assert (g.grad is None) == (w.grad is None) and (w.grad is None or torch.equal(g.grad, w.grad)), name
     assert thunder.cache_misses(compiled) <= 2

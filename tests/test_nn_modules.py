@@ -1,5 +1,6 @@
-"""Every class of torch.nn, forward and backward in training and evaluation mode, against eager: results, gradients, buffers. PyTorch's own samples of modules, `module_db`,
-are the source; what it has no samples of stands in a table here."""
+"""Every class of torch.nn, forward and backward in training and evaluation mode, against eager: results, gradients,
+buffers. PyTorch's own samples of modules, `module_db`, are the source; what it has no samples of stands in a table
+here."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def indices(high: int, *shape):
 
 
 def packed(batch_first: bool = False):
-    return nn.utils.rnn.pack_padded_sequence(image(3, 5, 4) if batch_first else image(5, 3, 4), torch.tensor([5, 2, 4]), batch_first, enforce_sorted=False)
+    return nn.utils.rnn.pack_padded_sequence(
+        image(3, 5, 4) if batch_first else image(5, 3, 4), torch.tensor([5, 2, 4]), batch_first, enforce_sorted=False
+    )
 
 
 def in_place(cls, *args):
@@ -40,17 +43,22 @@ def in_place(cls, *args):
 
 
 def pooled(rank: int):
-    return [x.detach() for x in getattr(nn.functional, f"max_pool{rank}d")(image(2, 3, *(6,) * rank), 2, return_indices=True)]
+    return [
+        x.detach()
+        for x in getattr(nn.functional, f"max_pool{rank}d")(image(2, 3, *(6,) * rank), 2, return_indices=True)
+    ]
 
 
 # modules that PyTorch has no samples of, and cases that its samples leave out: (name, module, arguments of its forward)
 TABLE = [
     *((f"Dropout{kind}", lambda c=cls: c(0.4), lambda r=rank: [image(2, 3, *(4,) * r)]) for kind, cls, rank in (
-        ("", nn.Dropout, 1), ("1d", nn.Dropout1d, 1), ("2d", nn.Dropout2d, 2), ("3d", nn.Dropout3d, 3), ("Alpha", nn.AlphaDropout, 1), ("FeatureAlpha", nn.FeatureAlphaDropout, 1))),
+        ("", nn.Dropout, 1), ("1d", nn.Dropout1d, 1), ("2d", nn.Dropout2d, 2), ("3d", nn.Dropout3d, 3),
+            ("Alpha", nn.AlphaDropout, 1), ("FeatureAlpha", nn.FeatureAlphaDropout, 1))),
     ("RReLU", lambda: nn.RReLU(), lambda: [image(4, 3)]),
     ("RReLU in place", lambda: in_place(nn.RReLU), lambda: [image(4, 3)]),
     *((f"{cls.__name__} in place", lambda c=cls: in_place(c), lambda: [image(4, 3)]) for cls in (
-        nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.SiLU, nn.Mish, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Dropout, nn.AlphaDropout)),
+        nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.SiLU, nn.Mish, nn.Hardtanh, nn.Hardswish,
+        nn.Hardsigmoid, nn.Dropout, nn.AlphaDropout)),
     ("Threshold in place", lambda: in_place(nn.Threshold, 0.1, 0.2), lambda: [image(4, 3)]),
     ("Hardsigmoid", lambda: nn.Hardsigmoid(), lambda: [image(4, 3)]),
     ("Identity", lambda: nn.Identity(), lambda: [image(4, 3)]),
@@ -64,42 +72,64 @@ TABLE = [
     ("CosineSimilarity", lambda: nn.CosineSimilarity(), lambda: [image(4, 3), image(4, 3)]),
     ("PairwiseDistance", lambda: nn.PairwiseDistance(), lambda: [image(4, 3), image(4, 3)]),
     ("TripletMarginLoss", lambda: nn.TripletMarginLoss(swap=True), lambda: [image(4, 3), image(4, 3), image(4, 3)]),
-    ("TripletMarginWithDistanceLoss", lambda: nn.TripletMarginWithDistanceLoss(), lambda: [image(4, 3), image(4, 3), image(4, 3)]),
-    ("TripletMarginWithDistanceLoss, own", lambda: nn.TripletMarginWithDistanceLoss(distance_function=nn.CosineSimilarity(), swap=True), lambda: [image(4, 3) for _ in range(3)]),
-    ("CTCLoss", lambda: nn.CTCLoss(), lambda: [image(10, 2, 5).log_softmax(2), indices(4, 2, 3) + 1, torch.tensor([10, 8]), torch.tensor([3, 2])]),
-    ("CTCLoss of lists", lambda: nn.CTCLoss(reduction="sum", zero_infinity=True), lambda: [image(10, 2, 5).log_softmax(2), indices(4, 2, 3) + 1, (10, 8), (3, 2)]),
+    ("TripletMarginWithDistanceLoss", lambda: nn.TripletMarginWithDistanceLoss(),
+        lambda: [image(4, 3), image(4, 3), image(4, 3)]),
+    ("TripletMarginWithDistanceLoss, own",
+        lambda: nn.TripletMarginWithDistanceLoss(distance_function=nn.CosineSimilarity(), swap=True),
+            lambda: [image(4, 3) for _ in range(3)]),
+    ("CTCLoss", lambda: nn.CTCLoss(), lambda: [image(10, 2, 5).log_softmax(2), indices(4, 2, 3) + 1,
+        torch.tensor([10, 8]), torch.tensor([3, 2])]),
+    ("CTCLoss of lists", lambda: nn.CTCLoss(reduction="sum", zero_infinity=True),
+        lambda: [image(10, 2, 5).log_softmax(2), indices(4, 2, 3) + 1, (10, 8), (3, 2)]),
     ("GaussianNLLLoss", lambda: nn.GaussianNLLLoss(), lambda: [image(4, 3), image(4, 3), torch.rand(4, 1) + 0.1]),
     ("KLDivLoss", lambda: nn.KLDivLoss(reduction="batchmean"), lambda: [image(4, 3), torch.rand(4, 3)]),
-    ("AdaptiveLogSoftmaxWithLoss", lambda: nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 10]).log_prob, lambda: [image(4, 8)]),
+    ("AdaptiveLogSoftmaxWithLoss", lambda: nn.AdaptiveLogSoftmaxWithLoss(8, 20, [5, 10]).log_prob,
+        lambda: [image(4, 8)]),
     ("Upsample", lambda: nn.Upsample(scale_factor=2, mode="bilinear"), lambda: [image(2, 3, 4, 5)]),
     ("UpsamplingNearest2d", lambda: nn.UpsamplingNearest2d(scale_factor=2), lambda: [image(2, 3, 4, 5)]),
     ("UpsamplingBilinear2d", lambda: nn.UpsamplingBilinear2d(size=(7, 6)), lambda: [image(2, 3, 4, 5)]),
     ("FractionalMaxPool2d", lambda: nn.FractionalMaxPool2d(2, output_ratio=0.6), lambda: [image(2, 3, 7, 7)]),
-    ("FractionalMaxPool3d", lambda: nn.FractionalMaxPool3d(2, output_size=3, return_indices=True), lambda: [image(2, 3, 7, 7, 7)]),
-    *((f"MaxUnpool{rank}d", lambda r=rank: getattr(nn, f"MaxUnpool{r}d")(2), lambda r=rank: [pooled(r)[0].requires_grad_(), pooled(r)[1]]) for rank in (1, 2, 3)),
-    *((f"MaxPool{rank}d with indices", lambda r=rank: getattr(nn, f"MaxPool{r}d")(2, return_indices=True), lambda r=rank: [image(2, 3, *(6,) * r)]) for rank in (1, 2, 3)),
+    ("FractionalMaxPool3d", lambda: nn.FractionalMaxPool3d(2, output_size=3, return_indices=True),
+        lambda: [image(2, 3, 7, 7, 7)]),
+    *((f"MaxUnpool{rank}d", lambda r=rank: getattr(nn, f"MaxUnpool{r}d")(2),
+        lambda r=rank: [pooled(r)[0].requires_grad_(), pooled(r)[1]]) for rank in (1, 2, 3)),
+    *((f"MaxPool{rank}d with indices", lambda r=rank: getattr(nn, f"MaxPool{r}d")(2, return_indices=True),
+        lambda r=rank: [image(2, 3, *(6,) * r)]) for rank in (1, 2, 3)),
     ("Embedding", lambda: nn.Embedding(5, 3, padding_idx=1), lambda: [indices(5, 2, 4)]),
     ("Embedding by frequency", lambda: nn.Embedding(5, 3, scale_grad_by_freq=True), lambda: [indices(5, 2, 4)]),
     ("Embedding of a greatest norm", lambda: nn.Embedding(5, 3, max_norm=0.5), lambda: [indices(5, 2, 4)]),
-    *((f"EmbeddingBag, {mode}", lambda m=mode: nn.EmbeddingBag(5, 3, mode=m), lambda: [indices(5, 6), torch.tensor([0, 2])]) for mode in ("sum", "mean", "max")),
-    ("EmbeddingBag with weights", lambda: nn.EmbeddingBag(5, 3, mode="sum", padding_idx=1), lambda: [indices(5, 2, 4), None, image(2, 4)]),
-    ("EmbeddingBag, last offset", lambda: nn.EmbeddingBag(5, 3, include_last_offset=True), lambda: [indices(5, 6), torch.tensor([0, 2, 6])]),
+    *((f"EmbeddingBag, {mode}", lambda m=mode: nn.EmbeddingBag(5, 3, mode=m),
+        lambda: [indices(5, 6), torch.tensor([0, 2])]) for mode in ("sum", "mean", "max")),
+    ("EmbeddingBag with weights", lambda: nn.EmbeddingBag(5, 3, mode="sum", padding_idx=1),
+        lambda: [indices(5, 2, 4), None, image(2, 4)]),
+    ("EmbeddingBag, last offset", lambda: nn.EmbeddingBag(5, 3, include_last_offset=True),
+        lambda: [indices(5, 6), torch.tensor([0, 2, 6])]),
     ("BatchNorm1d, average of all", lambda: nn.BatchNorm1d(3, momentum=None), lambda: [image(4, 3)]),
     ("BatchNorm1d without statistics", lambda: nn.BatchNorm1d(3, track_running_stats=False), lambda: [image(4, 3)]),
-    ("InstanceNorm2d with statistics", lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True), lambda: [image(2, 3, 4, 4)]),
-    ("InstanceNorm1d with statistics, one image", lambda: nn.InstanceNorm1d(3, track_running_stats=True), lambda: [image(3, 5)]),
-    ("TransformerDecoder", lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 2), lambda: [image(3, 2, 8), image(4, 2, 8)]),
-    ("MultiheadAttention, several widths", lambda: nn.MultiheadAttention(8, 2, dropout=0.2, add_bias_kv=True, add_zero_attn=True, kdim=6, vdim=5),
+    ("InstanceNorm2d with statistics", lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+        lambda: [image(2, 3, 4, 4)]),
+    ("InstanceNorm1d with statistics, one image", lambda: nn.InstanceNorm1d(3, track_running_stats=True),
+        lambda: [image(3, 5)]),
+    ("TransformerDecoder", lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 2),
+        lambda: [image(3, 2, 8), image(4, 2, 8)]),
+    ("MultiheadAttention, several widths",
+        lambda: nn.MultiheadAttention(8, 2, dropout=0.2, add_bias_kv=True, add_zero_attn=True, kdim=6, vdim=5),
      lambda: [image(3, 2, 8), image(4, 2, 6), image(4, 2, 5)]),
-    *((f"{cls.__name__} of packed sequences", lambda c=cls: c(4, 6, 2, batch_first=True, bidirectional=True, dropout=0.3), lambda: [packed(True)]) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
+    *((f"{cls.__name__} of packed sequences",
+        lambda c=cls: c(4, 6, 2, batch_first=True, bidirectional=True, dropout=0.3),
+            lambda: [packed(True)]) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
     ("LSTM with projections", lambda: nn.LSTM(4, 6, 2, proj_size=3), lambda: [image(5, 2, 4)]),
     ("LSTM of one sequence", lambda: nn.LSTM(4, 6, bias=False), lambda: [image(5, 4)]),
     ("LSTM from a state", lambda: nn.LSTM(4, 6), lambda: [image(5, 2, 4), (image(1, 2, 6), image(1, 2, 6))]),
-    *((f"LazyBatchNorm{rank}d", lambda r=rank: getattr(nn, f"LazyBatchNorm{r}d")(), lambda r=rank: [image(2, 3, *(4,) * r)]) for rank in (1, 2, 3)),
-    *((f"LazyInstanceNorm{rank}d", lambda r=rank: getattr(nn, f"LazyInstanceNorm{r}d")(), lambda r=rank: [image(2, 3, *(4,) * r)]) for rank in (1, 2, 3)),
+    *((f"LazyBatchNorm{rank}d", lambda r=rank: getattr(nn, f"LazyBatchNorm{r}d")(),
+        lambda r=rank: [image(2, 3, *(4,) * r)]) for rank in (1, 2, 3)),
+    *((f"LazyInstanceNorm{rank}d", lambda r=rank: getattr(nn, f"LazyInstanceNorm{r}d")(),
+        lambda r=rank: [image(2, 3, *(4,) * r)]) for rank in (1, 2, 3)),
     ("LazyLinear", lambda: nn.LazyLinear(3), lambda: [image(2, 4)]),
     ("ParameterList", lambda: Lists(), lambda: [image(2, 3)]),
-    ("Sequential of a ModuleList and a ModuleDict", lambda: nn.Sequential(*nn.ModuleList([nn.Linear(3, 4), nn.ModuleDict({"a": nn.Tanh()})["a"]])), lambda: [image(2, 3)]),
+    ("Sequential of a ModuleList and a ModuleDict",
+        lambda: nn.Sequential(*nn.ModuleList([nn.Linear(3, 4), nn.ModuleDict({"a": nn.Tanh()})["a"]])),
+            lambda: [image(2, 3)]),
 ]  # fmt: skip
 
 
@@ -115,17 +145,26 @@ class Lists(nn.Module):
 
 # no samples anywhere, and why
 WITHOUT = {
-    "Module": "abstract", "Container": "abstract", "SyncBatchNorm": "needs a group of processes and a GPU", "CrossMapLRN2d": "an autograd function of old style: tested by hand",
+    "Module": "abstract", "Container": "abstract", "SyncBatchNorm": "needs a group of processes and a GPU",
+    "CrossMapLRN2d": "an autograd function of old style: tested by hand",
     "RNNBase": "abstract", "RNNCellBase": "abstract", "DataParallel": "needs several GPUs", "NLLLoss2d": "another name",
 }  # fmt: skip
 
 
 def tensors(value) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(value, is_leaf=lambda x: isinstance(x, nn.utils.rnn.PackedSequence)) for t in of_leaf(t)]
+    return [
+        t for t in tree_leaves(value, is_leaf=lambda x: isinstance(x, nn.utils.rnn.PackedSequence)) for t in of_leaf(t)
+    ]
 
 
 def of_leaf(t) -> list[torch.Tensor]:
-    return [t] if isinstance(t, torch.Tensor) else [t.data, t.batch_sizes, t.unsorted_indices] if isinstance(t, nn.utils.rnn.PackedSequence) else []
+    return (
+        [t]
+        if isinstance(t, torch.Tensor)
+        else [t.data, t.batch_sizes, t.unsorted_indices]
+        if isinstance(t, nn.utils.rnn.PackedSequence)
+        else []
+    )
 
 
 def copied(value):
@@ -151,7 +190,8 @@ def compare(make_module, args, kwargs, training: bool):
     owner, twin = (getattr(m, "__self__", m).train(training) for m in pair)
     module, compiled = pair[0], thunder.jit(pair[1])
     mine, theirs = copied((args, kwargs)), copied((args, kwargs))
-    for lazy in [m for m in (owner, twin) if isinstance(m, nn.modules.lazy.LazyModuleMixin)]:  # the first call of a lazy module is eager's
+    # the first call of a lazy module is eager's
+    for lazy in [m for m in (owner, twin) if isinstance(m, nn.modules.lazy.LazyModuleMixin)]:
         torch.manual_seed(1)
         (compiled if lazy is twin else module)(*copied(args), **copied(kwargs))
     results = []
@@ -174,7 +214,11 @@ def compare(make_module, args, kwargs, training: bool):
         return compiled
     for found, m, (given, named) in ((want, eager, theirs), (got, ours, mine)):
         leaves = [t for t in (*tensors((given, named)), *m.parameters()) if t.requires_grad]
-        results.append(torch.autograd.grad([o for o in found if o.requires_grad], leaves, cotangents, allow_unused=True) if leaves else ())
+        results.append(
+            torch.autograd.grad([o for o in found if o.requires_grad], leaves, cotangents, allow_unused=True)
+            if leaves
+            else ()
+        )
     for g, w in zip(results[3], results[2], strict=True):
         assert (g is None) == (w is None)
         if w is not None:
@@ -185,14 +229,19 @@ def compare(make_module, args, kwargs, training: bool):
 SAMPLES = 8  # of each module; some have hundreds
 # some of their samples are programs that cannot be captured, and why
 REFUSED = {
-    "nn.TransformerEncoder": "looks at the values of a mask to see whether it is causal, unless it is told", "nn.Transformer": "as TransformerEncoder",
+    "nn.TransformerEncoder": "looks at the values of a mask to see whether it is causal, unless it is told",
+    "nn.Transformer": "as TransformerEncoder",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("info", module_db, ids=lambda i: i.name)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_samples_of_pytorch(info, training):
-    samples = [s for s in info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training) if s.forward_input is not None]
+    samples = [
+        s
+        for s in info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training)
+        if s.forward_input is not None
+    ]
     tried = 0
     for sample in samples[:: 1 + (len(samples) - 1) // SAMPLES]:
         args, kwargs = sample.forward_input.args, sample.forward_input.kwargs
@@ -222,7 +271,9 @@ def test_modules_of_the_table(make_module, make_arguments, training):
 
 
 def test_every_class_is_tried():
-    made = {type(getattr(m, "__self__", m)) for m in (row[1]() for row in TABLE)} | {info.module_cls for info in module_db}
+    made = {type(getattr(m, "__self__", m)) for m in (row[1]() for row in TABLE)} | {
+        info.module_cls for info in module_db
+    }
     inside = {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict", "Sequential"}
     classes = {c for c in vars(nn).values() if inspect.isclass(c) and issubclass(c, nn.Module)}
     assert {c.__name__ for c in classes - made} <= WITHOUT.keys() | inside
@@ -248,13 +299,21 @@ def test_lengths_of_packed_sequences_are_read_at_each_call():
 
 
 EVALUATED = {
-    "TransformerEncoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), lambda: [torch.randn(2, 3, 8)]),
+    "TransformerEncoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+        lambda: [torch.randn(2, 3, 8)],
+    ),
     "TransformerEncoder of padded rows": (
-        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False),
+        lambda: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2, enable_nested_tensor=False
+        ),
         lambda: [torch.randn(2, 3, 8), None, torch.tensor([[False, False, True], [False, True, True]])],
     ),
     "MultiheadAttention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), lambda: [torch.randn(2, 3, 8)] * 3),
-    "MultiheadAttention without weights": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), lambda: [*[torch.randn(2, 3, 8)] * 3, None, False]),
+    "MultiheadAttention without weights": (
+        lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+        lambda: [*[torch.randn(2, 3, 8)] * 3, None, False],
+    ),
 }
 
 

@@ -15,11 +15,14 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def cells(notebook):
-    return ["".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    return [
+        "".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"
+    ]
 
 
 def run(notebook, folder):
-    """Runs the cells in order. Each is a file of its own, for tracebacks, and for Triton, which reads the source of kernels."""
+    """Runs the cells in order. Each is a file of its own, for tracebacks, and for Triton, which reads the source of
+    kernels."""
     namespace = {"__name__": "__main__"}
     for i, source in enumerate(cells(notebook)):
         path = folder / f"cell_{i:02}.py"
@@ -31,15 +34,28 @@ def run(notebook, folder):
 def test_runs_from_top_to_bottom(notebook, tmp_path):
     if any("import triton" in source for source in cells(notebook)) and importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not there: it exists for Linux only, and is in the extra `triton`")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, __file__, str(notebook), str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = subprocess.run(
+        [sys.executable, __file__, str(notebook), str(tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_compares_with_eager_throughout(notebook):
     """A notebook without assertions could not fail: most cells have one."""
-    checking = [any(isinstance(n, ast.Assert) or getattr(n, "attr", "") == "assert_close" for n in ast.walk(ast.parse(source))) for source in cells(notebook)]
+    checking = [
+        any(isinstance(n, ast.Assert) or getattr(n, "attr", "") == "assert_close" for n in ast.walk(ast.parse(source)))
+        for source in cells(notebook)
+    ]
     assert sum(checking) > len(checking) / 2
 
 

@@ -1,4 +1,5 @@
-"""`numerics="eager"`: results and gradients are eager's bit for bit. `rng="fused"`: fusion executors may draw random numbers, and otherwise do not."""
+"""`numerics="eager"`: results and gradients are eager's bit for bit. `rng="fused"`: fusion executors may draw random
+numbers, and otherwise do not."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from benchmarks.model_zoo import MODELS, named_tensors
 from tests.ops.test_autocast import arguments, flat, make, sampled
 from thunder.core.proxies import map_structure
 from thunder.errors import OptionError
-from thunder.extend import FusionExecutor, OperatorExecutor, deregister_executor, register_executor, set_default_executors
+from thunder.extend import (
+    FusionExecutor,
+    OperatorExecutor,
+    deregister_executor,
+    register_executor,
+    set_default_executors,
+)
 from thunder.ops import LTORCH
 from thunder.ops.layout import run_line
 
@@ -23,7 +30,11 @@ def gradients(model: torch.nn.Module, run, args, kwargs) -> tuple[list[torch.Ten
     outputs = [t for _, t in named_tensors(run(*args, **kwargs))]
     floating = [o for o in outputs if o.requires_grad]
     parameters = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad(sum(o.float().square().sum() for o in floating), parameters, allow_unused=True) if floating else []
+    found = (
+        torch.autograd.grad(sum(o.float().square().sum() for o in floating), parameters, allow_unused=True)
+        if floating
+        else []
+    )
     return [o.detach() for o in outputs], list(found)
 
 
@@ -40,11 +51,14 @@ def test_models_are_bit_identical_to_eager(name):
     for kind, a, b in zip(("result", "gradient"), got, want, strict=True):
         assert len(a) == len(b)
         for x, y in zip(a, b, strict=True):
-            assert (x is None) == (y is None) and (x is None or torch.equal(x.nan_to_num(), y.nan_to_num())), f"{kind}: {(x - y).abs().max()}"
+            assert (x is None) == (y is None) and (x is None or torch.equal(x.nan_to_num(), y.nan_to_num())), (
+                f"{kind}: {(x - y).abs().max()}"
+            )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's advice on single functions
-@pytest.mark.parametrize("name", [n for n in sampled() if n != "choose_qparams_optimized"])  # whose results are numbers here and tensors there
+# whose results are numbers here and tensors there
+@pytest.mark.parametrize("name", [n for n in sampled() if n != "choose_qparams_optimized"])
 def test_operations_are_bit_identical_to_eager(name):
     """The first sample of each operation, and its gradients."""
     function = LTORCH[name].torch_functions[0]
@@ -66,7 +80,11 @@ def test_operations_are_bit_identical_to_eager(name):
         starts = [o for o in outputs if o.requires_grad]
         torch.manual_seed(1)
         seeds = [torch.randn_like(o) for o in starts]
-        found = torch.autograd.grad(starts, inputs, seeds, allow_unused=True, materialize_grads=True) if starts and inputs else ()
+        found = (
+            torch.autograd.grad(starts, inputs, seeds, allow_unused=True, materialize_grads=True)
+            if starts and inputs
+            else ()
+        )
         return [o.detach() for o in outputs] + list(found)
 
     try:
@@ -80,7 +98,8 @@ def test_operations_are_bit_identical_to_eager(name):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the options
+# ---------------------------------------------------------------------------------------------------------------- the
+# options
 
 
 @pytest.fixture
@@ -122,14 +141,18 @@ def test_what_says_it_is_exact_is_used():
     assert torch.equal(thunder.jit(lambda x: F.gelu(x), executors=[executor], numerics="eager")(x), F.gelu(x)) and calls
 
 
-@pytest.mark.parametrize("options, words", [({"numerics": "exact"}, "numerics='exact'.*'close', 'eager'"), ({"rng": "philox"}, "rng='philox'.*'torch', 'fused'"),
-                                            ({"rng": "fused", "numerics": "eager"}, "rng='fused' and numerics='eager'")])  # fmt: skip
+@pytest.mark.parametrize("options, words",
+    [({"numerics": "exact"}, "numerics='exact'.*'close', 'eager'"),
+        ({"rng": "philox"}, "rng='philox'.*'torch', 'fused'"),
+                                            ({"rng": "fused", "numerics": "eager"},
+                                                "rng='fused' and numerics='eager'")])  # fmt: skip
 def test_other_values_name_the_valid_ones(options, words):
     with pytest.raises(OptionError, match=words):
         thunder.jit(lambda x: x, **options)
 
 
-# ---------------------------------------------------------------------------------------------------------------- random operations and fusion
+# ----------------------------------------------------------------------------------------------------------------
+# random operations and fusion
 
 
 class Toy(FusionExecutor):
@@ -147,7 +170,9 @@ class Toy(FusionExecutor):
                 run_line(line, values)
             return [values[o] for o in region.outputs]
 
-        return self.register_temporary_operation(f"toy{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+        return self.register_temporary_operation(
+            f"toy{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+        )
 
 
 def noisy(x):
@@ -184,7 +209,9 @@ def test_a_generator_of_the_users_draws_itself():
 
     compiled = thunder.jit(program, executors=[Toy()], rng="fused")
     got = compiled(torch.ones(4))
-    assert torch.equal(got, torch.rand(4, generator=torch.Generator().manual_seed(3)) + 1) and "uniform_philox" not in fused_names(compiled)
+    assert torch.equal(
+        got, torch.rand(4, generator=torch.Generator().manual_seed(3)) + 1
+    ) and "uniform_philox" not in fused_names(compiled)
 
 
 def test_what_a_checkpoint_draws_again_is_the_same():

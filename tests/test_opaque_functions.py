@@ -44,7 +44,11 @@ def test_its_code_and_what_it_reads_are_not_guarded():
 def test_effects_alone_and_structures():
     log = []
     note = thunder.opaque(lambda x, label: log.append((label, x.sum().item())), meta=lambda x, label: None, name="note")
-    split = thunder.opaque(lambda d: ({"low": d["a"].floor(), "n": 2}, [d["a"] - d["a"].floor()]), meta=lambda d: ({"low": d["a"].floor(), "n": 2}, [TensorProxy(like=d["a"])]), name="split")
+    split = thunder.opaque(
+        lambda d: ({"low": d["a"].floor(), "n": 2}, [d["a"] - d["a"].floor()]),
+        meta=lambda d: ({"low": d["a"].floor(), "n": 2}, [TensorProxy(like=d["a"])]),
+        name="split",
+    )
 
     def program(x):
         note(x, "before")
@@ -64,7 +68,10 @@ def test_a_missing_derivative():
 
     compiled = thunder.jit(program)
     x = X.clone().requires_grad_()
-    with pytest.raises(MissingImplementationError, match="sorted_rows has no derivative: give thunder.opaque a backward=, call it under torch.no_grad") as raised:
+    with pytest.raises(
+        MissingImplementationError,
+        match="sorted_rows has no derivative: give thunder.opaque a backward=, call it under torch.no_grad",
+    ) as raised:
         compiled(x)
     assert "# the line" in raised.value.__notes__[0]
     with torch.no_grad():
@@ -74,8 +81,10 @@ def test_a_missing_derivative():
 
 def test_a_backward_of_its_own():
     order = thunder.opaque(
-        lambda x, y, n: (torch.from_numpy(np.multiply(x.numpy(), y.numpy())) * n, n), meta=lambda x, y, n: (x * y, n), name="order",
-        backward=lambda args, result, cotangent: (cotangent[0] * args[1] * args[2], cotangent[0] * args[0] * args[2], None),
+        lambda x, y, n: (torch.from_numpy(np.multiply(x.numpy(), y.numpy())) * n, n), meta=lambda x, y, n: (x * y, n),
+            name="order",
+        backward=lambda args, result, cotangent: (cotangent[0] * args[1] * args[2], cotangent[0] * args[0] * args[2],
+            None),
     )  # fmt: skip
     compiled = thunder.jit(lambda x, y: order(x.sin(), y, 3)[0].exp())
     x, y = X.clone().requires_grad_(), (X + 1).requires_grad_()
@@ -95,14 +104,22 @@ def test_a_backward_of_its_own():
 
 def test_backwards_that_are_wrong():
     def with_backward(backward):
-        op = thunder.opaque(lambda x, y: x * y, meta=lambda x, y: TensorProxy(like=x), backward=backward, name="product")
+        op = thunder.opaque(
+            lambda x, y: x * y, meta=lambda x, y: TensorProxy(like=x), backward=backward, name="product"
+        )
         x = X.clone().requires_grad_()
         thunder.jit(lambda x: op(x, X))(x).sum().backward()
         return x.grad
 
-    with pytest.raises(RuntimeError, match="the backward of product returned 1 gradients for 2 arguments: return one, or None, for each"):
+    with pytest.raises(
+        RuntimeError,
+        match="the backward of product returned 1 gradients for 2 arguments: return one, or None, for each",
+    ):
         with_backward(lambda args, result, cotangent: cotangent)
-    with pytest.raises(RuntimeError, match=r"the backward of product returned a gradient of shape \(3,\) for argument 0, which has shape \(2, 3\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"the backward of product returned a gradient of shape \(3,\) for argument 0, which has shape \(2, 3\)",
+    ):
         with_backward(lambda args, result, cotangent: (cotangent[0], None))
     with pytest.raises(RuntimeError, match="the backward of product returned a gradient of float for argument 0"):
         with_backward(lambda args, result, cotangent: (1.0, None))
@@ -111,10 +128,16 @@ def test_backwards_that_are_wrong():
 
 
 def test_wrong_arguments():
-    with pytest.raises(OptionError, match="thunder.opaque: meta= is a function, not None: thunder does not look into abs, so that meta= has to say what it returns"):
+    with pytest.raises(
+        OptionError,
+        match="thunder.opaque: meta= is a function, not None: thunder does not look into abs, so that meta= has to "
+        "say what it returns",
+    ):
         thunder.opaque(abs)
     with pytest.raises(OptionError, match="backward= is a function, not 3"):
         thunder.opaque(abs, meta=abs, backward=3)
     op = thunder.opaque(lambda x: x.sum(), meta=lambda x: TensorProxy(like=x), name="summed")
-    with pytest.raises(TraceCheckError, match=r'summed returned "cpu f32\[\]" where its meta rule says t0: "cpu f32\[2, 3\]"'):
+    with pytest.raises(
+        TraceCheckError, match=r'summed returned "cpu f32\[\]" where its meta rule says t0: "cpu f32\[2, 3\]"'
+    ):
         thunder.jit(lambda x: op(x), debug_options=thunder.DebugOptions(check_traces=True))(X)

@@ -12,7 +12,9 @@ from thunder.core.proxies import TensorProxy
 
 
 def T(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64).requires_grad_()
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64
+    ).requires_grad_()
 
 
 def block(x, w):
@@ -90,7 +92,9 @@ def run(f, seed=7):
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_same_gradients_masks_and_generator_as_eager(f):
-    for ours, eagers in zip(run(thunder.jit(f, debug_options=thunder.DebugOptions(check_traces=True))), run(f), strict=True):
+    for ours, eagers in zip(
+        run(thunder.jit(f, debug_options=thunder.DebugOptions(check_traces=True))), run(f), strict=True
+    ):
         torch.testing.assert_close(ours, eagers, rtol=1e-14, atol=1e-14)
 
 
@@ -124,18 +128,24 @@ def test_what_a_checkpoint_contains_is_not_saved():
     without = thunder.jit(lambda x, w: (block(block(x, w), w) * x).sum())
     ours, plain, eagers = saved_bytes(compiled, x, w), saved_bytes(without, x, w), saved_bytes(twice, x, w)
     assert ours < plain / 2, (ours, plain)
-    assert ours <= eagers + x.nbytes, (ours, eagers)  # the input of the second checkpoint: eager keeps it as an argument, not as a saved tensor
+    # the input of the second checkpoint: eager keeps it as an argument, not as a saved tensor
+    assert ours <= eagers + x.nbytes, (ours, eagers)
 
 
 def copies(compiled):
-    return [b for b in thunder.last_backward_traces(compiled)[-1].bound_symbols if any(o.name.startswith("bw_") for o in b.outputs)]
+    return [
+        b
+        for b in thunder.last_backward_traces(compiled)[-1].bound_symbols
+        if any(o.name.startswith("bw_") for o in b.outputs)
+    ]
 
 
 def test_nested_checkpoints_are_computed_again_twice():
     compiled = thunder.jit(nested)
     run(compiled)
     names = [b.sym.name for b in copies(compiled)]
-    # the outer checkpoint once, with its own tanh and those of both blocks, and each block once more for its own backward
+    # the outer checkpoint once, with its own tanh and those of both blocks, and each block once more for its own
+    # backward
     assert names.count("exp") == 1 and names.count("sigmoid") == 1
     assert names.count("tanh") == 3 + 2, names
 
@@ -144,19 +154,25 @@ def test_copies_stand_right_before_their_first_use():
     compiled = thunder.jit(twice)
     run(compiled)
     lines = thunder.last_backward_traces(compiled)[-1].bound_symbols
-    made = {o: i for i, b in enumerate(lines) for o in b.outputs if isinstance(o, TensorProxy) and o.name.startswith("bw_")}
+    made = {
+        o: i for i, b in enumerate(lines) for o in b.outputs if isinstance(o, TensorProxy) and o.name.startswith("bw_")
+    }
     assert made
     for value, at in made.items():
         first = next(i for i, b in enumerate(lines) if b.has_input(value) and b.sym.name != "python_del")
         between = lines[at + 1 : first]
-        assert all(b.sym.name == "python_del" or "rng" in b.sym.name or any(o in made for o in b.outputs) for b in between), value
+        assert all(
+            b.sym.name == "python_del" or "rng" in b.sym.name or any(o in made for o in b.outputs) for b in between
+        ), value
 
 
 def test_a_module_with_checkpointed_layers_under_dropout():
     class Layers(torch.nn.Module):
         def __init__(self, use):
             super().__init__()
-            self.layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Dropout(0.5)) for _ in range(3))
+            self.layers = torch.nn.ModuleList(
+                torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Dropout(0.5)) for _ in range(3)
+            )
             self.use = use
 
         def forward(self, x):

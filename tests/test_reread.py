@@ -41,7 +41,8 @@ def saved(compiled) -> list[str]:
 
 
 PROGRAMS = {
-    stacked_states: ["__getitem__", "__getitem__", "__getitem__", "stack"],  # a[1], a[2], a[3], which are arguments' memory; the states are in the stack
+    # a[1], a[2], a[3], which are arguments' memory; the states are in the stack
+    stacked_states: ["__getitem__", "__getitem__", "__getitem__", "stack"],
     concatenated: ["cat", "mul", "sub"],
     stacked_types: ["mul", "pow", "stack", "to"],  # x is in the stack, y only as another type
     joined_arguments: ["mul", "pow", "stack"],

@@ -29,11 +29,16 @@ def written_over(compiled, backward=False) -> list[str]:
 
 
 def in_place(compiled) -> list[str]:
-    return [line.sym.name for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.id == f"inplace.{line.sym.name}"]
+    return [
+        line.sym.name
+        for line in thunder.last_traces(compiled)[-1].bound_symbols
+        if line.sym.id == f"inplace.{line.sym.name}"
+    ]
 
 
 def check(program, *args, transforms=()):
-    """The comments of a program's fusions, after its results were compared; twice, since the second call finds its kernels."""
+    """The comments of a program's fusions, after its results were compared; twice, since the second call finds its
+    kernels."""
     compiled = thunder.jit(program, executors=[TritonFuser("reusing")], transforms=list(transforms))
     want = program(*args)
     for _ in range(2):
@@ -48,7 +53,10 @@ def allocated(monkeypatch):
 
     def allocator(device):
         allocate = made(device)
-        return lambda size, stride, dtype: (found.append(torch.Size(size).numel() * dtype.itemsize), allocate(size, stride, dtype))[1]
+        return lambda size, stride, dtype: (
+            found.append(torch.Size(size).numel() * dtype.itemsize),
+            allocate(size, stride, dtype),
+        )[1]
 
     monkeypatch.setattr(launch, "_allocator", allocator)
     return found
@@ -76,7 +84,9 @@ def test_peak_of_a_gated_product():
 
 
 def test_each_result_takes_another_input(allocated):
-    assert check(lambda x, w, v: ((a := x @ w) * (b := x @ v) + 1, torch.sigmoid(a) - b), X, W, V) == ["t3 is written over a, t5 is written over b"]
+    assert check(lambda x, w, v: ((a := x @ w) * (b := x @ v) + 1, torch.sigmoid(a) - b), X, W, V) == [
+        "t3 is written over a, t5 is written over b"
+    ]
     assert not allocated
 
 
@@ -100,7 +110,8 @@ def test_another_shape_and_layout_of_the_same_memory(allocated):
 
 @pytest.mark.parametrize("shape", [(2, 3, 8), (6, 8)], ids=str)
 def test_a_result_is_no_view(shape):
-    """What a linear layer with a bias gives is one, which autograd does not let the user write to where it leaves a function."""
+    """What a linear layer with a bias gives is one, which autograd does not let the user write to where it leaves a
+    function."""
     layer = torch.nn.Linear(8, 8).to(DEVICE)
     compiled = thunder.jit(lambda x: layer(x).reshape(shape) * 2 + 1, executors=[TritonFuser("views")])
     y, want = compiled(data(2, 3, 8)), layer(data(2, 3, 8)).reshape(shape) * 2 + 1
@@ -122,7 +133,13 @@ class Reading(Transform):
         for line in computation_trace.bound_symbols:
             lines.append(line)
             if line.sym.is_fusion:
-                symbol = thunder.core.symbol.Symbol("look", id="look", is_prim=True, tags=(thunder.core.symbol.OpTags.DONT_DCE,), fn=lambda *values: None)
+                symbol = thunder.core.symbol.Symbol(
+                    "look",
+                    id="look",
+                    is_prim=True,
+                    tags=(thunder.core.symbol.OpTags.DONT_DCE,),
+                    fn=lambda *values: None,
+                )
                 lines.append(symbol.bind(*line.inputs, output=None))
         return computation_trace.replace(bound_symbols=lines)
 
@@ -130,7 +147,11 @@ class Reading(Transform):
 KEPT = {
     "returned": (lambda x, w: (torch.sigmoid(h := x @ w) * 2, h), X, W),
     "a view is returned": (lambda x, w: (torch.sigmoid(h := x @ w) * 2, h[2:]), X, W),
-    "a view is read later": (lambda x, w: ((v := (h := x @ w)[:, ::2]), torch.sigmoid(h) * 2 @ w, v.cumsum(0))[1:], X, W),
+    "a view is read later": (
+        lambda x, w: ((v := (h := x @ w)[:, ::2]), torch.sigmoid(h) * 2 @ w, v.cumsum(0))[1:],
+        X,
+        W,
+    ),
     "read later": (lambda x, w: (torch.sigmoid(h := x @ w) * 2, (h @ w).cumsum(0)), X, W),
     "an argument": (lambda x, w: torch.sigmoid(x) * 2, X, W),
     "broadcast": (lambda x, w: torch.sigmoid(x[:1] @ w) * x, X, W),
@@ -151,17 +172,21 @@ def test_what_a_transform_of_the_user_reads():
 
 
 def test_what_another_kernel_reads():
-    """The rows are normalized by the first kernel, and the last one, which knows all the columns' largest numbers, reads what that must not have written over."""
+    """The rows are normalized by the first kernel, and the last one, which knows all the columns' largest numbers,
+    reads what that must not have written over."""
     x, w = data(70, 8), data(8, 70)
     (over,) = check(lambda x, w: (torch.softmax(h := x @ w, -1), h * h.amax(0) + 1), x, w)
-    compiled = thunder.jit(lambda x, w: (torch.softmax(h := x @ w, -1), h * h.amax(0) + 1), executors=[TritonFuser("kernels")])
+    compiled = thunder.jit(
+        lambda x, w: (torch.softmax(h := x @ w, -1), h * h.amax(0) + 1), executors=[TritonFuser("kernels")]
+    )
     last = [o.name for o in thunder.last_traces(compiled)[-1].output_proxies][1] if compiled(x, w) else ""
     assert over.startswith(f"{last} is written over ")
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # in a thread of autograd that is new
 def test_what_is_saved_and_gradients():
-    """Of the three matrices that the backward of a gated product reads, the two that the forward saved may be read again; its own may be written over."""
+    """Of the three matrices that the backward of a gated product reads, the two that the forward saved may be read
+    again; its own may be written over."""
 
     def program(x, w, v):
         return (F.silu(x @ w) * (x @ v)) @ w.t()
@@ -171,7 +196,13 @@ def test_what_is_saved_and_gradients():
     for run in (compiled, program):
         leaves = [t.clone().requires_grad_() for t in (X, W, V)]
         y = run(*leaves)
-        sides.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y), retain_graph=True), *torch.autograd.grad(y, leaves, torch.ones_like(y))])
+        sides.append(
+            [
+                y,
+                *torch.autograd.grad(y, leaves, torch.ones_like(y), retain_graph=True),
+                *torch.autograd.grad(y, leaves, torch.ones_like(y)),
+            ]
+        )
     torch.testing.assert_close(*sides)
     assert written_over(compiled) == [] and len(written_over(compiled, backward=True)) == 1
 
@@ -205,7 +236,10 @@ def test_a_lone_operation_computes_in_the_memory_of_a_product(name):
 
 def test_a_lone_operation_takes_no_memory():
     """Of the numbers that a hidden layer has there is one set, where eager has two."""
-    x, layers = data(4, 6, 8), torch.nn.Sequential(torch.nn.Linear(8, 512), torch.nn.GELU(), torch.nn.Linear(512, 8)).to(DEVICE)
+    x, layers = (
+        data(4, 6, 8),
+        torch.nn.Sequential(torch.nn.Linear(8, 512), torch.nn.GELU(), torch.nn.Linear(512, 8)).to(DEVICE),
+    )
     compiled, taken = thunder.jit(layers, executors=[TritonFuser("bytes")]), []
     with torch.no_grad():
         assert torch.equal(compiled(x), layers(x))
@@ -257,5 +291,11 @@ def test_what_a_lone_operation_reads_or_makes_is_saved(function):
         leaves = [t.clone().requires_grad_() for t in (X, W, V)]
         y = run(*leaves)
         y.mul_(2)
-        sides.append([y, *torch.autograd.grad(y, leaves, torch.ones_like(y), retain_graph=True), *torch.autograd.grad(y, leaves, torch.ones_like(y))])
+        sides.append(
+            [
+                y,
+                *torch.autograd.grad(y, leaves, torch.ones_like(y), retain_graph=True),
+                *torch.autograd.grad(y, leaves, torch.ones_like(y)),
+            ]
+        )
     torch.testing.assert_close(*sides)

@@ -1,4 +1,5 @@
-"""The sdpa executor: which kernels it chooses, that they compute what eager computes, and that repeated keys and values are not made. Kernels need a GPU."""
+"""The sdpa executor: which kernels it chooses, that they compute what eager computes, and that repeated keys and values
+are not made. Kernels need a GPU."""
 
 import contextlib
 import itertools
@@ -15,7 +16,11 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run 
 
 
 def names(trace):
-    return [line.sym.name for line in trace.bound_symbols if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")]
+    return [
+        line.sym.name
+        for line in trace.bound_symbols
+        if line.sym.name not in ("python_del", "unpack_sequence", "clear_collection")
+    ]
 
 
 def heads(count, length=24, width=16, *, device="cpu", dtype=torch.float32):
@@ -30,7 +35,8 @@ def with_gradients(f, *tensors):
     return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn_like(out))]
 
 
-# ---------------------------------------------------------------------------------------------------------------- groups of heads
+# ----------------------------------------------------------------------------------------------------------------
+# groups of heads
 
 
 def interleaved(x, n):
@@ -74,9 +80,16 @@ def test_repeated_keys_and_values_are_not_made(repeat, device):
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, **({} if device == "cpu" else {"atol": 0.06, "rtol": 0.02}))
     saved = thunder.last_traces(compiled)[-1].output[1][0]
-    assert sorted(p.shape[1] for p in saved if len(p.shape) == 4 and p.dtype.name == inputs[0].dtype.__str__()[6:]) == [2, 2, 6, 6]
+    assert sorted(p.shape[1] for p in saved if len(p.shape) == 4 and p.dtype.name == inputs[0].dtype.__str__()[6:]) == [
+        2,
+        2,
+        6,
+        6,
+    ]
     with torch.no_grad():
-        torch.testing.assert_close(compiled(*inputs), attend(*inputs), **({} if device == "cpu" else {"atol": 0.02, "rtol": 0.02}))
+        torch.testing.assert_close(
+            compiled(*inputs), attend(*inputs), **({} if device == "cpu" else {"atol": 0.02, "rtol": 0.02})
+        )
     assert names(thunder.last_traces(compiled)[-1]) == ["scaled_dot_product_attention"]
 
 
@@ -86,11 +99,22 @@ chosen = torch.tensor([1, 0])
 @pytest.mark.parametrize(
     "attend",
     [
-        lambda q, k, v: scaled_dot_product_attention(q, k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1)),  # heads in another order
-        lambda q, k, v: scaled_dot_product_attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 2)[:, :, ::3].repeat(1, 3, 1, 1)),
-        lambda q, k, v: scaled_dot_product_attention(q, k[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16), v[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16)),
-        lambda q, k, v: scaled_dot_product_attention(q[:, :, :2], k.repeat_interleave(12, 2).transpose(1, 2)[:, :6, :2], v.repeat_interleave(3, 1)[:, :, :2]),
-        lambda q, k, v: scaled_dot_product_attention(q, *(x[:, chosen, None].expand(2, 2, 3, 24, 16).reshape(2, 6, 24, 16) for x in (k, v))),
+        # heads in another order
+        lambda q, k, v: scaled_dot_product_attention(q, k.repeat(1, 3, 1, 1), v.repeat(1, 3, 1, 1)),
+        lambda q, k, v: scaled_dot_product_attention(
+            q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 2)[:, :, ::3].repeat(1, 3, 1, 1)
+        ),
+        lambda q, k, v: scaled_dot_product_attention(
+            q,
+            k[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16),
+            v[:, None].expand(2, 3, 2, 24, 16).reshape(2, 6, 24, 16),
+        ),
+        lambda q, k, v: scaled_dot_product_attention(
+            q[:, :, :2], k.repeat_interleave(12, 2).transpose(1, 2)[:, :6, :2], v.repeat_interleave(3, 1)[:, :, :2]
+        ),
+        lambda q, k, v: scaled_dot_product_attention(
+            q, *(x[:, chosen, None].expand(2, 2, 3, 24, 16).reshape(2, 6, 24, 16) for x in (k, v))
+        ),
     ],
     ids=["tiled", "keys alone", "expanded before", "along another dimension", "chosen heads"],
 )
@@ -116,7 +140,8 @@ def test_a_repetition_that_others_read_stays():
     assert names(thunder.last_traces(compiled)[-1]).count("repeat_interleave") == 1
 
 
-# ---------------------------------------------------------------------------------------------------------------- the choice
+# ---------------------------------------------------------------------------------------------------------------- the
+# choice
 
 
 def described(length=16, grad=True):
@@ -125,7 +150,9 @@ def described(length=16, grad=True):
 
 def allow(monkeypatch, *usable):
     for name in ("cudnn", "flash", "efficient"):
-        monkeypatch.setattr(torch.backends.cuda, f"can_use_{name}_attention", lambda arguments, name=name: name in usable)
+        monkeypatch.setattr(
+            torch.backends.cuda, f"can_use_{name}_attention", lambda arguments, name=name: name in usable
+        )
 
 
 @pytest.mark.parametrize(
@@ -162,15 +189,21 @@ def test_backends_that_the_program_sets_itself():
         assert torch.equal(a, b)
     assert not torch.equal(*attend(*inputs)), "the two ways round otherwise"
     assert torch.backends.cuda.flash_sdp_enabled() == before
-    for a, b in zip(with_gradients(lambda *x: compiled(*x)[0], *inputs), with_gradients(lambda *x: attend(*x)[0], *inputs), strict=True):
+    for a, b in zip(
+        with_gradients(lambda *x: compiled(*x)[0], *inputs),
+        with_gradients(lambda *x: attend(*x)[0], *inputs),
+        strict=True,
+    ):
         assert torch.equal(a, b)
 
 
-# ---------------------------------------------------------------------------------------------------------------- layouts of biases
+# ----------------------------------------------------------------------------------------------------------------
+# layouts of biases
 
 
 def biases(queries, keys, device="cpu", dtype=torch.float32):
-    """Biases of 2 batches of 4 heads, by each shape that broadcasts, order of dimensions in memory, and place in a larger tensor."""
+    """Biases of 2 batches of 4 heads, by each shape that broadcasts, order of dimensions in memory, and place in a
+    larger tensor."""
     for shape in itertools.product((1, 2), (1, 4), (1, queries), (1, keys)):
         for order in itertools.permutations(range(4)):
             back = [order.index(d) for d in range(4)]
@@ -204,9 +237,14 @@ def test_a_bias_that_is_aligned_is_not_copied():
         assert sdpaex._aligned(bias, query, key).data_ptr() == bias.data_ptr()
 
 
-# ---------------------------------------------------------------------------------------------------------------- kernels
+# ----------------------------------------------------------------------------------------------------------------
+# kernels
 
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 
 
 def deviations(found, exact):
@@ -303,12 +341,17 @@ def test_full_precision_and_odd_sizes():
     check(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), inputs, "efficient")
     narrow = [heads(4, 96, 20, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     compiled = thunder.jit(scaled_dot_product_attention, executors=["sdpa"])
-    for a, b in zip(with_gradients(compiled, *narrow), with_gradients(scaled_dot_product_attention, *narrow), strict=True):
+    for a, b in zip(
+        with_gradients(compiled, *narrow), with_gradients(scaled_dot_product_attention, *narrow), strict=True
+    ):
         torch.testing.assert_close(a, b, atol=0.03, rtol=0.03)
-    across = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in inputs]  # the last dimension is not dense, which the kernel is not given
+    # the last dimension is not dense, which the kernel is not given
+    across = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in inputs]
     with sdpa_kernel(SDPBackend.MATH):
         exact = with_gradients(scaled_dot_product_attention, *(x.double() for x in inputs))
-    for ours, dense in zip(*(deviations(with_gradients(compiled, *given), exact) for given in (across, inputs)), strict=True):
+    for ours, dense in zip(
+        *(deviations(with_gradients(compiled, *given), exact) for given in (across, inputs)), strict=True
+    ):
         assert ours <= 1.5 * dense + 1e-6
     assert "sdpa_efficient" in names(thunder.last_traces(compiled)[-1])
 
@@ -350,7 +393,8 @@ def test_second_derivatives():
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the way around a kernel, with one that the CPU has
+# ---------------------------------------------------------------------------------------------------------------- the
+# way around a kernel, with one that the CPU has
 
 
 @pytest.fixture
@@ -359,26 +403,43 @@ def on_the_cpu(monkeypatch):
     aten = torch.ops.aten
 
     def forward(query, key, value, bias, dropout_p, is_causal, scale):
-        found = aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale)
+        found = aten._scaled_dot_product_flash_attention_for_cpu.default(
+            query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale
+        )
         return *found, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
 
     def backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(g, query, key, value, out, sums, dropout_p, is_causal, attn_mask=bias, scale=scale)
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+            g, query, key, value, out, sums, dropout_p, is_causal, attn_mask=bias, scale=scale
+        )
 
     kernel = sdpaex._kernel("cpu", 9, forward, backward, lambda b, h, n: (b, h, n), sdpaex._on_the_host, float("-inf"))
     monkeypatch.setattr(sdpaex, "_choose", lambda *args: kernel)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"is_causal": True, "scale": 0.2}, {"attn_mask": torch.ones(24, 24, dtype=torch.bool).tril()}, {"attn_mask": torch.ones(24, 24).tril().log()}]
+    "options",
+    [
+        {},
+        {"is_causal": True, "scale": 0.2},
+        {"attn_mask": torch.ones(24, 24, dtype=torch.bool).tril()},
+        {"attn_mask": torch.ones(24, 24).tril().log()},
+    ],
 )
 def test_forward_and_backward_are_lines(on_the_cpu, options):
     torch.manual_seed(0)
     inputs = [heads(4) for _ in range(3)]
     compiled = thunder.jit(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), executors=["sdpa"])
-    for a, b in zip(with_gradients(compiled, *inputs), with_gradients(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), *inputs), strict=True):
+    for a, b in zip(
+        with_gradients(compiled, *inputs),
+        with_gradients(lambda q, k, v: scaled_dot_product_attention(q, k, v, **options), *inputs),
+        strict=True,
+    ):
         assert torch.equal(a, b)
-    assert names(thunder.last_traces(compiled)[-1])[-1:] == ["sdpa_cpu"] and names(thunder.last_backward_traces(compiled)[-1])[0] == "sdpa_cpu_backward"
+    assert (
+        names(thunder.last_traces(compiled)[-1])[-1:] == ["sdpa_cpu"]
+        and names(thunder.last_backward_traces(compiled)[-1])[0] == "sdpa_cpu_backward"
+    )
     with torch.no_grad():
         assert torch.equal(compiled(*inputs), scaled_dot_product_attention(*inputs, **options))
     assert "sdpa_cpu" not in names(thunder.last_traces(compiled)[-1])

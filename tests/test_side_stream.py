@@ -1,4 +1,5 @@
-"""Gradients of weights on a second stream. Without a GPU the stream is imitated: what is launched there runs when somebody waits for it, as late as it may."""
+"""Gradients of weights on a second stream. Without a GPU the stream is imitated: what is launched there runs when
+somebody waits for it, as late as it may."""
 
 import types
 
@@ -13,7 +14,8 @@ from thunder.executors.triton_kernels.launch import FusedRegion
 from thunder.transforms import side_stream
 from thunder.transforms.cudagraph import CUDAGraphTransform, GraphedRegion
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the fuser takes the CPU's tensors under Triton's interpreter only
+# the fuser takes the CPU's tensors under Triton's interpreter only
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU with streams")
 
 
@@ -56,7 +58,11 @@ def late(monkeypatch):
     monkeypatch.setattr(compat, "set_stream", set_stream, raising=False)
     monkeypatch.setattr(compat, "current_device", lambda: -1)  # of tensors on the CPU
     monkeypatch.setattr(compat, "current_stream", lambda index: current)
-    monkeypatch.setattr(compat, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype).fill_(torch.nan))
+    monkeypatch.setattr(
+        compat,
+        "empty_strided_cuda",
+        lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype).fill_(torch.nan),
+    )
     monkeypatch.setattr(side_stream, "DEVICES", ("cpu",))
     monkeypatch.setattr(side_stream, "LEAST", 0)
     monkeypatch.setattr(side_stream, "_SIDES", side_stream._Sides())
@@ -66,26 +72,39 @@ def late(monkeypatch):
 
 def under_way():
     """How many products, and others, are held."""
-    return sum(len(held) for side in side_stream._SIDES.found.values() for held in (side.waiting, side.started, side.before))
+    return sum(
+        len(held) for side in side_stream._SIDES.found.values() for held in (side.waiting, side.started, side.before)
+    )
 
 
 def beside(compiled):
-    return [line for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if line.sym.name == "mm_on_side_stream"]
+    return [
+        line
+        for line in thunder.last_backward_traces(compiled)[-1].bound_symbols
+        if line.sym.name == "mm_on_side_stream"
+    ]
 
 
 def model():
     torch.manual_seed(0)
-    return nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(8, 8), nn.GELU())), nn.LayerNorm(8), nn.Linear(8, 3, bias=False))
+    return nn.Sequential(
+        *(m for _ in range(4) for m in (nn.Linear(8, 8), nn.GELU())), nn.LayerNorm(8), nn.Linear(8, 3, bias=False)
+    )
 
 
-@pytest.mark.parametrize("executors", [["torch"], ["triton_fuser", "torch"], ["inductor"]], ids=["torch", "fuser", "inductor"])
+@pytest.mark.parametrize(
+    "executors", [["torch"], ["triton_fuser", "torch"], ["inductor"]], ids=["torch", "fuser", "inductor"]
+)
 def test_products_that_nobody_reads_may_be_late(late, executors):
     """Those that something follows: where nobody fuses, the sum for the first layer's bias is the last."""
     module, x = model(), torch.randn(5, 8, requires_grad=True)
     compiled = thunder.jit(module, executors=executors, debug_options=DebugOptions(check_traces=True))
     inputs = [x, *module.parameters()]
     for _ in range(2):
-        torch.testing.assert_close(torch.autograd.grad(compiled(x).square().sum(), inputs), torch.autograd.grad(module(x).square().sum(), inputs))
+        torch.testing.assert_close(
+            torch.autograd.grad(compiled(x).square().sum(), inputs),
+            torch.autograd.grad(module(x).square().sum(), inputs),
+        )
     assert len(late.launched) == 2 * len(beside(compiled)) and len(beside(compiled)) in (5, 6)
     assert not any(map(callable, late.launched)) and not under_way()
     text = str(thunder.last_backward_traces(compiled)[-1])
@@ -93,10 +112,15 @@ def test_products_that_nobody_reads_may_be_late(late, executors):
 
 
 def test_as_many_products_are_under_way_as_may_be(late, monkeypatch):
-    """Where what they read is small, they start together and are waited for at the end; else each starts at once, and the program waits for the one before the last."""
+    """Where what they read is small, they start together and are waited for at the end; else each starts at once, and
+    the program waits for the one before the last."""
     monkeypatch.setattr(side_stream, "TOGETHER", 3)
     counts, wait, module = [], LateEvent.wait, nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(9)))
-    monkeypatch.setattr(LateEvent, "wait", lambda self, stream: (counts.append((stream.stream_id, sum(map(callable, late.launched)))), wait(self, stream)))
+    monkeypatch.setattr(
+        LateEvent,
+        "wait",
+        lambda self, stream: (counts.append((stream.stream_id, sum(map(callable, late.launched)))), wait(self, stream)),
+    )
     for held, starts, waits in ((1 << 20, [0, 3, 6], [8]), (1, [0, 1, 1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2, 2, 1])):
         monkeypatch.setattr(side_stream, "HELD", held)
         late.launched.clear()
@@ -110,7 +134,9 @@ def test_what_is_read_or_written_to_is_not_late(late):
     """Neither a gradient that the program reads, nor one of what it writes to afterwards."""
     x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
     twice = thunder.jit(lambda x, w: x @ w + (x * 2) @ w)
-    torch.testing.assert_close(torch.autograd.grad(twice(x, w).sum(), w), torch.autograd.grad((x @ w + (x * 2) @ w).sum(), w))
+    torch.testing.assert_close(
+        torch.autograd.grad(twice(x, w).sum(), w), torch.autograd.grad((x @ w + (x * 2) @ w).sum(), w)
+    )
     assert not beside(twice)
 
     class Writes(torch.autograd.Function):
@@ -132,7 +158,9 @@ def test_what_is_read_or_written_to_is_not_late(late):
         return Writes.apply(x * 1, w, v).sum()
 
     compiled = thunder.jit(program)
-    torch.testing.assert_close(torch.autograd.grad(compiled(*values), values), torch.autograd.grad(program(*values), values))
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled(*values), values), torch.autograd.grad(program(*values), values)
+    )
 
 
 def test_small_products_and_those_of_the_cpu_stay(late, monkeypatch):
@@ -163,7 +191,12 @@ def test_a_program_that_fails_leaves_nothing_that_could_be_overwritten(late):
 
 def test_a_product_that_fails_leaves_those_that_started_held(late, monkeypatch):
     """Their memory is given away when the stream of the next program has waited for them."""
-    module, x, product, calls = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6))), torch.randn(2, 4), side_stream.torch.mm, []
+    module, x, product, calls = (
+        nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6))),
+        torch.randn(2, 4),
+        side_stream.torch.mm,
+        [],
+    )
 
     def fails(a, b, out):
         calls.append(a)
@@ -179,7 +212,9 @@ def test_a_product_that_fails_leaves_those_that_started_held(late, monkeypatch):
     module.zero_grad()
     compiled(x).sum().backward()
     assert not under_way() and not any(map(callable, late.launched))
-    torch.testing.assert_close([p.grad for p in module.parameters()], [*torch.autograd.grad(module(x).sum(), list(module.parameters()))])
+    torch.testing.assert_close(
+        [p.grad for p in module.parameters()], [*torch.autograd.grad(module(x).sum(), list(module.parameters()))]
+    )
 
 
 def test_a_wait_that_fails_is_not_tried_again(late, monkeypatch):
@@ -221,7 +256,11 @@ def test_a_program_in_the_middle_of_another_streams(late, monkeypatch):
     event = types.SimpleNamespace(record=lambda stream: None, wait=lambda stream: None)
     monkeypatch.setattr(compat, "set_stream", set_stream, raising=False)
     monkeypatch.setattr(compat, "current_stream", lambda index: current)
-    cuda = types.SimpleNamespace(current_stream=lambda index: LateStream(index, current), Stream=lambda index: LateStream(index, current + 100), Event=lambda: event)
+    cuda = types.SimpleNamespace(
+        current_stream=lambda index: LateStream(index, current),
+        Stream=lambda index: LateStream(index, current + 100),
+        Event=lambda: event,
+    )
     monkeypatch.setattr(side_stream, "torch", types.SimpleNamespace(cuda=cuda, mm=product))
     x = torch.randn(2, 4)
     side_stream._mm_on_side_stream(x.t(), x)  # of a program on stream 0 that is under way
@@ -239,7 +278,8 @@ def norm(x, w):
 
 
 def backward_region():
-    """The region of a norm's backward, and the places of its outputs: (the gradient of the input, that of the weight)."""
+    """The region of a norm's backward, and the places of its outputs: (the gradient of the input, that of the
+    weight)."""
     x, w = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((512, 64), (64,)))
     compiled = thunder.jit(norm, executors=["triton_fuser"])
     torch.autograd.grad(compiled(x, w).sum(), [x, w])
@@ -272,12 +312,18 @@ def test_a_join_that_somebody_waits_for_is_not_finished_beside():
 def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):
     launched, forked = [], []
     numbers = iter(range(9))
-    binary = lambda request: types.SimpleNamespace(result=lambda n=next(numbers): types.SimpleNamespace(load=lambda index: n, scratch=0, shared=0))  # noqa: E731
+    binary = lambda request: types.SimpleNamespace(
+        result=lambda n=next(numbers): types.SimpleNamespace(load=lambda index: n, scratch=0, shared=0)
+    )  # noqa: E731
     monkeypatch.setattr(launch, "binary_of", binary)
     monkeypatch.setattr(compat, "current_device", lambda: 0)
     monkeypatch.setattr(compat, "current_stream", lambda index: "the program's")
-    monkeypatch.setattr(compat, "launch_kernel", lambda kernel, *rest: launched.append((kernel, rest[-2], rest[-1])), raising=False)
-    monkeypatch.setattr(compat, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype))
+    monkeypatch.setattr(
+        compat, "launch_kernel", lambda kernel, *rest: launched.append((kernel, rest[-2], rest[-1])), raising=False
+    )
+    monkeypatch.setattr(
+        compat, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     region, _, of_weight = backward_region()
     fused = FusedRegion(region, torch.device("cuda", 0), planned=True)
@@ -286,7 +332,11 @@ def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):
     (first, first_addresses, first_stream), (second, second_addresses, second_stream) = launched
     assert (first, first_stream, second, second_stream) == (0, "the program's", 1, "the other one")
     [(index, held)] = forked
-    assert index == 0 and {t.data_ptr() for t in held} == set(second_addresses) and any(t is results[of_weight] for t in held)
+    assert (
+        index == 0
+        and {t.data_ptr() for t in held} == set(second_addresses)
+        and any(t is results[of_weight] for t in held)
+    )
     assert set(second_addresses) - set(first_addresses) == {results[of_weight].data_ptr()}
 
 
@@ -295,7 +345,9 @@ def test_the_launches_of_a_region_whose_last_kernel_is_beside(monkeypatch):
 def test_on_the_device(transforms, monkeypatch):
     """Bit for bit what the products give on one stream, under memory that is used again at once."""
     torch.manual_seed(0)
-    module = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(4096, 4096, bias=False), nn.GELU(), nn.LayerNorm(4096)))).to("cuda", torch.bfloat16)
+    module = nn.Sequential(
+        *(m for _ in range(6) for m in (nn.Linear(4096, 4096, bias=False), nn.GELU(), nn.LayerNorm(4096)))
+    ).to("cuda", torch.bfloat16)
     parameters, x = list(module.parameters()), torch.randn(2048, 4096, device="cuda", dtype=torch.bfloat16)
     cotangent = torch.randn_like(x)
     monkeypatch.setattr(side_stream, "LEAST", 10**20)
@@ -306,7 +358,11 @@ def test_on_the_device(transforms, monkeypatch):
         found = torch.autograd.grad(compiled(x), parameters, cotangent)
         assert all(map(torch.equal, found, expected))
         del found
-    programs = [line.sym.fn.trace for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if isinstance(line.sym.fn, GraphedRegion)]
+    programs = [
+        line.sym.fn.trace
+        for line in thunder.last_backward_traces(compiled)[-1].bound_symbols
+        if isinstance(line.sym.fn, GraphedRegion)
+    ]
     assert bool(programs) == bool(transforms)
     assert "mm_on_side_stream" in str(programs[0] if programs else thunder.last_backward_traces(compiled)[-1])
     assert ("finished on the side stream" in str(programs[0] if programs else "")) == bool(transforms)
@@ -344,10 +400,17 @@ def test_on_a_stream_of_the_users(captured, monkeypatch):
 
 @on_gpu
 def test_a_recording_that_fails_while_products_are_under_way(monkeypatch):
-    module, x = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda(), torch.randn(1024, 1024, device="cuda")
+    module, x = (
+        nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda(),
+        torch.randn(1024, 1024, device="cuda"),
+    )
     parameters = list(module.parameters())
     expected = torch.autograd.grad(module(x).sum(), parameters)
-    compiled, product, recorded = thunder.jit(module, transforms=[CUDAGraphTransform()]), side_stream._mm_on_side_stream, []
+    compiled, product, recorded = (
+        thunder.jit(module, transforms=[CUDAGraphTransform()]),
+        side_stream._mm_on_side_stream,
+        [],
+    )
 
     def fails_when_recorded(a, b):
         if torch.cuda.is_current_stream_capturing():
@@ -359,5 +422,7 @@ def test_a_recording_that_fails_while_products_are_under_way(monkeypatch):
     monkeypatch.setattr(side_stream.mm_on_side_stream, "fn", fails_when_recorded)
     with pytest.warns(UserWarning, match="no room"):
         for _ in range(4):
-            torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), parameters), expected, rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(
+                torch.autograd.grad(compiled(x).sum(), parameters), expected, rtol=1e-4, atol=1e-3
+            )
     assert len(recorded) == 2 and not under_way()

@@ -1,4 +1,5 @@
-"""Training steps compiled as one function: what they leave in parameters, gradients and optimizers is eager's to the last bit, and they are compiled a few times at most."""
+"""Training steps compiled as one function: what they leave in parameters, gradients and optimizers is eager's to the
+last bit, and they are compiled a few times at most."""
 
 import copy
 import functools
@@ -35,7 +36,8 @@ def data(seed, *shape):
 def state_of(optimizers):
     """Everything that optimizers keep, in the order of their parameters."""
     return [
-        (list(o.state.get(p, {})), [v.clone() if isinstance(v, torch.Tensor) else v for v in o.state.get(p, {}).values()], p.detach().clone(), p.grad)
+        (list(o.state.get(p, {})), [v.clone() if isinstance(v, torch.Tensor) else v for v in o.state.get(p,
+            {}).values()], p.detach().clone(), p.grad)
         for o in optimizers for group in o.param_groups for p in group["params"]
     ]  # fmt: skip
 
@@ -70,7 +72,8 @@ def run(make, jit, calls=5):
     return seen, compiled
 
 
-# ---------------------------------------------------------------------------------------------------------------- optimizers
+# ----------------------------------------------------------------------------------------------------------------
+# optimizers
 
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, 0.1),
@@ -85,7 +88,9 @@ OPTIMIZERS = {
     "AdamW foreach amsgrad": lambda p: torch.optim.AdamW(p, 0.01, amsgrad=True, foreach=True),
     "SGD fused": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
     "AdamW fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
-    "two groups": lambda p: (lambda ps: torch.optim.AdamW([{"params": ps[:2], "lr": 0.1}, {"params": ps[2:], "weight_decay": 0.0}], 0.01))(list(p)),
+    "two groups": lambda p: (
+        lambda ps: torch.optim.AdamW([{"params": ps[:2], "lr": 0.1}, {"params": ps[2:], "weight_decay": 0.0}], 0.01)
+    )(list(p)),
     "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9, centered=True),
     "Adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
     "Adadelta": lambda p: torch.optim.Adadelta(p, 0.5),
@@ -621,12 +626,15 @@ def test_a_method_with_everything_in_arguments():
     assert thunder.cache_misses(compiled) == 2
 
 
-# ---------------------------------------------------------------------------------------------------------------- a language model
+# ---------------------------------------------------------------------------------------------------------------- a
+# language model
 
 
 def language_model(compile, **options):
     torch.manual_seed(0)
-    model = GPT.from_name("llama2-like", n_layer=2, n_embd=32, head_size=16, n_head=2, intermediate_size=64, vocab_size=256, block_size=16)
+    model = GPT.from_name(
+        "llama2-like", n_layer=2, n_embd=32, head_size=16, n_head=2, intermediate_size=64, vocab_size=256, block_size=16
+    )
     o = torch.optim.AdamW(model.parameters(), 2e-3, weight_decay=0.1, **options)
 
     def step(tokens, targets):
@@ -656,10 +664,13 @@ def test_fifty_steps_of_a_language_model(options):
 
 
 def allocated(step, *args):
-    """Bytes that a step allocates, over all of its operations but sums: autograd's engine adds gradients of one value up in place."""
+    """Bytes that a step allocates, over all of its operations but sums: autograd's engine adds gradients of one value
+    up in place."""
     with torch.profiler.profile(profile_memory=True) as profile:
         step(*args)
-    return sum(e.self_cpu_memory_usage for e in profile.key_averages() if e.self_cpu_memory_usage > 0 and e.key != "aten::add")
+    return sum(
+        e.self_cpu_memory_usage for e in profile.key_averages() if e.self_cpu_memory_usage > 0 and e.key != "aten::add"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # before torch 2.13
@@ -675,7 +686,8 @@ def test_a_step_copies_nothing_that_eager_does_not(options):
     assert "Tensor.copy_(" not in text and text.index("drop_gradient") < text.index("linear(")
 
 
-# ---------------------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------------------------------------- what
+# is refused
 
 
 def test_a_graph_that_is_freed():
@@ -752,9 +764,13 @@ def test_what_pytorch_refuses():
         w.grad = x[:2]
 
     for f, error, words in [
-        (of_a_constant, RuntimeError, "element 0 of tensors does not require grad"), (of_a_vector, RuntimeError, "only for scalar outputs"),
-        (of_another_shape, RuntimeError, "Mismatch in shape"), (unused, RuntimeError, "appears to not have been used in the graph"),
-        (overwritten, RuntimeError, "has been modified by an inplace operation"), (wrong_gradient, RuntimeError, "attempting to assign a gradient of size|assigned grad has data of a different size"),
+        (of_a_constant, RuntimeError, "element 0 of tensors does not require grad"),
+            (of_a_vector, RuntimeError, "only for scalar outputs"),
+        (of_another_shape, RuntimeError, "Mismatch in shape"), (unused, RuntimeError, "appears to not have been used "
+            "in the graph"),
+        (overwritten, RuntimeError, "has been modified by an inplace operation"),
+            (wrong_gradient, RuntimeError,
+                "attempting to assign a gradient of size|assigned grad has data of a different size"),
     ]:  # fmt: skip
         before = w.detach().clone(), w.grad
         with pytest.raises(error, match=words):
@@ -792,7 +808,8 @@ def test_what_is_not_captured_is_said():
     o = torch.optim.LBFGS(other.parameters())
     handle = module[0].weight.register_hook(lambda g: g)
     for f, x, words in [
-        (hooks, data(0, 5, 3), "has hooks"), (outside, data(0, 3).requires_grad_() * 2, "itself a result of operations outside"), (searches, data(0, 5, 3), "value|truth"),
+        (hooks, data(0, 5, 3), "has hooks"), (outside, data(0, 3).requires_grad_() * 2, "itself a result of "
+            "operations outside"), (searches, data(0, 5, 3), "value|truth"),
     ]:  # fmt: skip
         with pytest.raises(CaptureError, match=words) as error:
             thunder.jit(f)(x)

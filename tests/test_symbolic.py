@@ -1,4 +1,5 @@
-"""cache="symbolic values": numbers and tensor sizes that stay symbolic. Each program is compared with itself in eager, call by call."""
+"""cache="symbolic values": numbers and tensor sizes that stay symbolic. Each program is compared with itself in eager,
+call by call."""
 
 import collections
 import functools
@@ -142,7 +143,8 @@ def test_the_same_programs_with_constant_values(name):
         (lambda x: x + 1 if x.shape[0] % 2 else x - 1, TENSORS, 2),
         (lambda x: x[: min(x.shape[0], 4)], TENSORS, 2),
         (lambda x, y: x + y, [(torch.ones(n, 4), torch.ones(n, 4)) for n in SIZES], 1),
-        (lambda x, y: x + y, [(torch.ones(3, 4), torch.ones(3, 4)), (torch.ones(5, 4), torch.ones(1, 4)), (torch.ones(6, 4), torch.ones(1, 4))], 2),
+        (lambda x, y: x + y, [(torch.ones(3, 4), torch.ones(3, 4)), (torch.ones(5, 4), torch.ones(1, 4)),
+            (torch.ones(6, 4), torch.ones(1, 4))], 2),
         (lambda x: x[1:-1], TENSORS, 2),  # an empty slice is a program of its own
         (lambda x: x.squeeze(0), [(torch.ones(n, 4),) for n in (1, 2, 3)], 2),
         (lambda x: x.sum(0), [(torch.ones(n, 4),) for n in (0, 1, 2, 3)], 3),
@@ -246,7 +248,12 @@ def test_symbolic_sizes_are_printed_as_expressions():
     compiled = thunder.jit(lambda x: x.reshape(x.shape[0] * 2, 3), cache="symbolic values")
     compiled(TENSORS[2][0])
     text = str(thunder.last_traces(compiled)[-1])
-    assert "def computation(x, i0, i1):" in text and '# x: "cpu f32[i0, i1]"' in text and '# i0: "int 5"' in text and 'cpu f32[2*i0, 3]' in text
+    assert (
+        "def computation(x, i0, i1):" in text
+        and '# x: "cpu f32[i0, i1]"' in text
+        and '# i0: "int 5"' in text
+        and "cpu f32[2*i0, 3]" in text
+    )
     prologue = str(thunder.last_prologue_traces(compiled)[-1])
     assert "x.shape[0]" in prologue
 
@@ -281,17 +288,80 @@ def test_floats_have_remainders(cache):
 WHAT_PYTHON_DOES_WITH_SIZES = {
     "formatted": lambda s: (f"{s}", str(s), repr(s[2:]), f"{s[2]:03d}", "%d %s" % (s[2], s)),
     "as keys": lambda s: ({s: 1}[s], {(4, 5): "a", (6, 7): "b"}.get(tuple(s[2:]), "none"), len({s[2], 6})),
-    "compared": lambda s: (s == torch.Size([1, 2, 4, 5]), s[2:] == (6, 7), 6 in s, s.count(7), s[2] < s[3], 4 <= s[2] < 8),
-    "compared with other numbers": lambda s: (s[2] == 4 + 0j, s[2] == Fraction(6), s[2] < Decimal("6.5"), s[2] == np.int64(9)),
-    "with other numbers": lambda s: (s[2] * 1j, 2j - s[2], s[2] / Fraction(1, 3), Decimal(2) ** s[2], s[2] + np.float64(0.5)),
-    "sequences": lambda s: (s * 2, 2 * s, s + (1,), [0] * s[2], "a" * s[2], sorted(s), list(reversed(s)), list(range(s[2]))),
+    "compared": lambda s: (
+        s == torch.Size([1, 2, 4, 5]),
+        s[2:] == (6, 7),
+        6 in s,
+        s.count(7),
+        s[2] < s[3],
+        4 <= s[2] < 8,
+    ),
+    "compared with other numbers": lambda s: (
+        s[2] == 4 + 0j,
+        s[2] == Fraction(6),
+        s[2] < Decimal("6.5"),
+        s[2] == np.int64(9),
+    ),
+    "with other numbers": lambda s: (
+        s[2] * 1j,
+        2j - s[2],
+        s[2] / Fraction(1, 3),
+        Decimal(2) ** s[2],
+        s[2] + np.float64(0.5),
+    ),
+    "sequences": lambda s: (
+        s * 2,
+        2 * s,
+        s + (1,),
+        [0] * s[2],
+        "a" * s[2],
+        sorted(s),
+        list(reversed(s)),
+        list(range(s[2])),
+    ),
     "reduced": lambda s: (max(s), min(s), sum(s), math.prod(s), s.numel(), functools.reduce(operator.mul, s)),
-    "by functions": lambda s: (math.sqrt(s[2]), math.isqrt(s[2]), math.gcd(*s[2:]), hex(s[2]), chr(s[2] + 60), s[2].bit_length()),
-    "by operators": lambda s: (s[2] & 3, s[2] | 8, s[2] ^ 1, s[2] << 2, s[2] >> 1, ~s[2], -s[2], divmod(s[2], 3), pow(s[2], 2, 5)),
+    "by functions": lambda s: (
+        math.sqrt(s[2]),
+        math.isqrt(s[2]),
+        math.gcd(*s[2:]),
+        hex(s[2]),
+        chr(s[2] + 60),
+        s[2].bit_length(),
+    ),
+    "by operators": lambda s: (
+        s[2] & 3,
+        s[2] | 8,
+        s[2] ^ 1,
+        s[2] << 2,
+        s[2] >> 1,
+        ~s[2],
+        -s[2],
+        divmod(s[2], 3),
+        pow(s[2], 2, 5),
+    ),
     "powers": lambda s: (2 ** s[2], 2 ** -s[2], s[2] ** -1, (s[2] - 5) ** 0.5, s[2] ** (5 - s[2]), 0.5 ** (s[2] - 6)),
-    "rounded": lambda s: (round(s[2]), round(s[2], -1), round(s[2] / 3), round(s[2] / 3, 1), math.ceil(s[2] / 4), s[2] / 4 // 1),
-    "types": lambda s: (isinstance(s[2], int), type(s[2]) is int, type(s) is torch.Size, isinstance(s, tuple), bool(s[2])),
-    "copied": lambda s: (tuple(s), list(s), torch.Size(list(s[2:])), collections.deque(s, maxlen=2), collections.Counter(s)),
+    "rounded": lambda s: (
+        round(s[2]),
+        round(s[2], -1),
+        round(s[2] / 3),
+        round(s[2] / 3, 1),
+        math.ceil(s[2] / 4),
+        s[2] / 4 // 1,
+    ),
+    "types": lambda s: (
+        isinstance(s[2], int),
+        type(s[2]) is int,
+        type(s) is torch.Size,
+        isinstance(s, tuple),
+        bool(s[2]),
+    ),
+    "copied": lambda s: (
+        tuple(s),
+        list(s),
+        torch.Size(list(s[2:])),
+        collections.deque(s, maxlen=2),
+        collections.Counter(s),
+    ),
 }
 
 
@@ -312,17 +382,31 @@ def test_what_python_does_with_sizes(name):
 
 OPERATORS = "+ - * / // % ** & | ^ << >> == != < <= > >=".split()
 OTHERS = ["2", "3", "-2", "0", "True", "2.5", "-0.5", "2j", "'ab'", "[1]", "(1,)", "Fraction(1, 3)", "n"]
-UNARY = ["-{}", "+{}", "~{}", "not {}", "[{}]", "({},)", "f'{{{}}}'", "f'{{{}:>8}}'", "{} and 5", "{} or 5", "7 if {} else 8"]
+UNARY = [
+    "-{}",
+    "+{}",
+    "~{}",
+    "not {}",
+    "[{}]",
+    "({},)",
+    "f'{{{}}}'",
+    "f'{{{}:>8}}'",
+    "{} and 5",
+    "{} or 5",
+    "7 if {} else 8",
+]
 FUNCTIONS = (
     "abs bin chr complex divmod float format hash hex int isinstance len list max min next oct ord pow range "
     "repr round set sorted str sum tuple type"
 ).split()
-KEEPS = ("operator.itemgetter", "operator.attrgetter", "operator.methodcaller", "math.ldexp")  # native code, given a proxy
+# native code, given a proxy
+KEEPS = ("operator.itemgetter", "operator.attrgetter", "operator.methodcaller", "math.ldexp")
 CALLS = ["{f}({n})", "{f}({n}, 2)", "{f}(2, {n})", "{f}({n}, {n})", "{f}([{n}])", "{f}({n}, 3, 5)", "{f}({n}, int)"]
 
 
 def expressions(kind):
-    """Source of expressions of n: operators both ways round, built-in functions, those of `math` and `operator`, methods and attributes."""
+    """Source of expressions of n: operators both ways round, built-in functions, those of `math` and `operator`,
+    methods and attributes."""
     for symbol, other in itertools.product(OPERATORS, OTHERS):
         yield f"n {symbol} {other}"
         yield f"{other} {symbol} n"

@@ -44,13 +44,20 @@ class Quantize(thunder.Transform):
         for argument in computation_trace.args:
             if parameters.get(argument.name) in model._overrides_parameters:
                 name = parameters[argument.name]
-                prologue_trace, computation_trace, scales[argument] = with_parameter(prologue_trace, computation_trace, model, f"{name}.scale")
+                prologue_trace, computation_trace, scales[argument] = with_parameter(
+                    prologue_trace, computation_trace, model, f"{name}.scale"
+                )
                 quantized[argument] = TensorProxy(argument.name, like=argument, dtype=thunder.int8, requires_grad=False)
 
         def rule(line, out):
             weight = line.args[1] if line.sym is ltorch.linear else None
             if weight in scales:
-                out.trace(lambda x, w, b: ltorch.linear(x, ltorch.mul(ltorch.to(quantized[w], scales[w].dtype), scales[w]), b), line)
+                out.trace(
+                    lambda x, w, b: ltorch.linear(
+                        x, ltorch.mul(ltorch.to(quantized[w], scales[w].dtype), scales[w]), b
+                    ),
+                    line,
+                )
             else:
                 out.write(line)
 
@@ -84,14 +91,33 @@ def test_quantized_weights_take_the_place_of_parameters():
     before = {k: v.clone() for k, v in original.state_dict().items()}
     compiled = thunder.jit(original, transforms=[Quantize()])
     assert torch.equal(compiled(X), rounded(original)(X))
-    assert thunder.cache_misses(compiled) == 1 and torch.equal(compiled(X), compiled(X)) and thunder.cache_misses(compiled) == 1
-    assert all(torch.equal(v, before[k]) for k, v in original.state_dict().items()), "the wrapped module stays as it was"
-    assert compiled.get_parameter("0.weight").dtype is torch.int8 and compiled.get_parameter("0.weight.scale").shape == ()
+    assert (
+        thunder.cache_misses(compiled) == 1
+        and torch.equal(compiled(X), compiled(X))
+        and thunder.cache_misses(compiled) == 1
+    )
+    assert all(torch.equal(v, before[k]) for k, v in original.state_dict().items()), (
+        "the wrapped module stays as it was"
+    )
+    assert (
+        compiled.get_parameter("0.weight").dtype is torch.int8 and compiled.get_parameter("0.weight.scale").shape == ()
+    )
     assert compiled.get_parameter("0.bias") is original[0].bias
-    assert [n for n, _ in compiled.named_parameters()] == ["0.weight", "0.weight.scale", "2.weight", "2.weight.scale", "0.bias", "2.bias"]
+    assert [n for n, _ in compiled.named_parameters()] == [
+        "0.weight",
+        "0.weight.scale",
+        "2.weight",
+        "2.weight.scale",
+        "0.bias",
+        "2.bias",
+    ]
     assert [n for n, _ in compiled.named_parameters(prefix="p", recurse=False)] == []
     prologue, computation = thunder.last_prologue_traces(compiled), thunder.last_traces(compiled)
-    assert len(prologue) == 2 and "Constructed by Transform Quantize" in str(prologue[-1]) and "t_0_weight_scale = " in str(prologue[-1])
+    assert (
+        len(prologue) == 2
+        and "Constructed by Transform Quantize" in str(prologue[-1])
+        and "t_0_weight_scale = " in str(prologue[-1])
+    )
     assert "t_0_weight_scale" not in str(computation[0]) and '# t_0_weight: "cpu i8[5, 4]"' in str(computation[1])
 
 
@@ -100,7 +126,9 @@ def test_a_replaced_parameter_trains():
     compiled(X).sum().backward()
     reference = rounded(model())
     reference(X).sum().backward()
-    assert torch.equal(compiled.get_parameter("2.bias").grad, reference[2].bias.grad) and torch.equal(compiled._model[0].bias.grad, reference[0].bias.grad)
+    assert torch.equal(compiled.get_parameter("2.bias").grad, reference[2].bias.grad) and torch.equal(
+        compiled._model[0].bias.grad, reference[0].bias.grad
+    )
     assert compiled.get_parameter("2.weight").grad is None
 
 
@@ -108,7 +136,9 @@ def test_state_dicts_in_both_forms():
     original = model()
     compiled = thunder.jit(original, transforms=[Quantize()])
     transformed, plain = compiled.state_dict(prefix="m."), compiled.original_state_dict(prefix="m.")
-    assert set(transformed) == {f"m.{k}" for k in ("0.weight", "0.bias", "2.weight", "2.bias", "0.weight.scale", "2.weight.scale")}
+    assert set(transformed) == {
+        f"m.{k}" for k in ("0.weight", "0.bias", "2.weight", "2.bias", "0.weight.scale", "2.weight.scale")
+    }
     assert transformed["m.0.weight"].dtype is torch.int8
     assert set(plain) == {f"m.{k}" for k in original.state_dict()}
     assert all(torch.equal(plain[f"m.{k}"], v) for k, v in rounded(original).state_dict().items())
@@ -124,10 +154,18 @@ def test_state_dict_errors_are_pytorchs():
     compiled = thunder.jit(model(), transforms=[Quantize()])
     given = compiled.state_dict()
     missing = {k: v for k, v in given.items() if k != "0.weight.scale"} | {"other": torch.ones(1)}
-    with pytest.raises(RuntimeError, match=r'Error\(s\) in loading state_dict for Sequential:\n\tUnexpected key\(s\) in state_dict: "other". \n\tMissing key\(s\) in state_dict: "0.weight.scale". '):
+    with pytest.raises(
+        RuntimeError,
+        match=r'Error\(s\) in loading state_dict for Sequential:\n\tUnexpected key\(s\) in state_dict: "other". '
+        r'\n\tMissing key\(s\) in state_dict: "0.weight.scale". ',
+    ):
         compiled.load_state_dict(missing)
     assert compiled.load_state_dict(missing, strict=False) == (["0.weight.scale"], ["other"])
-    with pytest.raises(RuntimeError, match=r"size mismatch for 0.weight: copying a param with shape torch.Size\(\[1\]\) from checkpoint, the shape in current model is torch.Size\(\[5, 4\]\)."):
+    with pytest.raises(
+        RuntimeError,
+        match=r"size mismatch for 0.weight: copying a param with shape torch.Size\(\[1\]\) from checkpoint, the "
+        r"shape in current model is torch.Size\(\[5, 4\]\).",
+    ):
         compiled.load_state_dict(given | {"0.weight": torch.ones(1)})
 
 
@@ -137,10 +175,18 @@ def test_a_replaced_parameter_that_no_transform_accounts_for_is_an_error():
     compiled.set_parameter("0.weight", nn.Parameter(compiled.get_parameter("0.weight").detach() * 2))
     doubled = model()
     doubled[0].weight.data *= 2
-    assert torch.equal(compiled(X), doubled(X)) and not torch.equal(compiled(X), expected), "same shape and dtype: it is read in its place"
-    assert thunder.last_recompile_reasons(compiled) == ["other parameters of the compiled module are replaced than before"]
+    assert torch.equal(compiled(X), doubled(X)) and not torch.equal(compiled(X), expected), (
+        "same shape and dtype: it is read in its place"
+    )
+    assert thunder.last_recompile_reasons(compiled) == [
+        "other parameters of the compiled module are replaced than before"
+    ]
     compiled.set_parameter("0.weight", nn.Parameter(torch.ones(5, 4, dtype=torch.float64)))
-    with pytest.raises(CaptureError, match=r"parameter 0.weight was replaced by one of shape \(5, 4\) and torch.float64, and the program reads it as .*\n.*transform_traces_pre_prologue"):
+    with pytest.raises(
+        CaptureError,
+        match=r"parameter 0.weight was replaced by one of shape \(5, 4\) and torch.float64, and the program reads it "
+        r"as .*\n.*transform_traces_pre_prologue",
+    ):
         compiled(X)
     del compiled._overrides_parameters["0.weight"]
     assert torch.equal(compiled(X), expected)
@@ -180,9 +226,17 @@ def test_replaced_buffers_and_moves():
     original = WithBuffer()
     compiled = thunder.jit(original)
     compiled._overrides_buffers["scale"] = torch.tensor(5.0)
-    assert torch.equal(compiled(X), X * 5) and torch.equal(original.scale, torch.tensor(2.0)) and torch.equal(compiled.get_buffer("scale"), torch.tensor(5.0))
+    assert (
+        torch.equal(compiled(X), X * 5)
+        and torch.equal(original.scale, torch.tensor(2.0))
+        and torch.equal(compiled.get_buffer("scale"), torch.tensor(5.0))
+    )
     compiled.set_buffer("scale", torch.tensor(6.0))
-    assert torch.equal(compiled(X), X * 6) and torch.equal(original.scale, torch.tensor(2.0)) and dict(compiled.named_buffers()) == {"scale": torch.tensor(6.0)}
+    assert (
+        torch.equal(compiled(X), X * 6)
+        and torch.equal(original.scale, torch.tensor(2.0))
+        and dict(compiled.named_buffers()) == {"scale": torch.tensor(6.0)}
+    )
     compiled.double()
     assert compiled.get_buffer("scale").dtype is torch.float64 and compiled(X.double()).dtype is torch.float64
     linear = thunder.jit(nn.Linear(2, 2))
@@ -208,7 +262,9 @@ def test_copies_keep_what_was_replaced():
     compiled = thunder.jit(model())
     compiled.set_parameter("0.weight", nn.Parameter(torch.ones(5, 4)))
     for made in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
-        assert torch.equal(made(X), compiled(X)) and made.get_parameter("0.weight") is not compiled.get_parameter("0.weight")
+        assert torch.equal(made(X), compiled(X)) and made.get_parameter("0.weight") is not compiled.get_parameter(
+            "0.weight"
+        )
 
 
 def test_one_transform_serves_several_modules():
@@ -238,13 +294,17 @@ class LowRank(thunder.Transform):
     def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
         made = []
         for part in ("lora_a", "lora_b"):
-            prologue_trace, computation_trace, proxy = with_parameter(prologue_trace, computation_trace, kwargs["model"], f"{self.name}.{part}")
+            prologue_trace, computation_trace, proxy = with_parameter(
+                prologue_trace, computation_trace, kwargs["model"], f"{self.name}.{part}"
+            )
             made.append(proxy)
         weight = next(n for n, path in computation_trace.tables["parameters"].items() if path == f"{self.name}.weight")
 
         def rule(line, out):
             if line.sym is ltorch.linear and line.args[1].name == weight:
-                out.trace(lambda x, w, b: ltorch.linear(x, w, b) + ltorch.linear(ltorch.linear(x, made[0]), made[1]), line)
+                out.trace(
+                    lambda x, w, b: ltorch.linear(x, w, b) + ltorch.linear(ltorch.linear(x, made[0]), made[1]), line
+                )
             else:
                 out.write(line)
 
@@ -262,7 +322,11 @@ def test_added_parameters_train():
     torch.testing.assert_close(compiled.get_parameter("2.lora_b").grad, gradient)
     assert compiled.get_parameter("2.weight").grad is None
     optimizer.step()
-    assert compiled.get_parameter("2.lora_b").abs().sum() > 0 and not torch.equal(compiled(X), original(X)) and thunder.cache_misses(compiled) == 1
+    assert (
+        compiled.get_parameter("2.lora_b").abs().sum() > 0
+        and not torch.equal(compiled(X), original(X))
+        and thunder.cache_misses(compiled) == 1
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- hooks
@@ -276,7 +340,9 @@ class Noting(thunder.Transform):
         self.log.append((self.name, "module", type(model).__name__))
 
     def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
-        self.log.append((self.name, "traces", prologue_trace.name, epilogue_trace, [e.name for e in kwargs["executors_list"]]))
+        self.log.append(
+            (self.name, "traces", prologue_trace.name, epilogue_trace, [e.name for e in kwargs["executors_list"]])
+        )
         return prologue_trace, computation_trace, epilogue_trace
 
     def transform_trace_post_optimization(self, computation_trace, **kwargs):
@@ -300,10 +366,14 @@ def test_hooks_are_asked_in_order():
     compiled(X)
     names = ["torch", "python"]
     assert log == [
-        ("a", "traces", "prologue", None, names), ("b", "traces", "prologue", None, names), ("a", "augmented_forward_fn", names), ("b", "augmented_forward_fn", names),
+        ("a", "traces", "prologue", None, names), ("b", "traces", "prologue", None, names),
+            ("a", "augmented_forward_fn", names), ("b", "augmented_forward_fn", names),
         ("a", "backward_fn", names), ("b", "backward_fn", names),
     ]  # fmt: skip
-    assert [t.provenance.split(" (")[0] for t in thunder.last_backward_traces(compiled)][-3:] == ["Constructed by Delete Last Used", *["Constructed by Transform Noting"] * 2]
+    assert [t.provenance.split(" (")[0] for t in thunder.last_backward_traces(compiled)][-3:] == [
+        "Constructed by Delete Last Used",
+        *["Constructed by Transform Noting"] * 2,
+    ]
     log.clear()
     compiled.load_original_state_dict(compiled.original_state_dict())
     assert log == [("b", "from", ""), ("a", "from", ""), ("a", "to", ""), ("b", "to", "")]
@@ -318,7 +388,9 @@ def test_the_backward_is_transformed():
             def rule(line, out):
                 out.write(line.replace(sym=twice) if line.sym.name == "cos" else line)
 
-            twice = thunder.extend.OperatorExecutor("negating").register_operator("minus_cos", meta=lambda x: TensorProxy(like=x), fn=lambda x: -torch.cos(x))
+            twice = thunder.extend.OperatorExecutor("negating").register_operator(
+                "minus_cos", meta=lambda x: TensorProxy(like=x), fn=lambda x: -torch.cos(x)
+            )
             return rewrite(computation_trace, rule)
 
     x = X.clone().requires_grad_()
@@ -331,7 +403,13 @@ def test_a_changed_prologue_and_epilogue_run():
         def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
             from thunder.core.symbol import BoundSymbol, Symbol
 
-            hello = Symbol("hello", module="prims", is_prim=True, python_printer=lambda line, printer: [f"{printer.object(log)}.append({line.args[0]!r})"])
+            hello = Symbol(
+                "hello",
+                module="prims",
+                is_prim=True,
+                python_printer=lambda line, printer: [f"{printer.object(log)}.append({line.args[0]!r})"],
+            )
+
             def with_line(trace, text):
                 return trace.replace(bound_symbols=(*trace.bound_symbols, BoundSymbol(hello, (text,), {}, None)))
 
@@ -355,7 +433,9 @@ def test_add_transform():
     class Doubling(thunder.Transform):
         def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
             def rule(line, out):
-                out.trace(lambda *a, **k: ltorch.mul(line.sym(*a, **k), 2), line) if line.sym is ltorch.linear else out.write(line)
+                out.trace(
+                    lambda *a, **k: ltorch.mul(line.sym(*a, **k), 2), line
+                ) if line.sym is ltorch.linear else out.write(line)
 
             return prologue_trace, rewrite(computation_trace, rule), epilogue_trace
 
@@ -363,8 +443,15 @@ def test_add_transform():
     compiled = thunder.jit(original, cache="symbolic values")
     once = thunder.add_transform(compiled, transform=Doubling())
     twice = thunder.add_transform(once, transform=[Doubling()], disable_torch_autograd_support=True)
-    assert torch.equal(once(X), original(X) * 2) and torch.equal(twice(X), original(X) * 4) and torch.equal(compiled(X), original(X))
-    assert len(thunder.list_transforms(twice)) == 2 and thunder.cache_option(twice) is thunder.CACHE_OPTIONS.SYMBOLIC_VALUES
+    assert (
+        torch.equal(once(X), original(X) * 2)
+        and torch.equal(twice(X), original(X) * 4)
+        and torch.equal(compiled(X), original(X))
+    )
+    assert (
+        len(thunder.list_transforms(twice)) == 2
+        and thunder.cache_option(twice) is thunder.CACHE_OPTIONS.SYMBOLIC_VALUES
+    )
     assert once(X).requires_grad and not twice(X).requires_grad
     once(X).sum().backward()
     torch.testing.assert_close(original.weight.grad, 2 * X.sum(0).expand(2, 4))
@@ -375,8 +462,14 @@ def test_add_transform():
 
 
 def test_wrong_transforms():
-    names = "transform_module, transform_traces_pre_prologue, transform_state_dict_for_submodule, reverse_transform_state_dict_for_submodule, transform_trace_post_optimization"
-    with pytest.raises(OptionError, match=f"transforms= has a int, which has none of the hooks of a thunder.Transform: .*{names.split(', ')[-1]}"):
+    names = (
+        "transform_module, transform_traces_pre_prologue, transform_state_dict_for_submodule, "
+        "reverse_transform_state_dict_for_submodule, transform_trace_post_optimization"
+    )
+    with pytest.raises(
+        OptionError,
+        match=f"transforms= has a int, which has none of the hooks of a thunder.Transform: .*{names.split(', ')[-1]}",
+    ):
         thunder.jit(nn.Linear(2, 2), transforms=[3])
     with pytest.raises(OptionError, match=r"transforms= has the class Quantize: give an instance, Quantize\(...\)"):
         thunder.jit(nn.Linear(2, 2), transforms=[Quantize])
@@ -391,9 +484,17 @@ def test_wrong_transforms():
         def transform_traces_pre_prologue(self, prologue_trace, computation_trace, epilogue_trace, **kwargs):
             return prologue_trace, computation_trace.replace(args=computation_trace.args * 2), epilogue_trace
 
-    with pytest.raises(OptionError, match=r"Half.transform_traces_pre_prologue returned tuple: return \(prologue_trace, computation_trace, epilogue_trace\)"):
+    with pytest.raises(
+        OptionError,
+        match=r"Half.transform_traces_pre_prologue returned tuple: return \(prologue_trace, computation_trace, "
+        r"epilogue_trace\)",
+    ):
         thunder.jit(lambda x: x + 1, transforms=[Half()])(X)
-    with pytest.raises(OptionError, match="after More.transform_traces_pre_prologue the prologue returns 1 values and the computation has 2 arguments: .*with_parameter"):
+    with pytest.raises(
+        OptionError,
+        match="after More.transform_traces_pre_prologue the prologue returns 1 values and the computation has 2 "
+        "arguments: .*with_parameter",
+    ):
         thunder.jit(lambda x: x + 1, transforms=[More()])(X)
     with pytest.raises(OptionError, match="'w' is no parameter that a transform gave the module"):
         with_parameter(None, None, thunder.jit(nn.Linear(2, 2)), "w")

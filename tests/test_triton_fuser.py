@@ -1,4 +1,5 @@
-"""The Triton fuser under Triton's interpreter: every operation it takes, random regions, how many kernels programs become, layouts, what is compiled once."""
+"""The Triton fuser under Triton's interpreter: every operation it takes, random regions, how many kernels programs
+become, layouts, what is compiled once."""
 
 import itertools
 import sys
@@ -46,7 +47,9 @@ def others(compiled, backward=False):
 
 
 def on_device(x):
-    return x.to(DEVICE) if isinstance(x, torch.Tensor) else type(x)(map(on_device, x)) if type(x) in (tuple, list) else x
+    return (
+        x.to(DEVICE) if isinstance(x, torch.Tensor) else type(x)(map(on_device, x)) if type(x) in (tuple, list) else x
+    )
 
 
 def in_double(x):
@@ -56,9 +59,11 @@ def in_double(x):
 
 
 def check_close(got, eager, exact, precision=None):
-    """The rule: the largest deviation from the program in float64 is at most four times eager's, and four roundings of the largest element to the type of the result.
+    """The rule: the largest deviation from the program in float64 is at most four times eager's, and four roundings of
+    the largest element to the type of the result.
 
-    Kernels compute in float32 and round where the program converts: their deviation is that of the same computation in float32 plus one rounding of each result.
+    Kernels compute in float32 and round where the program converts: their deviation is that of the same computation in
+    float32 plus one rounding of each result.
     """
     assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
     if not eager.is_floating_point():
@@ -71,10 +76,13 @@ def check_close(got, eager, exact, precision=None):
     if finite.any():
         deviation, of_eager = ((x.double() - exact)[finite].abs().max() for x in (got, eager))
         unit = torch.finfo(eager.dtype).eps if precision is None else precision
-        assert deviation <= 4 * of_eager + 4 * unit * exact[finite].abs().max(), f"{deviation:.3e} where eager has {of_eager:.3e}"
+        assert deviation <= 4 * of_eager + 4 * unit * exact[finite].abs().max(), (
+            f"{deviation:.3e} where eager has {of_eager:.3e}"
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------------- every operation
+# ---------------------------------------------------------------------------------------------------------------- every
+# operation
 
 # what the fuser takes at all; an operation that drops out of this list would otherwise do so silently
 TAKEN = """
@@ -113,7 +121,8 @@ def test_an_operation_is_as_exact_as_in_float32(name, dtype):
     assert fused
 
 
-# ---------------------------------------------------------------------------------------------------------------- PyTorch's samples
+# ----------------------------------------------------------------------------------------------------------------
+# PyTorch's samples
 
 
 # exponents that are tensors, rounding quotients, matrix norms: by PyTorch
@@ -122,7 +131,11 @@ LEFT = {"pow", "div_floor_rounding", "norm_nuc"}
 
 def fuses_alone(info) -> bool:
     symbol = lookup(info.op)
-    return getattr(symbol, "name", "") in TAKEN and torch.float32 in info.supported_dtypes("cpu") and info.formatted_name not in LEFT
+    return (
+        getattr(symbol, "name", "") in TAKEN
+        and torch.float32 in info.supported_dtypes("cpu")
+        and info.formatted_name not in LEFT
+    )
 
 
 @pytest.mark.parametrize("info", [i for i in op_db if fuses_alone(i)], ids=lambda i: i.formatted_name)
@@ -130,7 +143,9 @@ def test_pytorchs_samples_are_as_exact_as_in_float32(info):
     """What op_db has for an operation: other shapes, orders of arguments and corners than our own samples."""
     torch.manual_seed(0)
     tried = 0
-    for sample in itertools.islice(info.sample_inputs_func(info, DEVICE, torch.float32, False), 10 if DEVICE == "cpu" else 40):
+    for sample in itertools.islice(
+        info.sample_inputs_func(info, DEVICE, torch.float32, False), 10 if DEVICE == "cpu" else 40
+    ):
         args, kwargs = (sample.input, *sample.args), sample.kwargs
         try:
             eager = info.op(*args, **kwargs)
@@ -147,11 +162,15 @@ def test_pytorchs_samples_are_as_exact_as_in_float32(info):
 
 def roundings(got, exact):
     """By how many steps of its type a result is off, at most."""
-    step = torch.nextafter(exact.to(got.dtype).abs(), torch.tensor(torch.inf, dtype=got.dtype)) - exact.to(got.dtype).abs()
+    step = (
+        torch.nextafter(exact.to(got.dtype).abs(), torch.tensor(torch.inf, dtype=got.dtype)) - exact.to(got.dtype).abs()
+    )
     return ((got.double() - exact).abs() / step.double()).max().item()
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="an exponential of the device is less exact, by how much depends on the number")
+@pytest.mark.skipif(
+    DEVICE == "cuda", reason="an exponential of the device is less exact, by how much depends on the number"
+)
 @pytest.mark.parametrize(
     "name, most", [("tanh", 2), ("expm1", 5), ("log1p", 4), ("sqrt", 0.5), ("rsqrt", 1)]
 )  # the logarithm of NumPy is up to 3 off, the exponential 2, which become 4
@@ -163,7 +182,13 @@ def test_functions_are_exact_to_some_digits(name, most):
     got = thunder.jit(lambda x: function(x) + 0.0, executors=[Eager("functions")])(x)
     assert roundings(got, function(x.double())) <= most
     special = torch.tensor([0.0, torch.inf, torch.nan, -1.0, -torch.inf, -2.0, 1e-30, 89.0])
-    torch.testing.assert_close(thunder.jit(function, executors=[Eager("functions")])(special), function(special), equal_nan=True, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        thunder.jit(function, executors=[Eager("functions")])(special),
+        function(special),
+        equal_nan=True,
+        rtol=1e-6,
+        atol=0,
+    )
 
 
 @pytest.mark.parametrize("number", [3, -7.5, 8, 2.0**127, 1e-3])
@@ -181,18 +206,23 @@ def test_what_an_operation_returns_in_fewer_digits_is_rounded_where_it_is_stored
     compiled = thunder.jit(lambda x: F.layer_norm(x, (40,)).sum(1, dtype=torch.float32), executors=[Eager("rounded")])
     eager, exact = F.layer_norm(x, (40,)).sum(1, dtype=torch.float32), F.layer_norm(x.double(), (40,)).sum(1)
     assert (compiled(x) - exact).abs().max() < 1e-5 < 1e-3 < (eager - exact).abs().max()
-    converted = thunder.jit(lambda x: (x.float() * 1.37).bfloat16().float() - x.float() * 1.37, executors=[Eager("rounded")])
+    converted = thunder.jit(
+        lambda x: (x.float() * 1.37).bfloat16().float() - x.float() * 1.37, executors=[Eager("rounded")]
+    )
     torch.testing.assert_close(converted(x), (x.float() * 1.37).bfloat16().float() - x.float() * 1.37)
     assert converted(x).abs().max() > 1e-3
 
 
-# ---------------------------------------------------------------------------------------------------------------- random regions
+# ----------------------------------------------------------------------------------------------------------------
+# random regions
 
 
 def within_bound(deviation, region, number):
-    """The rule: twice as far from the program in float64 as eager, and two roundings to its coarsest type, since kernels round where the program converts, not where eager does.
+    """The rule: twice as far from the program in float64 as eager, and two roundings to its coarsest type, since
+    kernels round where the program converts, not where eager does.
 
-    Where that is not enough, what a rounding of the inputs does to this result: eager may be lucky, as with the variance of a column of equal numbers, which its algorithm finds to be 0.
+    Where that is not enough, what a rounding of the inputs does to this result: eager may be lucky, as with the
+    variance of a column of equal numbers, which its algorithm finds to be 0.
     """
     bound = 2 * deviation.eager + 2 * region.unit
     return not deviation.wrong and (deviation.got <= bound or deviation.got <= bound + region.sensitivity()[number])
@@ -219,16 +249,23 @@ def test_gradients_of_random_regions_are_as_exact_as_eagers(first):
         region = random_region(seed, SMALL, smooth=True)
         compiled = thunder.jit(region.function, executors=[Eager("random")])
         sides = []
-        for run, inputs in ((lambda x: compiled(*x), region.placed(DEVICE)), (region, region.placed(DEVICE)), (region.exact, [x.double() for x in region.inputs])):
+        for run, inputs in (
+            (lambda x: compiled(*x), region.placed(DEVICE)),
+            (region, region.placed(DEVICE)),
+            (region.exact, [x.double() for x in region.inputs]),
+        ):
             leaves = [x.detach().requires_grad_() for x in inputs]
             sides.append([x.cpu() for x in region.with_gradients(run(leaves), leaves)])
         for deviation in judge(*sides):
-            assert not deviation.wrong and deviation.got <= 4 * deviation.eager + 8 * region.unit, f"{deviation} for seed {seed}:\n{region.text}"
+            assert not deviation.wrong and deviation.got <= 4 * deviation.eager + 8 * region.unit, (
+                f"{deviation} for seed {seed}:\n{region.text}"
+            )
         fused += bool(fusions(compiled))
     assert fused > 20
 
 
-# ---------------------------------------------------------------------------------------------------------------- programs and their kernels
+# ----------------------------------------------------------------------------------------------------------------
+# programs and their kernels
 
 
 def rope(x, cos, sin):
@@ -252,20 +289,27 @@ def cross_entropy(logits, labels):
 
 
 def tensor(*shape, dtype=torch.float32, grad=True, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(DEVICE, dtype).requires_grad_(grad)
+    return (
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+        .to(DEVICE, dtype)
+        .requires_grad_(grad)
+    )
 
 
 LABELS = torch.tensor([3, -1, 0, 49, 7, 7] * 12, device=DEVICE)
 PROGRAMS = {  # program, inputs, kernels of the forward, of the backward
-    "rope": (rope, lambda: (tensor(2, 3, 9, 16, dtype=torch.bfloat16), tensor(9, 16, grad=False), tensor(9, 16, grad=False)), 1, 1),
+    "rope": (rope, lambda: (tensor(2, 3, 9, 16, dtype=torch.bfloat16), tensor(9, 16, grad=False),
+    tensor(9, 16, grad=False)), 1, 1),
     "rms_norm": (rms_norm, lambda: (tensor(2, 50, 40, dtype=torch.bfloat16), tensor(40, dtype=torch.bfloat16)), 1, 2),
     "F.rms_norm": (lambda x, w: F.rms_norm(x, (40,), w) + x, lambda: (tensor(100, 40), tensor(40)), 1, 2),
-    "layer_norm": (lambda x, w, b: F.silu(F.layer_norm(x, (40,), w, b)), lambda: (tensor(100, 40), tensor(40), tensor(40, seed=1)), 1, 2),
+    "layer_norm": (lambda x, w, b: F.silu(F.layer_norm(x, (40,), w, b)),
+    lambda: (tensor(100, 40), tensor(40), tensor(40, seed=1)), 1, 2),
     "geglu_chain": (geglu_chain, lambda: (tensor(90, 33), tensor(33)), 1, 2),
     "cross_entropy": (cross_entropy, lambda: (tensor(72, 50), LABELS), 2, 1),
     "softmax": (lambda x: torch.softmax(x * 0.3, -1), lambda: (tensor(4, 5, 33),), 1, 1),
     "swiglu": (lambda a, b: F.silu(a) * b, lambda: (tensor(30, 33), tensor(30, 33, seed=1)), 1, 1),
-    "residual": (lambda x, y, w: rms_norm(x + y, w) + x, lambda: (tensor(70, 40), tensor(70, 40, seed=1), tensor(40)), 1, 2),
+    "residual": (lambda x, y, w: rms_norm(x + y, w) + x, lambda: (tensor(70, 40), tensor(70, 40, seed=1), tensor(40)),
+    1, 2),
     "sum": (lambda x: (x * x).sum(), lambda: (tensor(90, 300),), 2, 1),
     "columns": (lambda x: (x * x).amax(0) + x.sum(0), lambda: (tensor(300, 150, grad=False),), 2, None),
     "long outer": (lambda x, b: torch.tanh(x * b), lambda: (tensor(150, 300), tensor(300)), 1, 2),
@@ -276,7 +320,8 @@ PROGRAMS = {  # program, inputs, kernels of the forward, of the backward
 @pytest.mark.parametrize("long", [False, True], ids=["", "long"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_of_a_program(name, long, monkeypatch):
-    """As many kernels as there have to be, nothing beside them, and gradients as exact as eager's. long: as if rows did not fit on the chip."""
+    """As many kernels as there have to be, nothing beside them, and gradients as exact as eager's. long: as if rows did
+    not fit on the chip."""
     if long:
         monkeypatch.setattr(schedule, "ON_CHIP", 16)
         monkeypatch.setattr(tiles, "PASS", 16)
@@ -310,7 +355,10 @@ def test_a_cross_entropy_saves_numbers_of_rows():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         saved = []
         compiled(logits, LABELS)
-    assert sum(t.numel() for t in saved if t.data_ptr() != logits.data_ptr() and t.data_ptr() != LABELS.data_ptr()) <= 2 * 72 + 1
+    assert (
+        sum(t.numel() for t in saved if t.data_ptr() != logits.data_ptr() and t.data_ptr() != LABELS.data_ptr())
+        <= 2 * 72 + 1
+    )
 
 
 def test_a_row_without_numbers_is_not_a_number(monkeypatch):
@@ -318,7 +366,12 @@ def test_a_row_without_numbers_is_not_a_number(monkeypatch):
     monkeypatch.setattr(tiles, "PASS", 16)
     x = tensor(4, 50, grad=False)
     x[0], x[1, 5], x[2, 7], x[3, :20] = float("-inf"), float("inf"), float("nan"), float("-inf")
-    for program in (lambda x: torch.softmax(x + 0, -1), lambda x: torch.log_softmax(x + 0, -1), lambda x: (x + 0).amax(-1), lambda x: (x + 0).amin(-1)):
+    for program in (
+        lambda x: torch.softmax(x + 0, -1),
+        lambda x: torch.log_softmax(x + 0, -1),
+        lambda x: (x + 0).amax(-1),
+        lambda x: (x + 0).amin(-1),
+    ):
         torch.testing.assert_close(thunder.jit(program, executors=[triton_fuser])(x), program(x), equal_nan=True)
 
 
@@ -342,7 +395,11 @@ def test_equal_layers_are_compiled_once_and_strides_decide_kernels():
 
 
 def test_a_single_operation_and_what_is_empty_stay_with_pytorch():
-    for program, x in ((torch.tanh, tensor(4, 4)), (lambda x: torch.tanh(x) * x, torch.zeros(0, 4)), (lambda x: x.t().reshape(-1), tensor(4, 4))):
+    for program, x in (
+        (torch.tanh, tensor(4, 4)),
+        (lambda x: torch.tanh(x) * x, torch.zeros(0, 4)),
+        (lambda x: x.t().reshape(-1), tensor(4, 4)),
+    ):
         compiled = thunder.jit(program, executors=[triton_fuser])
         assert torch.equal(compiled(x), program(x)) and not fusions(compiled)
 
@@ -352,7 +409,14 @@ def test_integers_and_bools_are_exact():
 
     def program(a, b):
         low, both = torch.minimum(a, b), (a > 2) & (b != 5)
-        return low * b + a, both, torch.where(both, a, -a).sum(), (a - b).to(torch.int8), a.to(torch.float32) * 0.5, both.logical_not() | (a == 0)
+        return (
+            low * b + a,
+            both,
+            torch.where(both, a, -a).sum(),
+            (a - b).to(torch.int8),
+            a.to(torch.float32) * 0.5,
+            both.logical_not() | (a == 0),
+        )
 
     got = thunder.jit(program, executors=[triton_fuser])(a, b)
     for g, e in zip(got, program(a, b), strict=True):
@@ -360,16 +424,24 @@ def test_integers_and_bools_are_exact():
 
 
 def test_a_negative_of_memory_is_read_as_what_it_is():
-    x = torch.randn(6, dtype=torch.complex64).conj().imag.to(DEVICE) if DEVICE == "cpu" else torch.randn(6, dtype=torch.complex64, device=DEVICE).conj().imag
+    x = (
+        torch.randn(6, dtype=torch.complex64).conj().imag.to(DEVICE)
+        if DEVICE == "cpu"
+        else torch.randn(6, dtype=torch.complex64, device=DEVICE).conj().imag
+    )
     assert x.is_neg()
-    torch.testing.assert_close(thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[triton_fuser])(x), torch.tanh(x) * x + 1)
+    torch.testing.assert_close(
+        thunder.jit(lambda x: torch.tanh(x) * x + 1, executors=[triton_fuser])(x), torch.tanh(x) * x + 1
+    )
 
 
 def test_what_is_out_of_range_is_not_read():
     """On a device the program ends, as PyTorch's does; the interpreter gives no number."""
     labels, table = torch.tensor([0, 5, 2, -1, 2**32], device=DEVICE), tensor(4, 3, grad=False)
     if DEVICE == "cpu":
-        loss = thunder.jit(lambda x, t: F.cross_entropy(x * 2, t, reduction="none"), executors=[triton_fuser])(tensor(5, 4, grad=False), labels)
+        loss = thunder.jit(lambda x, t: F.cross_entropy(x * 2, t, reduction="none"), executors=[triton_fuser])(
+            tensor(5, 4, grad=False), labels
+        )
         rows = thunder.jit(lambda t, w: F.embedding(t, w) * 2 + 1, executors=[triton_fuser])(labels, table)
         for made in (loss, rows[:, 0], rows[:, 2]):
             assert made.isnan().tolist() == [False, True, False, True, True]
@@ -378,7 +450,9 @@ def test_what_is_out_of_range_is_not_read():
     (region,) = fusions(compiled)
     region.interpreted = False
     sources, _ = region._sources(((1,), (3, 1)))
-    assert sources[0].text.count("tl.device_assert(") == 1 and "== 0), 'index out of range')" in sources[0].text, "what is not read may be anything"
+    assert sources[0].text.count("tl.device_assert(") == 1 and "== 0), 'index out of range')" in sources[0].text, (
+        "what is not read may be anything"
+    )
 
 
 def test_a_region_that_is_too_large_is_split(monkeypatch):
@@ -433,7 +507,9 @@ def test_what_is_cheap_is_computed_in_the_region_that_reads_it():
     exact = program(x.double(), w.double())
     check_close(compiled(x, w), program(x, w), exact, torch.finfo(torch.bfloat16).eps)
     lines = [line for line in thunder.last_traces(compiled)[-1].bound_symbols if line.sym.is_fusion]
-    assert [[str(p.dtype.shortname) for p in line.outputs] for line in lines] == [["bf16"], ["f32"]], "the float32 value is written nowhere"
+    assert [[str(p.dtype.shortname) for p in line.outputs] for line in lines] == [["bf16"], ["f32"]], (
+        "the float32 value is written nowhere"
+    )
 
 
 def test_regions_that_read_the_same_are_one():
@@ -445,7 +521,8 @@ def test_regions_that_read_the_same_are_one():
 
 
 class Layer(torch.nn.Module):
-    """A transformer's layer without attention: a normalization, a gated product, a residual, and a rotation by angles that all layers share."""
+    """A transformer's layer without attention: a normalization, a gated product, a residual, and a rotation by angles
+    that all layers share."""
 
     def __init__(self, size):
         super().__init__()
@@ -477,7 +554,10 @@ def test_a_deep_model_compiles_the_regions_of_one_layer():
         executor = TritonFuser(f"deep{depth}")
         entry, _ = thunder.jit(Layers(depth).to(DEVICE), executors=[executor])._compiled.entry_for((x, angles), {})
         compilations[depth] = executor.compilations
-        regions[depth] = [sum(line.sym.is_fusion for line in traces[-1].bound_symbols) for traces in (entry.computation_traces, entry.backward_traces)]
+        regions[depth] = [
+            sum(line.sym.is_fusion for line in traces[-1].bound_symbols)
+            for traces in (entry.computation_traces, entry.backward_traces)
+        ]
     assert compilations[3] == compilations[5] == compilations[9], "what a further layer needs is compiled already"
     assert [n - m for n, m in zip(regions[9], regions[5], strict=True)] == [8, 8], "two regions a layer and direction"
 
@@ -506,7 +586,8 @@ def test_it_is_the_default_where_pytorch_knows_cuda(monkeypatch):
 
 
 def test_fuel_finds_a_wrong_fusion():
-    """As many regions as there is fuel for are fused; the first number with which a result is wrong names the region."""
+    """As many regions as there is fuel for are fused; the first number with which a result is wrong names the
+    region."""
 
     class Wrong(TritonFuser):
         def fuse(self, region, counter):
@@ -514,7 +595,13 @@ def test_fuel_finds_a_wrong_fusion():
             if counter != 2:
                 return line
             run = line.sym.fn
-            return self.register_temporary_operation(line.sym.name, lambda *inputs: [o * 2 for o in run(*inputs)], inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+            return self.register_temporary_operation(
+                line.sym.name,
+                lambda *inputs: [o * 2 for o in run(*inputs)],
+                inputs=region.inputs,
+                outputs=region.outputs,
+                bsyms=region.lines,
+            )
 
     def program(x):
         for _ in range(5):
@@ -553,6 +640,9 @@ def test_integers_that_are_negated_are_not_for_the_assembler_to_see():
     ((_, region),) = thunder.examine.get_fusions(thunder.last_traces(compiled)[-1])
     assert region.source.count("tl.program_id(2).to(") == 3
     small = x.to(torch.uint8)
-    assert torch.equal(thunder.jit(lambda x: (-x > 3) & (-x != 7), executors=[TritonFuser("signs")])(small), (-small > 3) & (-small != 7))
+    assert torch.equal(
+        thunder.jit(lambda x: (-x > 3) & (-x != 7), executors=[TritonFuser("signs")])(small),
+        (-small > 3) & (-small != 7),
+    )
     both = thunder.jit(lambda x: ((-x).amax() + 1, (-x).sum() + 1), executors=[TritonFuser("signs")])
     assert [int(v) for v in both(x)] == [301, 301] and "amax" in others(both)

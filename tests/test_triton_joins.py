@@ -37,7 +37,8 @@ def regions(compiled, backward=False):
 
 @pytest.mark.parametrize("heads", [(4, 4, 4), (4, 2, 2), (4, 1, 1)], ids=str)
 def test_rotated_heads_and_their_gradients(heads):
-    """A projection is split into heads, which are rotated: no element chooses what it reads, in the forward and where gradients are joined in the backward."""
+    """A projection is split into heads, which are rotated: no element chooses what it reads, in the forward and where
+    gradients are joined in the backward."""
     size, time = 64, 8
     cos, sin = data(time, size), data(time, size, seed=1)
 
@@ -50,7 +51,9 @@ def test_rotated_heads_and_their_gradients(heads):
     got, want = compiled(x), program(x)
     cotangents = [torch.ones_like(w) * data(*w.shape, seed=i) for i, w in enumerate(want)]
     torch.testing.assert_close(got, want)
-    assert all(judged.wrong == "" for judged in judge(*([x.detach().cpu() for x in side] for side in (got, want, want)))), "strides"
+    assert all(
+        judged.wrong == "" for judged in judge(*([x.detach().cpu() for x in side] for side in (got, want, want)))
+    ), "strides"
     torch.testing.assert_close(torch.autograd.grad(got, x, cotangents), torch.autograd.grad(want, x, cotangents))
     (forward,), (backward,) = regions(compiled), regions(compiled, backward=True)
     if heads != (4, 1, 1):  # of which slices as large as the smallest part would be narrow
@@ -94,7 +97,9 @@ def test_random_regions_in_parts(first, monkeypatch):
         if not any(word in region.text for word in ("cat", "pad", "roll", "stack")):
             continue
         compiled = thunder.jit(region.function, executors=[TritonFuser("random")])
-        results = judge(*([x.cpu() for x in side] for side in (compiled(*inputs), region(inputs), region.exact(region.inputs))))
+        results = judge(
+            *([x.cpu() for x in side] for side in (compiled(*inputs), region(inputs), region.exact(region.inputs)))
+        )
         for d in results:
             assert not d.wrong and d.got <= 2 * d.eager + 2 * region.unit, f"{d} for seed {seed}:\n{region.text}"
         cut += sum(v.kind == "part" for f in regions(compiled) for k in f.schedule.kernels for v in k.stores)

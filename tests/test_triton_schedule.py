@@ -1,4 +1,5 @@
-"""Which kernels the Triton fuser makes of a region, where there is a choice: what is stored and what is computed again, which pass comes first."""
+"""Which kernels the Triton fuser makes of a region, where there is a choice: what is stored and what is computed again,
+which pass comes first."""
 
 import pytest
 import torch
@@ -66,12 +67,22 @@ def test_sines_are_read_from_the_region_that_makes_them():
 
 def test_a_pass_comes_after_the_small_sums_that_it_reads():
     (region,) = fused(lambda x, y: torch.softmax(x, -1) * 2 / (y * y).sum(), tensor(40, 50), tensor(90))
-    assert [(k.rows, k.columns) for k in region.sym.fn.schedule.kernels] == [(1, 90), (40, 50)], "in the order of the program the rows would be read twice"
+    assert [(k.rows, k.columns) for k in region.sym.fn.schedule.kernels] == [(1, 90), (40, 50)], (
+        "in the order of the program the rows would be read twice"
+    )
 
 
 def test_a_joined_place_is_known_to_be_inside():
-    (region,) = fused(lambda x, cos, sin: turned(x.reshape(1, 6, 2, 8).transpose(1, 2), cos, sin), tensor(1, 6, 16), tensor(6, 8), tensor(6, 8))
-    assert region.sym.fn.source.count("//") == 1, "the row of an element in the tables: what is joined lies beside it in memory, in the order of which the kernel runs"
+    (region,) = fused(
+        lambda x, cos, sin: turned(x.reshape(1, 6, 2, 8).transpose(1, 2), cos, sin),
+        tensor(1, 6, 16),
+        tensor(6, 8),
+        tensor(6, 8),
+    )
+    assert region.sym.fn.source.count("//") == 1, (
+        "the row of an element in the tables: what is joined lies beside it in memory, in the order of which the "
+        "kernel runs"
+    )
 
 
 def test_a_region_writes_what_all_of_its_results_show():
@@ -82,4 +93,6 @@ def test_a_region_writes_what_all_of_its_results_show():
 
     x, w = tensor(3, 8, 5), tensor(40, 6)
     (region,) = fused(program, x, w)
-    assert [tuple(o.shape) for o in region.outputs] == [(3, 40)], "a copy would follow where the region wrote it before it is turned"
+    assert [tuple(o.shape) for o in region.outputs] == [(3, 40)], (
+        "a copy would follow where the region wrote it before it is turned"
+    )

@@ -1,4 +1,5 @@
-"""Sizes and numbers that data decides. Each program is compared with itself in eager, for data that selects nothing, one element, some, and all; compiled once."""
+"""Sizes and numbers that data decides. Each program is compared with itself in eager, for data that selects nothing,
+one element, some, and all; compiled once."""
 
 import math
 
@@ -27,7 +28,12 @@ DATA = [data(0, 0.5), data(1, 0.0), data(2, 1 / ROWS), data(3, 1.0), data(4, 2 /
 def assert_same(got, want) -> None:
     assert type(got) is type(want), (got, want)
     if isinstance(want, torch.Tensor):
-        assert (got.shape, got.dtype, got.stride(), got.requires_grad) == (want.shape, want.dtype, want.stride(), want.requires_grad)
+        assert (got.shape, got.dtype, got.stride(), got.requires_grad) == (
+            want.shape,
+            want.dtype,
+            want.stride(),
+            want.requires_grad,
+        )
         assert torch.equal(got, want) or torch.allclose(got, want, rtol=0, atol=0, equal_nan=True)
     elif isinstance(want, (tuple, list)) and not isinstance(want, torch.Size):
         assert len(got) == len(want)
@@ -188,7 +194,8 @@ PROGRAMS = {
     "written through slices at numbers": written_through_slices,
     "dropout in eval": lambda x: F.dropout(x[rows(x)], 0.5, False),
     "opaque operation": lambda x: torch.fft.fft(x[rows(x)], dim=1).real,
-    "opaque operation that changes the size": lambda x: torch.nn.functional.unfold(x[None, None, rows(x)], (1, 2)) if False else torch.combinations(torch.arange(3)),
+    "opaque operation that changes the size": lambda x: torch.nn.functional.unfold(x[None, None, rows(x)],
+    (1, 2)) if False else torch.combinations(torch.arange(3)),
     "item times a tensor": lambda x: x * x.max().item(),
     "item of integers": lambda x: x + rows(x).sum().item(),
     "item in arithmetic": lambda x: (x * 2 ** rows(x).sum().item() / 3) if False else x * (rows(x).sum().item() * 2 + 1) / 3,
@@ -212,13 +219,18 @@ PROGRAMS = {
     "checked": conditions,
     "the size is at least zero": lambda x: x + 1 if x[rows(x)].shape[0] >= 0 else x,
     "a size equals itself": lambda x: (lambda y: y + 1 if y.exp().shape[0] == y.shape[0] else y)(x[rows(x)]),
-    "conditions returned": lambda x: [x[rows(x)].shape[0] > 3, {"most": x.max().item() <= 0.5}, torch.sym_not(x[rows(x)].shape[0] == 0), isinstance(x.max().item() > 0, bool)],
-    "equal": lambda x: (torch.equal(x, x.abs()), x.equal(x + 0), x.equal(x[0]), torch.equal(x[x > 0], x[x[:, 0] > 0].reshape(-1)), type(x.equal(x + 0))),
-    "allclose": lambda x: (torch.allclose(x, x.abs()), x.allclose(x * (1 + 1e-7)), torch.allclose(input=x, other=x + 1, atol=2.0), x.allclose(x / 0 * 0, equal_nan=True)),
-    "equal constants": lambda x: x + 1 if torch.equal(torch.arange(3), torch.tensor([0, 1, 2])) and not torch.allclose(torch.ones(2), torch.zeros(2)) else x,
+    "conditions returned": lambda x: [x[rows(x)].shape[0] > 3, {"most": x.max().item() <= 0.5},
+    torch.sym_not(x[rows(x)].shape[0] == 0), isinstance(x.max().item() > 0, bool)],
+    "equal": lambda x: (torch.equal(x, x.abs()), x.equal(x + 0), x.equal(x[0]),
+    torch.equal(x[x > 0], x[x[:, 0] > 0].reshape(-1)), type(x.equal(x + 0))),
+    "allclose": lambda x: (torch.allclose(x, x.abs()), x.allclose(x * (1 + 1e-7)),
+    torch.allclose(input=x, other=x + 1, atol=2.0), x.allclose(x / 0 * 0, equal_nan=True)),
+    "equal constants": lambda x: x + 1 if torch.equal(torch.arange(3),
+    torch.tensor([0, 1, 2])) and not torch.allclose(torch.ones(2), torch.zeros(2)) else x,
     "is_nonzero": lambda x: (torch.is_nonzero(rows(x).sum()), (x > 0).any().is_nonzero()),
     "bools": lambda x: ((x > 0).all().item(), rows(x).tolist(), (x > 0).all().item(), int((x > 0).any())),
-    "a checked bool": lambda x: (lambda same: (torch._check(torch.sym_not(same)), x + 1 + same if not same else x)[1])(torch.equal(x, x + 1)),
+    "a checked bool": lambda x: (lambda same: (torch._check(torch.sym_not(same)),
+    x + 1 + same if not same else x)[1])(torch.equal(x, x + 1)),
     "experts": experts,
     "loss over a mask": masked_loss,
     "boxes": filtered_boxes,
@@ -237,7 +249,8 @@ def test_programs_equal_eager(name):
     assert thunder.cache_misses(compiled) == 1
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives
 
 DIFFERENTIATED = {
     "sum of what is selected": lambda x, w: x[x > 0].sum(),
@@ -251,13 +264,17 @@ DIFFERENTIATED = {
     "assigned through a mask": lambda x, w: ((x @ w).index_put((rows(x),), x[rows(x)] @ w * 2)).sum(),
     "setitem through a mask": lambda x, w: assigned(x, w).pow(2).sum(),
     "index_add": lambda x, w: torch.zeros(4, 3).index_add(0, rows(x).nonzero()[:, 0] % 4, x[rows(x)] @ w).pow(2).sum(),
-    "size in the derivative": lambda x, w: (x[rows(x)] @ w).reshape(-1).view(x[rows(x)].shape[0], 3).softmax(0).pow(2).sum(),
+    "size in the derivative": lambda x, w: (
+        (x[rows(x)] @ w).reshape(-1).view(x[rows(x)].shape[0], 3).softmax(0).pow(2).sum()
+    ),
     "divided by a size": lambda x, w: (x @ w).sum() / max(x[rows(x)].shape[0], 1),
     "broadcast against one row": lambda x, w: ((x[rows(x)] @ w) * w[:1]).sum(),
     "broadcast against another count": lambda x, w: ((x[rows(x)] @ w)[:, :1] * (x[rows(x)] @ w)[:1, :]).sum(),
     "two counts": lambda x, w: ((x[rows(x)] @ w) * (x[x[:, 0] > 0] @ w)).sum(),
     "joined": lambda x, w: torch.cat([x[rows(x)] @ w, x @ w]).cumsum(0).sum(),
-    "split at numbers": lambda x, w: sum(p.sum(0).pow(2).sum() for p in (x @ w).split((lambda n: [n, ROWS - n])(rows(x).sum().item()))),
+    "split at numbers": lambda x, w: sum(
+        p.sum(0).pow(2).sum() for p in (x @ w).split((lambda n: [n, ROWS - n])(rows(x).sum().item()))
+    ),
     "slice at a number": lambda x, w: (x @ w)[: rows(x).sum().item()].pow(2).sum(),
     "selected by a number": lambda x, w: (x @ w)[x[:, 0].argmax().item()].pow(2).sum(),
     "scaled by a number": lambda x, w: ((x @ w) * x.detach().max().item()).pow(2).sum(),
@@ -367,7 +384,9 @@ class Experts(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.gate = torch.nn.Linear(8, 4)
-        self.experts = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)) for _ in range(4))
+        self.experts = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)) for _ in range(4)
+        )
 
     def forward(self, x):
         tokens = x.view(-1, 8)
@@ -406,7 +425,9 @@ def test_recurrent_networks_on_packed_sequences(kind):
 
     def program(x):
         lengths = rows(x).view(3, 2).sum(1) + 1
-        packed = torch.nn.utils.rnn.pack_padded_sequence(x.view(3, 2, 4).repeat(1, 2, 1), lengths, batch_first=True, enforce_sorted=False)
+        packed = torch.nn.utils.rnn.pack_padded_sequence(
+            x.view(3, 2, 4).repeat(1, 2, 1), lengths, batch_first=True, enforce_sorted=False
+        )
         return torch.nn.utils.rnn.pad_packed_sequence(network(packed)[0], batch_first=True)
 
     def gradients_of(function, x):
@@ -421,7 +442,17 @@ def test_recurrent_networks_on_packed_sequences(kind):
     assert thunder.cache_misses(compiled) == 1
 
 
-@pytest.mark.parametrize("name", ["rows", "broadcast against another count", "item as the end of a slice", "size returned", "stacked, joined", "reshaped"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rows",
+        "broadcast against another count",
+        "item as the end of a slice",
+        "size returned",
+        "stacked, joined",
+        "reshaped",
+    ],
+)
 def test_beside_symbolic_sizes(name):
     program = PROGRAMS[name]
     compiled = thunder.jit(program, cache="symbolic values")
@@ -440,7 +471,8 @@ def test_under_autocast():
             assert_same(compiled(x, torch.ones(3, 4)), program(x, torch.ones(3, 4)))
 
 
-# ---------------------------------------------------------------------------------------------------------------- traces
+# ----------------------------------------------------------------------------------------------------------------
+# traces
 
 
 def test_sizes_are_printed_by_name():
@@ -480,10 +512,17 @@ def test_examples_are_checked_when_the_program_runs():
 def test_a_size_that_was_not_foreseen_is_an_error():
     """An operation whose author told thunder less than it does: what comes out is looked at."""
 
-    five = thunder.opaque(lambda x: x[:5].clone(), meta=lambda x: torch.empty(5 if x.shape[0] >= 0 and x.shape[0] != 4 else 5, 4), name="five")
+    five = thunder.opaque(
+        lambda x: x[:5].clone(),
+        meta=lambda x: torch.empty(5 if x.shape[0] >= 0 and x.shape[0] != 4 else 5, 4),
+        name="five",
+    )
     compiled = thunder.jit(lambda x: five(x[rows(x)]) * 2)
     assert torch.equal(compiled(data(0, 1.0)), data(0, 1.0)[:5] * 2)
-    with pytest.raises(RuntimeError, match=r"the result of five has the shape \[3, 4\], where the compiled program was made for \[5, 4\]"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"the result of five has the shape \[3, 4\], where the compiled program was made for \[5, 4\]",
+    ):
         compiled(DATA[0])
 
 
@@ -507,10 +546,14 @@ def test_sizes_that_data_decides_are_not_fused():
     assert taken == [["mul", "exp"]]
 
 
-# ---------------------------------------------------------------------------------------------------------------- what is refused, and what is checked
+# ---------------------------------------------------------------------------------------------------------------- what
+# is refused, and what is checked
 
 REFUSED = {
-    "a branch on a size": (lambda x: x if x[rows(x)].shape[0] == 0 else -x, "whether u0 == 0 is known only when the program runs (u0 is dimension 0 of a result of getitem)"),
+    "a branch on a size": (
+        lambda x: x if x[rows(x)].shape[0] == 0 else -x,
+        "whether u0 == 0 is known only when the program runs (u0 is dimension 0 of a result of getitem)",
+    ),
     "a branch on a number": (lambda x: x if x.max().item() > 0.5 else -x, "whether v0 > 0.5 is known"),
     "a branch on a tensor": (lambda x: x if x.sum() > 0 else -x, "the truth of a tensor is needed"),
     "a loop over what is selected": (lambda x: [row.sum() for row in x[rows(x)]], "the value of u0"),
@@ -528,8 +571,14 @@ REFUSED = {
     "a condition as a number": (lambda x: x * int(x[rows(x)].shape[0] > 3), "whether u0 > 3"),
     "parts as many as a size": (lambda x: x[rows(x)].split(2), "u0"),
     "the sign of an exponent": (lambda x: x * 2 ** rows(x).sum().item(), "the sign of the exponent"),
-    "a list as long as a size": (lambda x: x[rows(x)].tolist(), ".tolist() asks for the values of a tensor that is large, or as large as data decides"),
-    "memory written and read at places that data decides": (lambda x: (lambda y, n: y[n:].copy_(y[: ROWS - n]))(x.clone(), rows(x).sum().item()), "at places that data decides"),
+    "a list as long as a size": (
+        lambda x: x[rows(x)].tolist(),
+        ".tolist() asks for the values of a tensor that is large, or as large as data decides",
+    ),
+    "memory written and read at places that data decides": (
+        lambda x: (lambda y, n: y[n:].copy_(y[: ROWS - n]))(x.clone(), rows(x).sum().item()),
+        "at places that data decides",
+    ),
     "an element of a list": (lambda x: [1, 2, 3][rows(x).sum().item()], "the value of u0"),
 }
 
@@ -561,7 +610,9 @@ def test_equality_is_computed_by_pytorch():
     nan = torch.tensor([1.0, math.nan])
     for a, b in ((nan, nan.clone()), (nan, nan), (nan.int(), nan), (nan, nan.double()), (nan, torch.ones(3))):
         for function in (torch.equal, torch.allclose):
-            assert_same(outcome(thunder.jit(lambda a, b, function=function: function(a, b)), a, b), outcome(function, a, b))
+            assert_same(
+                outcome(thunder.jit(lambda a, b, function=function: function(a, b)), a, b), outcome(function, a, b)
+            )
     with pytest.raises(RuntimeError, match="Boolean value of Tensor with more than one value is ambiguous"):
         thunder.jit(torch.is_nonzero)(nan)
 
@@ -582,7 +633,16 @@ def test_conditions_that_are_checked_decide():
 def test_symbolic_functions():
     def program(x):
         n = x[rows(x)].shape[0]
-        return x * torch.sym_max(n, 2), torch.sym_min(n, 2), torch.sym_float(n) / 2, torch.sym_int(n), math.ceil(n / 2), sum([n, n]), max(n, 0), min(n, 2, 7)
+        return (
+            x * torch.sym_max(n, 2),
+            torch.sym_min(n, 2),
+            torch.sym_float(n) / 2,
+            torch.sym_int(n),
+            math.ceil(n / 2),
+            sum([n, n]),
+            max(n, 0),
+            min(n, 2, 7),
+        )
 
     compiled = thunder.jit(program)
     for x in DATA:
@@ -598,7 +658,12 @@ def test_a_negative_number_is_no_size():
 
 
 def test_errors_of_the_run_are_pytorchs():
-    for program in (lambda x: x[rows(x)] + torch.ones(2, 4), lambda x: torch.stack([x[rows(x)], x[:3]]), lambda x: x[rows(x)].view(-1, 8), lambda x: x.t() @ x[rows(x)]):
+    for program in (
+        lambda x: x[rows(x)] + torch.ones(2, 4),
+        lambda x: torch.stack([x[rows(x)], x[:3]]),
+        lambda x: x[rows(x)].view(-1, 8),
+        lambda x: x.t() @ x[rows(x)],
+    ):
         compiled = thunder.jit(program)
         for x in DATA:
             assert_same(outcome(compiled, x), outcome(program, x))

@@ -33,7 +33,9 @@ class Model(nn.Module):
         return F.softmax(self.last(hidden), -1)
 
 
-GELU_LINE = next(i for i, line in enumerate(inspect.getsource(inspect.getmodule(Model)).split("\n"), 1) if "# the wrong one" in line)
+GELU_LINE = next(
+    i for i, line in enumerate(inspect.getsource(inspect.getmodule(Model)).split("\n"), 1) if "# the wrong one" in line
+)
 
 
 @pytest.fixture
@@ -62,7 +64,8 @@ def assert_named(first: Comparison | None, operation: str, executor: str, part: 
     assert f"{HERE}:{GELU_LINE}" in str(first) and executor in str(first) and operation in str(first)
 
 
-# ---------------------------------------------------------------------------------------------------------------- wrong programs
+# ---------------------------------------------------------------------------------------------------------------- wrong
+# programs
 
 
 def test_a_wrong_result_is_named(model, x):
@@ -72,7 +75,10 @@ def test_a_wrong_result_is_named(model, x):
     assert_named(report.first, "off_gelu", "off", "forward")
     assert report.first.trace_line.startswith("t2 = off_gelu(hidden")
     compiled(x)
-    assert thunder.last_traces(compiled)[-1].python(print_depth=1).split("\n")[report.first.number - 1].strip() == report.first.trace_line
+    assert (
+        thunder.last_traces(compiled)[-1].python(print_depth=1).split("\n")[report.first.number - 1].strip()
+        == report.first.trace_line
+    )
     wrong = {(c.part, c.operation) for c in report.comparisons if c.agrees is False}
     assert wrong == {("forward", "off_gelu")}, "what follows a wrong line is not accused"
 
@@ -88,21 +94,31 @@ def test_a_wrong_derivative_alone_is_named(model, x):
     executor.register_implementation(ltorch.gelu, grad_transform=differentiate)
     report = thunder.verify(thunder.jit(model, executors=[executor]), x)
     first = report.first
-    assert first is not None and first.part == "derivative" and first.operation == "gelu" and first.executor == "slope", str(report)
+    assert (
+        first is not None and first.part == "derivative" and first.operation == "gelu" and first.executor == "slope"
+    ), str(report)
     assert first.location[:2] == (HERE, GELU_LINE) and first.value.startswith("gradient of ")
 
 
 def test_a_wrong_backward_of_an_own_operation_is_named(model, x):
     executor = OperatorExecutor("own")
-    forward = executor.register_operator("own_forward", meta=lambda a: thunder.TensorProxy(like=a), fn=lambda a: F.gelu(a))
-    backward = executor.register_operator("own_backward", meta=lambda g, a: thunder.TensorProxy(like=a), fn=lambda g, a: 0.99 * torch.ops.aten.gelu_backward(g, a))
+    forward = executor.register_operator(
+        "own_forward", meta=lambda a: thunder.TensorProxy(like=a), fn=lambda a: F.gelu(a)
+    )
+    backward = executor.register_operator(
+        "own_backward",
+        meta=lambda g, a: thunder.TensorProxy(like=a),
+        fn=lambda g, a: 0.99 * torch.ops.aten.gelu_backward(g, a),
+    )
 
     def differentiate(a, *, approximate="none"):
         y = forward(a)
         put_grad(a, backward(get_grad(y), a))
         return y
 
-    executor.register_implementation(ltorch.gelu, execution_transform=lambda a, *, approximate="none": forward(a), grad_transform=differentiate)
+    executor.register_implementation(
+        ltorch.gelu, execution_transform=lambda a, *, approximate="none": forward(a), grad_transform=differentiate
+    )
     assert_named(thunder.verify(thunder.jit(model, executors=[executor]), x).first, "gelu", "own", "derivative")
 
 
@@ -122,10 +138,22 @@ def test_small_errors_are_found(model, x, element):
         y[0, 0] += element
         return y
 
-    assert_named(thunder.verify(thunder.jit(model, executors=[gelu_executor("small", fn)]), x).first, "small_gelu", "small", "forward")
+    assert_named(
+        thunder.verify(thunder.jit(model, executors=[gelu_executor("small", fn)]), x).first,
+        "small_gelu",
+        "small",
+        "forward",
+    )
 
 
-@pytest.mark.parametrize("fn", [lambda a, **_: F.gelu(a).double(), lambda a, **_: F.gelu(a)[:1], lambda a, **_: F.gelu(a).index_fill(0, torch.tensor([0]), float("nan"))])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a, **_: F.gelu(a).double(),
+        lambda a, **_: F.gelu(a)[:1],
+        lambda a, **_: F.gelu(a).index_fill(0, torch.tensor([0]), float("nan")),
+    ],
+)
 def test_other_types_shapes_and_nan_are_found(fn):
     def program(x):
         return F.gelu(x)
@@ -151,7 +179,9 @@ class Joining(FusionExecutor):
                 values[line.output.name] = found * 1.001 if line.sym.name == self.wrong else found
             return [values[o.name] for o in region.outputs]
 
-        return self.register_temporary_operation(f"joined{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+        return self.register_temporary_operation(
+            f"joined{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+        )
 
 
 def test_a_wrong_region_is_named_with_its_lines():
@@ -162,7 +192,12 @@ def test_a_wrong_region_is_named_with_its_lines():
     x = torch.randn(4, 4, requires_grad=True)
     assert thunder.verify(thunder.jit(program, executors=[Joining(None)]), x).first is None
     first = thunder.verify(thunder.jit(program, executors=[Joining("sin")]), x).first
-    assert first is not None and first.operation == "joined0 (mul, sin, add)" and first.executor == "joining" and first.part == "forward"
+    assert (
+        first is not None
+        and first.operation == "joined0 (mul, sin, add)"
+        and first.executor == "joining"
+        and first.part == "forward"
+    )
     first = thunder.verify(thunder.jit(program, executors=[Joining("cos")]), x).first
     assert first is not None and first.part == "backward" and "cos" in first.operation and first.executor == "joining"
 
@@ -180,7 +215,8 @@ def test_a_wrong_transform_shows_in_the_whole_program():
     assert first is not None and first.part == "program"
 
 
-# ---------------------------------------------------------------------------------------------------------------- right programs
+# ---------------------------------------------------------------------------------------------------------------- right
+# programs
 
 
 def cast(value, dtype):
@@ -195,7 +231,9 @@ def test_models_have_no_culprit(name, dtype):
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)  # whose bfloat16 kernels some processors do not know
     try:
-        report = thunder.verify(thunder.jit(module), *(cast(a, dtype) for a in args), **{k: cast(v, dtype) for k, v in kwargs.items()})
+        report = thunder.verify(
+            thunder.jit(module), *(cast(a, dtype) for a in args), **{k: cast(v, dtype) for k, v in kwargs.items()}
+        )
     finally:
         torch._C._set_mkldnn_enabled(before)
     assert report.first is None, str(report.first)
@@ -232,7 +270,9 @@ def test_steps_let_effects_evolve():
     before = {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.get_rng_state()
     thunder.verify(compiled, x)
-    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()) and torch.equal(torch.get_rng_state(), state), "comparing alone changes nothing"
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items()) and torch.equal(
+        torch.get_rng_state(), state
+    ), "comparing alone changes nothing"
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -255,13 +295,17 @@ def test_programs_without_gradients_and_with_several_results():
     assert report.first is None and {c.part for c in report.comparisons} == {"forward", "program"}
 
 
-# ---------------------------------------------------------------------------------------------------------------- the report and the rule
+# ---------------------------------------------------------------------------------------------------------------- the
+# report and the rule
 
 
 def test_the_report_is_a_table(model, x):
     report = thunder.verify(model, x)
     lines = str(report).split("\n")
-    assert lines[0].split()[:5] == ["step", "part", "value", "operation", "executor"] and len(lines) == len(report.comparisons) + 3
+    assert (
+        lines[0].split()[:5] == ["step", "part", "value", "operation", "executor"]
+        and len(lines) == len(report.comparisons) + 3
+    )
     assert lines[-1] == "All lines agree with eager PyTorch." and f"{HERE}:{GELU_LINE}" in str(report)
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.comparisons = ()
@@ -278,7 +322,9 @@ def test_the_rule():
     exact = torch.linspace(1, 2, 100, dtype=torch.float64)
     eager = exact.float()
     assert _judge(eager.clone(), eager, exact, exact).agrees
-    assert _judge(torch.nextafter(eager, torch.full_like(eager, 9.0)), eager, exact, exact).agrees, "the neighbour of a rounded number"
+    assert _judge(torch.nextafter(eager, torch.full_like(eager, 9.0)), eager, exact, exact).agrees, (
+        "the neighbour of a rounded number"
+    )
     assert not _judge(eager * (1 + 1e-6), eager, exact, exact).agrees
     assert _judge(eager * (1 + 1e-6), eager, exact, exact * (1 + 1e-6)).agrees, "as sensitive as that to its inputs"
     flags = torch.tensor([True, False, True])

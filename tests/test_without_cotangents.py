@@ -59,7 +59,9 @@ def test_lines_of_missing_cotangents_are_gone():
     compiled = thunder.jit(lambda x, w, v: (x * w, x * v))
     compiled(*(torch.randn(2, requires_grad=True) for _ in range(3)))
     backward = thunder.last_backward_traces(compiled)[0]
-    cotangents = next(b.outputs for b in backward.bound_symbols if b.args[1:] and getattr(b.args[1], "name", "") == "cotangents")
+    cotangents = next(
+        b.outputs for b in backward.bound_symbols if b.args[1:] and getattr(b.args[1], "name", "") == "cotangents"
+    )
     full = [b for b in backward.bound_symbols if b.sym.name in ("mul", "add")]
     assert [b.sym.name for b in full] == ["mul", "mul", "mul", "mul", "add"]
     part = without_cotangents(backward, cotangents, {cotangents[1]})
@@ -71,7 +73,9 @@ def test_zeros_are_made_once_and_only_where_others_are_read_with_them():
     compiled = thunder.jit(lambda x: (x * 2).unbind(0))
     compiled(torch.randn(3, 2, requires_grad=True))
     backward = thunder.last_backward_traces(compiled)[0]
-    cotangents = next(b.outputs for b in backward.bound_symbols if b.args[1:] and getattr(b.args[1], "name", "") == "cotangents")
+    cotangents = next(
+        b.outputs for b in backward.bound_symbols if b.args[1:] and getattr(b.args[1], "name", "") == "cotangents"
+    )
     names = [b.sym.name for b in without_cotangents(backward, cotangents, set(cotangents[1:])).bound_symbols]
     assert names.count("zeros") == 2 and names.count("stack") == 1
     assert without_cotangents(backward, cotangents, set(cotangents)).output == (None,)

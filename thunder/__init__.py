@@ -24,20 +24,36 @@ _FROM = {
     "thunder.module": ("ThunderModule",),
     "thunder.options": ("DebugOptions", "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS"),
     "thunder.inspection": (
-        "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces", "last_epilogue_traces", "cache_option", "cache_hits",
-        "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log", "print_last_interpreter_log", "last_compile_options",
+        "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
+        "last_epilogue_traces", "cache_option", "cache_hits",
+        "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log",
+        "print_last_interpreter_log", "last_compile_options",
         "last_recompile_reasons", "get_auto_registered_torch_op_names", "last_sharp_edges",
     ),
-    "thunder.extend": ("get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "resolve_executors"),
+    "thunder.extend": ("get_all_executors", "get_default_executors", "get_always_executors", "get_executor",
+    "resolve_executors"),
     "thunder.core.proxies": ("Proxy", "TensorProxy", "NumberProxy"),
     "thunder.core.trace": ("TraceCtx", "Trace"),
     "thunder.core": ("devices", "dtypes"),
     "thunder.core.dtypes": (
-        "bool8", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bfloat16", "float16", "float32", "float64", "complex32", "complex64",
+        "bool8", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "bfloat16", "float16",
+        "float32", "float64", "complex32", "complex64",
         "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
     ),
 }  # fmt: skip
-_MODULES = ("core", "distributed", "errors", "examine", "executors", "extend", "functional", "interpreter", "ops", "torch", "transforms")
+_MODULES = (
+    "core",
+    "distributed",
+    "errors",
+    "examine",
+    "executors",
+    "extend",
+    "functional",
+    "interpreter",
+    "ops",
+    "torch",
+    "transforms",
+)
 
 __all__ = sorted([*_MODULES, *(name for names in _FROM.values() for name in names)])
 __getattr__, __dir__ = names_from(__name__, _FROM)

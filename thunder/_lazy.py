@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def names_from(module: str, homes: Mapping[str, Sequence[str]] | None = None) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a module, for names that have their home in others, {home: names}, and for a package's own submodules.
+def names_from(
+    module: str, homes: Mapping[str, Sequence[str]] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a module, for names that have their home in others, {home: names}, and for a
+    package's own submodules.
 
     A name that is both is the one of its home. Raises AttributeError for others, and what an import raises that fails.
     """
@@ -31,6 +34,12 @@ def names_from(module: str, homes: Mapping[str, Sequence[str]] | None = None) ->
     def __dir__() -> list[str]:
         if "__all__" in own:
             return list(own["__all__"])
-        return sorted({*own, *home_of, *(m.name for m in pkgutil.iter_modules(own.get("__path__", ())) if not m.name.startswith("_"))})
+        return sorted(
+            {
+                *own,
+                *home_of,
+                *(m.name for m in pkgutil.iter_modules(own.get("__path__", ())) if not m.name.startswith("_")),
+            }
+        )
 
     return __getattr__, __dir__

@@ -12,7 +12,8 @@ import warnings
 from typing import Any
 
 __all__ = [
-    "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError", "OptionError", "CollectiveError", "SharpEdgeError",
+    "ThunderError", "CaptureError", "DataDependentError", "MissingImplementationError", "TraceCheckError",
+    "OptionError", "CollectiveError", "SharpEdgeError",
     "SharpEdgeWarning", "RecompileWarning", "warn_user", "user_line", "calling_line", "add_location",
 ]  # fmt: skip
 
@@ -37,18 +38,20 @@ class CaptureError(ThunderError):
         text = [f"cannot capture this program: {reason}"]
         if location is not None:
             filename, line, function, source = location
-            text.append(f'  at {filename}:{line}, in {function}' + (f"\n    {source.strip()}" if source else ""))
+            text.append(f"  at {filename}:{line}, in {function}" + (f"\n    {source.strip()}" if source else ""))
         if remedy:
             text.append(f"  {remedy}")
         super().__init__("\n".join(text))
 
 
 class DataDependentError(CaptureError):
-    """The program goes on in a way that depends on a number which only the run tells: a size that data decides, or a tensor's value."""
+    """The program goes on in a way that depends on a number which only the run tells: a size that data decides, or a
+    tensor's value."""
 
 
 class MissingImplementationError(ThunderError, NotImplementedError):
-    """An operation was met that nothing can carry out: no executor takes it, or it was called where nothing is traced."""
+    """An operation was met that nothing can carry out: no executor takes it, or it was called where nothing is
+    traced."""
 
 
 class TraceCheckError(ThunderError):
@@ -68,7 +71,8 @@ class SharpEdgeError(ThunderError):
 
 
 class SharpEdgeWarning(UserWarning):
-    """With sharp_edges="warn", or once a site by default: the program does something that a compiled program cannot repeat faithfully."""
+    """With sharp_edges="warn", or once a site by default: the program does something that a compiled program cannot
+    repeat faithfully."""
 
 
 class RecompileWarning(UserWarning):
@@ -106,7 +110,8 @@ def user_line(error: BaseException) -> tuple[tuple | None, bool]:
 
 
 def calling_line() -> tuple | None:
-    """(filename, line number, function name, source line) of the innermost running line outside of thunder and torch."""
+    """(filename, line number, function name, source line) of the innermost running line outside of thunder and
+    torch."""
     libraries, frame = _libraries(), sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(libraries) and not _is_test(frame.f_code):
         frame = frame.f_back

@@ -18,7 +18,15 @@ from thunder.inspection import last_entry
 from thunder.ops import inplace_of, lookup
 from thunder.transforms.memory_budget import nbytes, roots
 
-__all__ = ["examine", "torch_calls", "get_fusions", "get_fusion_symbols", "saved_for_backward", "SavedValue", "SavedValues"]
+__all__ = [
+    "examine",
+    "torch_calls",
+    "get_fusions",
+    "get_fusion_symbols",
+    "saved_for_backward",
+    "SavedValue",
+    "SavedValues",
+]
 
 
 class _Calls(TorchFunctionMode):
@@ -35,20 +43,28 @@ class _Calls(TorchFunctionMode):
 
 
 def torch_calls(fn: Callable, *args, **kwargs) -> Counter:
-    """How often a run of `fn` in eager PyTorch calls each torch function. Reading an attribute (`x.shape`) is none, unless that is an operation (`x.T`)."""
+    """How often a run of `fn` in eager PyTorch calls each torch function. Reading an attribute (`x.shape`) is none,
+    unless that is an operation (`x.T`)."""
     with torch.no_grad(), _Calls() as calls:
         fn(*args, **kwargs)
-    return Counter({f: n for f, n in calls.counts.items() if getattr(f, "__name__", "") != "__get__" or lookup(f) is not None})
+    return Counter(
+        {f: n for f, n in calls.counts.items() if getattr(f, "__name__", "") != "__get__" or lookup(f) is not None}
+    )
 
 
 def get_fusions(trace: Trace, warn_if_fusions_unavailable: bool = True) -> list[tuple[str, Callable]]:
-    """(name, function) of each region that a fusion executor runs in a trace. A function of the Triton fuser has its kernels' text as `source`.
+    """(name, function) of each region that a fusion executor runs in a trace. A function of the Triton fuser has its
+    kernels' text as `source`.
 
     Warns for a trace without fusions, as one is that was not transformed for execution.
     """
     found = [(symbol.name, symbol.fn) for symbol in get_fusion_symbols(trace)]
     if not found and warn_if_fusions_unavailable:
-        warn_user("this trace has no fusions: is it the last of thunder.last_traces(...), of a program compiled with a fusion executor?", UserWarning)
+        warn_user(
+            "this trace has no fusions: is it the last of thunder.last_traces(...), of a program compiled with a "
+            "fusion executor?",
+            UserWarning,
+        )
     return found  # type: ignore[return-value]
 
 
@@ -59,11 +75,16 @@ def get_fusion_symbols(trace: Trace) -> list[Symbol]:
 
 def _lines(trace: Trace) -> list[BoundSymbol]:
     """The lines of a trace, those in CUDA graphs among them."""
-    return [inner for line in trace.bound_symbols for inner in (line.subsymbols if line.sym.is_fusion and line.sym.executor is None else (line,))]
+    return [
+        inner
+        for line in trace.bound_symbols
+        for inner in (line.subsymbols if line.sym.is_fusion and line.sym.executor is None else (line,))
+    ]
 
 
 def examine(fn: Callable, *args, **kwargs) -> None:
-    """Runs `fn` in PyTorch, says which operations it uses and which of them thunder has no definition of, then compiles it and says how that went."""
+    """Runs `fn` in PyTorch, says which operations it uses and which of them thunder has no definition of, then compiles
+    it and says how that went."""
     import thunder
 
     try:
@@ -87,7 +108,9 @@ def examine(fn: Callable, *args, **kwargs) -> None:
         print(f"It cannot be compiled: {error}")
         return
     traces = thunder.last_traces(compiled)
-    print(f"The program was compiled and run: {len(traces[0].bound_symbols)} operations captured, see thunder.last_traces")
+    print(
+        f"The program was compiled and run: {len(traces[0].bound_symbols)} operations captured, see thunder.last_traces"
+    )
     for edge in thunder.last_sharp_edges(compiled):
         print(f"  sharp edge: {edge}")
 
@@ -96,9 +119,10 @@ def examine(fn: Callable, *args, **kwargs) -> None:
 class SavedValue:
     """One value that the forward saves for the backward.
 
-    kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted before, None for a piece of PyTorch's autograd
-    graph, which does not say, and for what is as large as data decides. operation: what made it, "argument" for what is passed in. location: (file, line, function,
-    source line) of the user's code.
+    kind: its type as traces print it. nbytes: of its storage, 0 where the storage is an argument's or was counted
+    before, None for a piece of PyTorch's autograd graph, which does not say, and for what is as large as data decides.
+    operation: what made it, "argument" for what is passed in. location: (file, line, function, source line) of the
+    user's code.
     """
 
     name: str
@@ -117,10 +141,16 @@ class SavedValues(tuple):
         return sum(v.nbytes or 0 for v in self)
 
     def __str__(self) -> str:
-        rows = [(v.name, v.kind, "?" if v.nbytes is None else f"{v.nbytes:,}", v.operation, _where(v.location)) for v in self]
+        rows = [
+            (v.name, v.kind, "?" if v.nbytes is None else f"{v.nbytes:,}", v.operation, _where(v.location))
+            for v in self
+        ]
         rows = [("value", "type", "bytes", "made by", "at"), *rows]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d:{widths[3]}}  {e}".rstrip() for a, b, c, d, e in rows]
+        lines = [
+            f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}  {d:{widths[3]}}  {e}".rstrip()
+            for a, b, c, d, e in rows
+        ]
         graphs = sum(v.nbytes is None and v.kind == "Any" for v in self)
         more = f", and {graphs} pieces of PyTorch's autograd graph" if graphs else ""
         by_data = sum(v.nbytes is None and v.kind != "Any" for v in self)
@@ -138,7 +168,8 @@ def _is_known(value: Proxy) -> bool:
 
 
 def saved_for_backward(compiled: Callable) -> SavedValues:
-    """What the last call of a compiled function or module saved for its backward: name, type, bytes, the operation that made it and the user's line.
+    """What the last call of a compiled function or module saved for its backward: name, type, bytes, the operation that
+    made it and the user's line.
 
     Raises TypeError where `compiled` was not compiled or not called yet. Empty where nothing required grad.
     """
@@ -150,11 +181,29 @@ def saved_for_backward(compiled: Callable) -> SavedValues:
     lines = _lines(trace)
     maker = {o: line for line in lines for o in line.outputs}
     shows, counted, found = roots(lines), {a for a in trace.args if isinstance(a, TensorProxy)}, []
-    saved = [v for value in (*tensors, *others) for v in (value.collection if isinstance(value, CollectionProxy) else (value,))]
+    saved = [
+        v
+        for value in (*tensors, *others)
+        for v in (value.collection if isinstance(value, CollectionProxy) else (value,))
+    ]
     for value in sorted(saved, key=lambda v: v in shows):  # before views of it, the value that owns the memory
         line, root = maker.get(value), shows.get(value, value)
-        size = 0 if isinstance(value, UnbackedNumber) or root in counted else nbytes(root) if isinstance(value, TensorProxy) and _is_known(root) else None
+        size = (
+            0
+            if isinstance(value, UnbackedNumber) or root in counted
+            else nbytes(root)
+            if isinstance(value, TensorProxy) and _is_known(root)
+            else None
+        )
         counted.add(root)
         location = entry.captured.where(line.location) if line is not None and line.location else None
-        found.append(SavedValue(value.name, type_string(value), size, line.sym.qualified_name if line is not None else "argument", location))
+        found.append(
+            SavedValue(
+                value.name,
+                type_string(value),
+                size,
+                line.sym.qualified_name if line is not None else "argument",
+                location,
+            )
+        )
     return SavedValues(sorted(found, key=lambda v: -(v.nbytes or 0)))

@@ -13,8 +13,10 @@ from thunder.options import CACHE_OPTIONS
 from thunder.program import CacheEntry
 
 __all__ = [
-    "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces", "last_epilogue_traces", "cache_option", "cache_hits",
-    "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log", "print_last_interpreter_log", "last_compile_options",
+    "compile_data", "compile_stats", "last_traces", "last_backward_traces", "last_prologue_traces",
+    "last_epilogue_traces", "cache_option", "cache_hits",
+    "cache_misses", "list_transforms", "last_interpreted_instructions", "last_interpreter_log",
+    "print_last_interpreter_log", "last_compile_options",
     "last_recompile_reasons", "get_auto_registered_torch_op_names", "last_sharp_edges",
 ]  # fmt: skip
 
@@ -26,7 +28,11 @@ class CompileData:
         options = compiled.options
         self.fn, self.executors_list, self.langctx = compiled.fn, options.executors, None
         self.sharp_edges, self.cache_option = options.sharp_edges, options.cache
-        self.compile_options, self.transforms, self.debug_options = options.compile_options, list(options.transforms), options.debug
+        self.compile_options, self.transforms, self.debug_options = (
+            options.compile_options,
+            list(options.transforms),
+            options.debug,
+        )
         self.disable_torch_autograd_support = options.disable_torch_autograd
         self.is_module = not isinstance(compiled.fn, type(compile_data)) and hasattr(compiled.fn, "named_parameters")
 
@@ -62,7 +68,8 @@ def compile_stats(fn: Any) -> CompileStats | None:
 
 
 def last_traces(fn: Any) -> list[Trace]:
-    """The computation traces of the last call, in the order of the passes: the first as acquired, the last as executed."""
+    """The computation traces of the last call, in the order of the passes: the first as acquired, the last as
+    executed."""
     return list(_called(fn).stats.last_traces)
 
 
@@ -101,7 +108,8 @@ def list_transforms(fn: Any) -> list:
 
 
 def last_recompile_reasons(fn: Any) -> list[str]:
-    """Why the last call that compiled could not use what was there: one reason in words for each program, the most recent first."""
+    """Why the last call that compiled could not use what was there: one reason in words for each program, the most
+    recent first."""
     return list(_compiled(fn).stats.last_compile_reasons)
 
 
@@ -122,17 +130,25 @@ def last_interpreted_instructions(fn: Any) -> list:
 
 
 def last_interpreter_log(fn: Any) -> list:
-    """Instructions and events (lines, calls, returns, opaque calls) of the last interpretation; complete with record_history=True."""
+    """Instructions and events (lines, calls, returns, opaque calls) of the last interpretation; complete with
+    record_history=True."""
     return _last_captured(fn).interpreter_log()
 
 
 def print_last_interpreter_log(
-    fn: Any, /, print_fn: Callable = print, use_colors: bool = True, indent: bool = True, max_depth: int | None = None, color_internals: bool = False,
+    fn: Any, /, print_fn: Callable = print, use_colors: bool = True, indent: bool = True, max_depth: int | None = None,
+    color_internals: bool = False,
     print_source_code: bool = True,
 ) -> None:  # fmt: skip
-    """Prints `last_interpreter_log` line by line with print_fn: indented by call depth, down to max_depth, events (color_internals: and instructions) in colours."""
+    """Prints `last_interpreter_log` line by line with print_fn: indented by call depth, down to max_depth, events
+    (color_internals: and instructions) in colours."""
     _last_captured(fn).print_interpreter_log(
-        print_fn, use_colors=use_colors, indent=indent, max_depth=max_depth, color_internals=color_internals, print_source_code=print_source_code
+        print_fn,
+        use_colors=use_colors,
+        indent=indent,
+        max_depth=max_depth,
+        color_internals=color_internals,
+        print_source_code=print_source_code,
     )
 
 
@@ -150,8 +166,13 @@ def last_compile_options(fn: Any, /) -> None:
 
 
 def get_auto_registered_torch_op_names(fn: Any, /) -> set[str]:
-    """Names of the torch functions in the acquired trace that have no definition of thunder's and were taken as opaque operations."""
-    return {line.sym.qualified_name for line in _called(fn).stats.last_traces[0].bound_symbols if OpTags.OPAQUE in line.sym.tags and line.sym.id[0] == "opaque"}
+    """Names of the torch functions in the acquired trace that have no definition of thunder's and were taken as opaque
+    operations."""
+    return {
+        line.sym.qualified_name
+        for line in _called(fn).stats.last_traces[0].bound_symbols
+        if OpTags.OPAQUE in line.sym.tags and line.sym.id[0] == "opaque"
+    }
 
 
 def last_sharp_edges(fn: Any) -> list[str]:

@@ -17,7 +17,8 @@ from thunder.transforms.base import asked
 __all__ = ["ThunderModule"]
 
 _SHARED = (
-    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )  # fmt: skip
 
@@ -38,7 +39,8 @@ class ThunderModule(torch.nn.Module):
         self.__dict__.pop("training", None)
         self.__dict__["_compiled"], self.__dict__["_model"] = compiled_model_call, model
         compiled_model_call.module = weakref.ref(self)
-        for name in _SHARED:  # one and the same containers, so that whatever PyTorch does to a module is done to the wrapped one
+        # one and the same containers, so that whatever PyTorch does to a module is done to the wrapped one
+        for name in _SHARED:
             self.__dict__[name] = model.__dict__[name]
 
     def __call__(self, *args, **kwargs):
@@ -110,7 +112,8 @@ class ThunderModule(torch.nn.Module):
     # --- what transforms put in the place of the wrapped module's tensors
     @property
     def _overrides_parameters(self) -> dict[str, torch.Tensor]:
-        """Parameters by dotted name that take the place of the wrapped module's, or stand beside them. The wrapped module stays as it was."""
+        """Parameters by dotted name that take the place of the wrapped module's, or stand beside them. The wrapped
+        module stays as it was."""
         return self._compiled.overrides[0]
 
     @property
@@ -119,9 +122,12 @@ class ThunderModule(torch.nn.Module):
         return self._compiled.overrides[1]
 
     def set_parameter(self, name: str, value: torch.nn.Parameter) -> None:
-        """Puts another parameter in the place of the one at a dotted path, or beside the module's own. The wrapped module stays as it was."""
+        """Puts another parameter in the place of the one at a dotted path, or beside the module's own. The wrapped
+        module stays as it was."""
         if not isinstance(value, torch.nn.Parameter):
-            raise TypeError(f"cannot assign '{torch.typename(value)}' as parameter '{name}' (torch.nn.Parameter or None expected)")
+            raise TypeError(
+                f"cannot assign '{torch.typename(value)}' as parameter '{name}' (torch.nn.Parameter or None expected)"
+            )
         self._overrides_parameters[name] = value
 
     def seen_as(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
@@ -145,20 +151,27 @@ class ThunderModule(torch.nn.Module):
         return self._model.get_submodule(target)
 
     def set_buffer(self, name: str, value: torch.Tensor) -> None:
-        """Replaces the buffer at a dotted path: the override where there is one or the wrapped module has no such buffer, else the module's own."""
+        """Replaces the buffer at a dotted path: the override where there is one or the wrapped module has no such
+        buffer, else the module's own."""
         owner, _, last = name.rpartition(".")
         if name in self._overrides_buffers or last not in self._model.get_submodule(owner)._buffers:
             self._overrides_buffers[name] = value
         else:
             setattr(self._model.get_submodule(owner), last, value)
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """(name, parameter) pairs: overrides first, then the wrapped module's; shared parameters once unless remove_duplicate is False."""
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """(name, parameter) pairs: overrides first, then the wrapped module's; shared parameters once unless
+        remove_duplicate is False."""
         own = self._model.named_parameters(prefix, recurse, remove_duplicate and not self._overrides_parameters)
         return _overridden(self._overrides_parameters, own, prefix, recurse, remove_duplicate)
 
-    def named_buffers(self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, buffer) pairs: overrides first, then the wrapped module's; shared buffers once unless remove_duplicate is False."""
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, buffer) pairs: overrides first, then the wrapped module's; shared buffers once unless remove_duplicate
+        is False."""
         own = self._model.named_buffers(prefix, recurse, remove_duplicate and not self._overrides_buffers)
         return _overridden(self._overrides_buffers, own, prefix, recurse, remove_duplicate)
 
@@ -169,7 +182,8 @@ class ThunderModule(torch.nn.Module):
         found = self._model.named_modules(memo, prefix, remove_duplicate)
         if type(self) is ThunderModule:
             return found
-        return ((name, self if module is self._model else module) for name, module in found)  # fully_shard gave it another class, and looks for it among its own
+        # fully_shard gave it another class, and looks for it among its own
+        return ((name, self if module is self._model else module) for name, module in found)
 
     # --- state dicts, in the transformed form and in the original's
     def state_dict(self, *args, destination=None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
@@ -204,7 +218,9 @@ class ThunderModule(torch.nn.Module):
 
         Where ranks hold parts of parameters, it has the whole ones, and every rank calls it.
         """
-        transforms = [t for t in reversed(self._lc_transforms) if asked(t, "reverse_transform_state_dict_for_submodule")]
+        transforms = [
+            t for t in reversed(self._lc_transforms) if asked(t, "reverse_transform_state_dict_for_submodule")
+        ]
         found = self.state_dict(keep_vars=True)
         parts = {name: q for name, value in found.items() if (q := _split_placement(value)) is not None}
         if not transforms and not parts:
@@ -280,7 +296,8 @@ class ThunderModule(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Inside the block, gradients of data-parallel training are accumulated locally; they are synchronised when the block ends.
+        """Inside the block, gradients of data-parallel training are accumulated locally; they are synchronised when the
+        block ends.
 
         Nothing to do for a module that is not distributed.
         """
@@ -313,7 +330,9 @@ def _restored(model: torch.nn.Module, options, overrides: tuple[dict, ...]) -> T
     return ThunderModule(model, compiled)
 
 
-def _overridden(overrides: dict, own: Iterator, prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
+def _overridden(
+    overrides: dict, own: Iterator, prefix: str, recurse: bool, remove_duplicate: bool
+) -> Iterator[tuple[str, Any]]:
     if not overrides:
         yield from own
         return

@@ -14,7 +14,8 @@ from typing import Any
 from thunder.errors import OptionError, warn_user
 
 __all__ = [
-    "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions", "resolve_cache_option", "resolve_sharp_edges",
+    "CACHE_OPTIONS", "SHARP_EDGES_OPTIONS", "NUMERICS_OPTIONS", "RNG_OPTIONS", "DebugOptions", "JitOptions",
+    "resolve_cache_option", "resolve_sharp_edges",
     "resolve_numerics", "resolve_rng", "RECOMPILE_WARNING_LIMIT", "cache_directory",
     "CompileOption", "compile_option", "COMPILE_OPTIONS", "check_compile_options", "EnvironmentOption", "ENVIRONMENT",
 ]  # fmt: skip
@@ -23,14 +24,18 @@ __all__ = [
 class CACHE_OPTIONS(enum.Enum):
     """What a compiled function may assume about its next inputs."""
 
-    CONSTANT_VALUES = "constant values"  # numbers, strings and sizes are what they were, or the function is compiled again (see JitOptions.integers_may_change)
-    SYMBOLIC_VALUES = "symbolic values"  # numbers and tensor sizes may change, as long as what was decided by them stays decided
+    # numbers, strings and sizes are what they were, or the function is compiled again (see
+    # JitOptions.integers_may_change)
+    CONSTANT_VALUES = "constant values"
+    # numbers and tensor sizes may change, as long as what was decided by them stays decided
+    SYMBOLIC_VALUES = "symbolic values"
     SAME_INPUT = "same input"  # the first program is run for every input, nothing is checked
     NO_CACHING = "no caching"  # compiled anew at every call
 
 
 class SHARP_EDGES_OPTIONS(enum.Enum):
-    """What happens when a program does something that a compiled program cannot repeat (print, random numbers of Python's ...)."""
+    """What happens when a program does something that a compiled program cannot repeat (print, random numbers of
+    Python's ...)."""
 
     ALLOW = "allow"
     WARN = "warn"
@@ -48,11 +53,11 @@ class RNG_OPTIONS(enum.Enum):
     """Who draws random numbers."""
 
     TORCH = "torch"  # PyTorch, one operation after the other: the same seed gives the same numbers as eager
-    FUSED = "fused"  # a fusion executor may, from a seed that PyTorch draws for each call: other numbers of the same distribution
+    # a fusion executor may, from a seed that PyTorch draws for each call: other numbers of the same distribution
+    FUSED = "fused"
 
 
 RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a RecompileWarning says why they happen
-
 
 
 # ------------------------------------------------------------------------------------------------------ the environment
@@ -60,7 +65,8 @@ RECOMPILE_WARNING_LIMIT = 8  # compilations of one function, after which a Recom
 
 @dataclass(frozen=True)
 class EnvironmentOption:
-    """A variable of the environment that thunder asks for. kind: str or bool; default: the value where it is not set."""
+    """A variable of the environment that thunder asks for. kind: str or bool; default: the value where it is not
+    set."""
 
     name: str
     kind: type
@@ -80,7 +86,9 @@ C_COMPILER = EnvironmentOption("CC", str, None, "the C compiler that Triton laun
 CXX_COMPILER = EnvironmentOption("CXX", str, None, "the C++ compiler of Inductor's kernels on the CPU")
 SEARCH_PATH = EnvironmentOption("PATH", str, None, "where compilers are looked for")
 LOCAL_RANK = EnvironmentOption("LOCAL_RANK", str, None, "the process's number on its machine, which says its GPU")
-TRITON_INTERPRET = EnvironmentOption("TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device")
+TRITON_INTERPRET = EnvironmentOption(
+    "TRITON_INTERPRET", bool, False, "Triton's interpreter runs kernels, on any device"
+)
 ENVIRONMENT = (CACHE_DIR, C_COMPILER, CXX_COMPILER, SEARCH_PATH, LOCAL_RANK, TRITON_INTERPRET)
 
 
@@ -222,8 +230,11 @@ def resolve_sharp_edges(given: SHARP_EDGES_OPTIONS | str | None) -> SHARP_EDGES_
     return SHARP_EDGES_OPTIONS.WARN if given is None else _resolve(SHARP_EDGES_OPTIONS, given, "sharp_edges")
 
 
-def resolve_numerics(given: NUMERICS_OPTIONS | str | None, executors: Sequence, transforms: Sequence, asked_for: Sequence) -> tuple[NUMERICS_OPTIONS, tuple]:
-    """The option, and which of the executors may be used. Raises OptionError for another value, and for what was asked for and is not `exact` under "eager"."""
+def resolve_numerics(
+    given: NUMERICS_OPTIONS | str | None, executors: Sequence, transforms: Sequence, asked_for: Sequence
+) -> tuple[NUMERICS_OPTIONS, tuple]:
+    """The option, and which of the executors may be used. Raises OptionError for another value, and for what was asked
+    for and is not `exact` under "eager"."""
     numerics = NUMERICS_OPTIONS.CLOSE if given is None else _resolve(NUMERICS_OPTIONS, given, "numerics")
     if numerics is NUMERICS_OPTIONS.CLOSE:
         return numerics, tuple(executors)
@@ -231,12 +242,14 @@ def resolve_numerics(given: NUMERICS_OPTIONS | str | None, executors: Sequence, 
     for e in executors:
         if not e.exact and e.name in names:
             raise OptionError(
-                f"numerics='eager' and executors=[{e.name}]: that executor does not say that its results are PyTorch's bit for bit (exact=True): leave one of the two out"
+                f"numerics='eager' and executors=[{e.name}]: that executor does not say that its results are "
+                "PyTorch's bit for bit (exact=True): leave one of the two out"
             )
     for t in transforms:
         if not getattr(t, "exact", False):
             raise OptionError(
-                f"numerics='eager' and transforms=[{type(t).__name__}]: that transform does not say that it keeps results bit for bit (exact = True): leave one of the two out"
+                f"numerics='eager' and transforms=[{type(t).__name__}]: that transform does not say that it keeps "
+                "results bit for bit (exact = True): leave one of the two out"
             )
     return numerics, tuple(e for e in executors if e.exact)
 
@@ -245,7 +258,10 @@ def resolve_rng(given: RNG_OPTIONS | str | None, numerics: NUMERICS_OPTIONS) -> 
     """Raises OptionError for another value, and for "fused" together with numerics="eager"."""
     rng = RNG_OPTIONS.TORCH if given is None else _resolve(RNG_OPTIONS, given, "rng")
     if rng is RNG_OPTIONS.FUSED and numerics is NUMERICS_OPTIONS.EAGER:
-        raise OptionError("rng='fused' and numerics='eager': numbers that a fusion executor draws are not eager's: leave one of the two out")
+        raise OptionError(
+            "rng='fused' and numerics='eager': numbers that a fusion executor draws are not eager's: leave one of "
+            "the two out"
+        )
     return rng
 
 
@@ -253,7 +269,8 @@ _INTERPRETATIONS = ("python interpreter", "translate functions", "translate pyth
 
 
 def check_interpretation(given: Any) -> None:
-    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of reading a program there is."""
+    """The 2024 option `interpretation`: its values are accepted, and all mean the one way of reading a program there
+    is."""
     value = getattr(given, "value", given)
     if value is not None and value not in _INTERPRETATIONS:
         raise OptionError(f"interpretation={given!r} is not an option; valid: {', '.join(map(repr, _INTERPRETATIONS))}")
@@ -267,10 +284,12 @@ def check_langctx(given: Any) -> None:
 
 
 class DebugOptions:
-    """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError; `register_option` adds one.
+    """Switches for looking into the compiler. Unknown names and values of a wrong type raise TypeError;
+    `register_option` adds one.
 
-    check_traces: every trace is checked after each pass, and every line's result when it runs. record_interpreter_history: the full log of interpreted instructions is kept.
-    show_interpreter_progress: says on stderr when interpretation begins and ends.
+    check_traces: every trace is checked after each pass, and every line's result when it runs.
+    record_interpreter_history: the full log of interpreted instructions is kept. show_interpreter_progress: says on
+    stderr when interpretation begins and ends.
     """
 
     _registered: dict[str, tuple[type, Any, str]] = {
@@ -315,9 +334,10 @@ class JitOptions:
 
     compile_options: those of the declared options that were given; `get` reads them.
 
-    integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a cache). So it is where `cache` was not said.
-    default_executors: whether no executors were named.
-    device: where programs see the tensors of a call and of modules, of a program that is looked at and never run; None: where they are.
+    integers_may_change: an int argument that had another value before stays symbolic the second time (a position in a
+    cache). So it is where `cache` was not said. default_executors: whether no executors were named. device: where
+    programs see the tensors of a call and of modules, of a program that is looked at and never run; None: where they
+    are.
     """
 
     executors: tuple = ()

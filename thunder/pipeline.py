@@ -43,7 +43,8 @@ from thunder.transforms.side_stream import has_side_stream, side_stream
 from thunder.transforms.without_cotangents import without_cotangents
 
 __all__ = [
-    "asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "lower_backward_for_batches", "gradient_program", "InputsBehind", "inputs_behind", "random_devices",
+    "asked_for", "lower", "lower_with_derivatives", "lower_backward_without", "lower_backward_for_batches",
+    "gradient_program", "InputsBehind", "inputs_behind", "random_devices",
     "read_by_products",
 ]  # fmt: skip
 
@@ -71,11 +72,15 @@ def _recomputed(joint: Trace, options: JitOptions, executors: Sequence) -> froze
     """The values that a backward computes again, for the memory budget and under ZeRO-3."""
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
     budget = options.get(MEMORY_BUDGET)
-    chosen = plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
+    chosen = (
+        plan(joint, budget, lambda line: any(e.takes(line) for e in fusers)).recomputed if budget < 1.0 else frozenset()
+    )
     return chosen.union(gathered_again(joint)) if "communicates" in joint.tables else chosen
 
 
-def _lowered(traces: list[Trace], program: Trace, options: JitOptions, executors: Sequence, first: Sequence[tuple] = ()) -> list[Trace]:
+def _lowered(
+    traces: list[Trace], program: Trace, options: JitOptions, executors: Sequence, first: Sequence[tuple] = ()
+) -> list[Trace]:
     """The traces, and those that `first` and the passes that make a program run make of the last one."""
     traces = _run(traces, [*first, *_execution(program, options, executors)], options)
     for executor in executors:
@@ -84,14 +89,23 @@ def _lowered(traces: list[Trace], program: Trace, options: JitOptions, executors
 
 
 def _before_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> list[Trace]:
-    """A computation without what nobody needs, with random operations of a seed where they may be fused, and where executors join operations of it, as they make it."""
+    """A computation without what nobody needs, with random operations of a seed where they may be fused, and where
+    executors join operations of it, as they make it."""
     fusers = [e for e in executors if isinstance(e, FusionExecutor)]
-    seeded = [("Seed Random Operations", lambda trace: seed_random(trace, fusers))] if fusers and options.rng is RNG_OPTIONS.FUSED else []
+    seeded = (
+        [("Seed Random Operations", lambda trace: seed_random(trace, fusers))]
+        if fusers and options.rng is RNG_OPTIONS.FUSED
+        else []
+    )
     traces = _run([acquired], [("Dead Code Elimination", dce), *seeded], options)
     joined = functools.reduce(_combined, executors, traces[-1])
     if joined is not traces[-1]:
         traces = _run(traces, [("Combine Operations", lambda _: joined)], options)
-    return _run(traces, [("Flat Products", flat_products)], options) if fusers and any(line.sym is LTORCH["linear"] for line in traces[-1].bound_symbols) else traces
+    return (
+        _run(traces, [("Flat Products", flat_products)], options)
+        if fusers and any(line.sym is LTORCH["linear"] for line in traces[-1].bound_symbols)
+        else traces
+    )
 
 
 def _combined(trace: Trace, executor: Executor) -> Trace:
@@ -112,12 +126,19 @@ def _execution(program: Trace, options: JitOptions, executors: Sequence) -> list
         ),
         ("Delete Last Used", del_last_used),
         *(
-            (f"Transform {type(t).__name__}", lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors))
+            (
+                f"Transform {type(t).__name__}",
+                lambda trace, t=t: t.transform_trace_post_optimization(trace, executors_list=executors),
+            )
             for t in options.transforms
             if asked(t, "transform_trace_post_optimization")
         ),
         *([("Side Stream", side_stream)] if has_side_stream(program) else ()),
-        *([("Reuse Memory", reuse_memory)] if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors) else ()),
+        *(
+            [("Reuse Memory", reuse_memory)]
+            if any(isinstance(e, FusionExecutor) and e.owns_results for e in executors)
+            else ()
+        ),
     ]
 
 
@@ -129,13 +150,18 @@ def _run(traces: list[Trace], passes: Sequence, options: JitOptions) -> list[Tra
     return traces
 
 
-def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequence) -> tuple[list[Trace], list[Trace], ForwardBackward]:
-    """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the two belong together."""
+def lower_with_derivatives(
+    acquired: Trace, options: JitOptions, executors: Sequence
+) -> tuple[list[Trace], list[Trace], ForwardBackward]:
+    """All traces of a computation whose result requires grad: those of its forward, those of its backward, and how the
+    two belong together."""
     traces = _before_derivatives(acquired, options, executors)
     cut: list[ForwardBackward] = []
 
     def differentiated(trace: Trace) -> Trace:
-        joint = joint_trace(exact_derivatives(trace) if options.numerics is NUMERICS_OPTIONS.EAGER else trace, executors)
+        joint = joint_trace(
+            exact_derivatives(trace) if options.numerics is NUMERICS_OPTIONS.EAGER else trace, executors
+        )
         budget = options.get(MEMORY_BUDGET)
         fusers = [e for e in executors if isinstance(e, FusionExecutor)]
         joint = open_reductions(joint, fusers)
@@ -158,8 +184,11 @@ def lower_with_derivatives(acquired: Trace, options: JitOptions, executors: Sequ
     return forward, _lowered([saved.backward], saved.backward, options, executors), saved
 
 
-def lower_backward_without(cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence) -> list[Trace]:
-    """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places among those that require grad."""
+def lower_backward_without(
+    cut: ForwardBackward, missing: Sequence[int], options: JitOptions, executors: Sequence
+) -> list[Trace]:
+    """All traces of the backward for the case that no cotangents come for some outputs: `missing` are their places
+    among those that require grad."""
     gone = {cut.cotangents[i] for i in missing}
     without = ("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone))
     return _lowered([_copied(cut.backward)], cut.backward, options, executors, [without])
@@ -171,7 +200,8 @@ def _copied(trace: Trace) -> Trace:
 
 
 def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], options: JitOptions) -> list[Trace]:
-    """All traces of the backward for cotangents that vmap has made batches of (`is_grads_batched=True`): PyTorch's own operations know them, kernels do not."""
+    """All traces of the backward for cotangents that vmap has made batches of (`is_grads_batched=True`): PyTorch's own
+    operations know them, kernels do not."""
     gone = {cut.cotangents[i] for i in missing}
     passes = [
         ("Without Cotangents", lambda trace: without_cotangents(trace, cut.cotangents, gone)),
@@ -182,20 +212,26 @@ def lower_backward_for_batches(cut: ForwardBackward, missing: Sequence[int], opt
 
 
 def read_by_products(cut: ForwardBackward, executors: Sequence) -> list[int]:
-    """Places of the cotangents that several matrix products read, each of which would copy one that is broadcast, as the gradient of a sum is."""
+    """Places of the cotangents that several matrix products read, each of which would copy one that is broadcast, as
+    the gradient of a sum is."""
     if not any(isinstance(e, FusionExecutor) for e in executors):  # what nobody fuses runs as in eager, bit for bit
         return []
     lines = cut.backward.bound_symbols
     shown = roots(lines, maybe=True)
-    reads = collections.Counter(root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {shown.get(i, i) for i in line.inputs})
+    reads = collections.Counter(
+        root for line in lines if OpTags.MATMUL_OP in line.sym.tags for root in {shown.get(i, i) for i in line.inputs}
+    )
     return [i for i, c in enumerate(cut.cotangents) if reads[c] > 1]
 
 
-def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence) -> tuple[Trace, list[int]]:
-    """The gradients of a computation as a computation of their own, for a backward that is differentiated, and which of the computation's arguments it takes.
+def gradient_program(
+    acquired: Trace, cut: ForwardBackward, missing: Sequence[int], executors: Sequence
+) -> tuple[Trace, list[int]]:
+    """The gradients of a computation as a computation of their own, for a backward that is differentiated, and which of
+    the computation's arguments it takes.
 
-    Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is not written again. Where an argument was
-    written to after the gradients read it, the program raises PyTorch's error.
+    Its arguments are those, then the cotangents that are not missing. What the computation writes to its arguments is
+    not written again. Where an argument was written to after the gradients read it, the program raises PyTorch's error.
     """
     lines = [line.copied() for line in acquired.bound_symbols if not writes_back(line)]
     outputs = [o for o in cut.outputs if o.requires_grad]
@@ -214,15 +250,25 @@ def gradient_program(acquired: Trace, cut: ForwardBackward, missing: Sequence[in
 
 
 def random_devices(acquired: Trace, options: JitOptions) -> list | None:
-    """The devices whose default generators a computation may draw from; None where it may draw from others: the user's, or those of fusion executors."""
-    drawing = [line for line in acquired.bound_symbols if not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))]
-    if drawing and options.rng is RNG_OPTIONS.FUSED or any(line.kwargs.get("generator") is not None for line in drawing):
+    """The devices whose default generators a computation may draw from; None where it may draw from others: the user's,
+    or those of fusion executors."""
+    drawing = [
+        line for line in acquired.bound_symbols if not line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.OPAQUE))
+    ]
+    if (
+        drawing
+        and options.rng is RNG_OPTIONS.FUSED
+        or any(line.kwargs.get("generator") is not None for line in drawing)
+    ):
         return None
-    return list(dict.fromkeys(to_torch_device(o.device) for line in drawing for o in line.outputs if isinstance(o, TensorProxy)))
+    return list(
+        dict.fromkeys(to_torch_device(o.device) for line in drawing for o in line.outputs if isinstance(o, TensorProxy))
+    )
 
 
 class InputsBehind(NamedTuple):
-    """What the gradients can be computed from again: places of arguments. saved: pairs of such a place and its place among the saved tensors."""
+    """What the gradients can be computed from again: places of arguments. saved: pairs of such a place and its place
+    among the saved tensors."""
 
     kept: list[int]
     saved: list[tuple[int, int]]
@@ -240,5 +286,7 @@ def inputs_behind(cut: ForwardBackward, args: Sequence) -> InputsBehind:
     saved = {p: i for i, p in enumerate(cut.saved_tensors)}
     tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, TensorProxy) and a in needed]
     return InputsBehind(
-        [i for i, a in tensors if a not in saved], [(i, saved[a]) for i, a in tensors if a in saved], [i for i, a in enumerate(args) if not isinstance(a, TensorProxy)]
+        [i for i, a in tensors if a not in saved],
+        [(i, saved[a]) for i, a in tensors if a in saved],
+        [i for i, a in enumerate(args) if not isinstance(a, TensorProxy)],
     )

@@ -19,13 +19,20 @@ __all__ = ["trace", "proxy_of"]
 
 def proxy_of(x: torch.Tensor, name: str = "") -> TensorProxy:
     """A tensor proxy with the metadata of a tensor."""
-    return TensorProxy(name, shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=x.requires_grad)
+    return TensorProxy(
+        name,
+        shape=tuple(x.shape),
+        dtype=from_tensor_dtype(x.dtype),
+        device=from_tensor_device(x.device),
+        requires_grad=x.requires_grad,
+    )
 
 
 def trace(*, use_dce: bool = True) -> Callable[..., Trace]:
     """`thunder.trace()(fn, *args, **kwargs)`: the trace of `fn` on tensors or tensor proxies.
 
-    `fn` runs as it is, with proxies in the place of tensors: what it does to them is recorded, what it does besides happens once.
+    `fn` runs as it is, with proxies in the place of tensors: what it does to them is recorded, what it does besides
+    happens once.
     """
 
     def run(fn: Callable, *args, **kwargs) -> Trace:

@@ -1,22 +1,26 @@
 """`thunder.verify`: eager PyTorch beside a compiled program, line by line, against float64.
 
-    report = thunder.verify(thunder.jit(model, executors=[...]), x)
-    print(report)          # every line: user's line, deviation of eager and of the compiled program from float64, verdict
+    report = thunder.verify(thunder.jit(model, executors=[...]), x) print(report)          # every line: user's line,
+    deviation of eager and of the compiled program from float64, verdict
     print(report.first)    # the first line whose deviation rounding does not explain, or None
 
-Each line of the programs that run is given eager's inputs, so that what an earlier line did is not held against it: the first line that differs is the culprit. Three results are
-compared: the line as its executor computes it (ours), the operations it stands for as PyTorch computes them (eager's), and the same operations in float64 (the reference). A
-region of a fusion executor is one line. After that, every operation is differentiated by itself, in the three ways. Last come the results and gradients of the whole program, where
-what passes over several lines does (recomputation, writes in place, transforms) would show.
+Each line of the programs that run is given eager's inputs, so that what an earlier line did is not held against it: the
+first line that differs is the culprit. Three results are compared: the line as its executor computes it (ours), the
+operations it stands for as PyTorch computes them (eager's), and the same operations in float64 (the reference). A
+region of a fusion executor is one line. After that, every operation is differentiated by itself, in the three ways.
+Last come the results and gradients of the whole program, where what passes over several lines does (recomputation,
+writes in place, transforms) would show.
 
-**What rounding explains.** With u the spacing of numbers at 1 in the result's dtype, R the reference, E eager's result, and R' the reference for inputs of which each was
-changed by a random part of one rounding, at most u / 2 of it:
+**What rounding explains.** With u the spacing of numbers at 1 in the result's dtype, R the reference, E eager's result,
+and R' the reference for inputs of which each was changed by a random part of one rounding, at most u / 2 of it:
 
     |ours - R|  <=  4 |E - R| + 2 |R' - R| + u |R|
 
-both for the largest and for the root mean square of each term. The first term allows for other orders of the same operations; the second for operations whose result is
-sensitive to their inputs (a sum of many terms, a difference of equal ones), where eager may have been lucky; the last for the rounding of the result itself. In the whole program
-deviations add up, and each term is allowed four times. Integers and booleans are eager's, except where E or R' is not R: there a comparison stands near a tie.
+both for the largest and for the root mean square of each term. The first term allows for other orders of the same
+operations; the second for operations whose result is sensitive to their inputs (a sum of many terms, a difference of
+equal ones), where eager may have been lucky; the last for the rounding of the result itself. In the whole program
+deviations add up, and each term is allowed four times. Integers and booleans are eager's, except where E or R' is not
+R: there a comparison stands near a tie.
 """
 
 from __future__ import annotations
@@ -49,10 +53,12 @@ _PYTORCH = (torch_ex, python_ex)
 class Comparison:
     """One line of a program, compared.
 
-    step: which call. part: "forward", "backward", "derivative" (of one operation by itself), or "program" (results and gradients of all of it). value: the name of what was
-    compared. operation, executor: what computed it, and who. trace_line: its text; number: where it stands in the printed trace, from 1. location: (filename, line, function,
-    source line) of the user's code, where known. eager, compiled: the largest deviation from float64, each; apart: the largest difference between the two. allowed: how
-    large `compiled` may be. agrees: the verdict; None where nothing could be compared, for the reason in `note`.
+    step: which call. part: "forward", "backward", "derivative" (of one operation by itself), or "program" (results and
+    gradients of all of it). value: the name of what was compared. operation, executor: what computed it, and who.
+    trace_line: its text; number: where it stands in the printed trace, from 1. location: (filename, line, function,
+    source line) of the user's code, where known. eager, compiled: the largest deviation from float64, each; apart: the
+    largest difference between the two. allowed: how large `compiled` may be. agrees: the verdict; None where nothing
+    could be compared, for the reason in `note`.
     """
 
     step: int
@@ -75,9 +81,18 @@ class Comparison:
         return f"{self.location[0]}:{self.location[1]}" if self.location else "unknown place"
 
     def __str__(self) -> str:
-        words = {True: "agrees with eager PyTorch", False: "differs from eager PyTorch by more than rounding explains", None: "was not compared"}[self.agrees]
-        text = [f"{self.operation} of executor {self.executor} {words}: {self.value} in the {self.part} of step {self.step}"]
-        text.append(f"  deviation from float64: compiled {self.compiled:.3g}, eager {self.eager:.3g}, explained up to {self.allowed:.3g}")
+        words = {
+            True: "agrees with eager PyTorch",
+            False: "differs from eager PyTorch by more than rounding explains",
+            None: "was not compared",
+        }[self.agrees]
+        text = [
+            f"{self.operation} of executor {self.executor} {words}: {self.value} in the {self.part} of step {self.step}"
+        ]
+        text.append(
+            f"  deviation from float64: compiled {self.compiled:.3g}, eager {self.eager:.3g}, explained up to "
+            f"{self.allowed:.3g}"
+        )
         text += [f"  {self.note}"] * bool(self.note)
         text.append(f"  trace line{f' {self.number}' if self.number is not None else ''}: {self.trace_line}")
         if self.location:
@@ -97,7 +112,18 @@ class Report:
         return next((c for c in self.comparisons if c.agrees is False), None)
 
     def __str__(self) -> str:
-        head = ("step", "part", "value", "operation", "executor", "eager", "compiled", "explained", "verdict", "user's line")
+        head = (
+            "step",
+            "part",
+            "value",
+            "operation",
+            "executor",
+            "eager",
+            "compiled",
+            "explained",
+            "verdict",
+            "user's line",
+        )
         rows = [head, *map(_row, self.comparisons)]
         widths = [max(len(r[i]) for r in rows) for i in range(len(head))]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in rows]
@@ -107,14 +133,27 @@ class Report:
 
 def _row(c: Comparison) -> tuple[str, ...]:
     verdict = {True: "agrees", False: "DIFFERS", None: "not compared"}[c.agrees]
-    return (str(c.step), c.part, c.value, c.operation, c.executor, f"{c.eager:.2e}", f"{c.compiled:.2e}", f"{c.allowed:.2e}", verdict, c.where)
+    return (
+        str(c.step),
+        c.part,
+        c.value,
+        c.operation,
+        c.executor,
+        f"{c.eager:.2e}",
+        f"{c.compiled:.2e}",
+        f"{c.allowed:.2e}",
+        verdict,
+        c.where,
+    )
 
 
 def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
-    """Runs eager PyTorch beside a compiled function or module, and says where the two part by more than rounding explains.
+    """Runs eager PyTorch beside a compiled function or module, and says where the two part by more than rounding
+    explains.
 
-    fn: what `thunder.jit` returned; a function or module that is not compiled is compiled with default options. args, kwargs: of the call. steps: how often it is called
-    and compared; what calls change (statistics, random state) changes from one to the next. Of programs with gradients the backward is compared, too, for random cotangents.
+    fn: what `thunder.jit` returned; a function or module that is not compiled is compiled with default options. args,
+    kwargs: of the call. steps: how often it is called and compared; what calls change (statistics, random state)
+    changes from one to the next. Of programs with gradients the backward is compared, too, for random cotangents.
 
     Raises OptionError for steps below 1; what fn itself raises leaves as it is.
     """
@@ -134,7 +173,8 @@ def verify(fn: Callable, *args: Any, steps: int = 1, **kwargs: Any) -> Report:
     return Report(tuple(found))
 
 
-# ---------------------------------------------------------------------------------------------------------------- the rule
+# ---------------------------------------------------------------------------------------------------------------- the
+# rule
 
 
 class _Verdict(NamedTuple):
@@ -147,10 +187,17 @@ class _Verdict(NamedTuple):
 
 
 def _judge(ours, eager: torch.Tensor, reference, changed, loose: float = 1.0) -> _Verdict:
-    """The rule at the top of this file. reference, changed: R and R', or None where float64 could not be had: then eager's result is the reference."""
-    if not isinstance(ours, torch.Tensor) or (ours.shape, ours.dtype, ours.device) != (eager.shape, eager.dtype, eager.device):
+    """The rule at the top of this file. reference, changed: R and R', or None where float64 could not be had: then
+    eager's result is the reference."""
+    if not isinstance(ours, torch.Tensor) or (ours.shape, ours.dtype, ours.device) != (
+        eager.shape,
+        eager.dtype,
+        eager.device,
+    ):
         found = f"{ours.dtype}{list(ours.shape)}" if isinstance(ours, torch.Tensor) else type(ours).__name__
-        return _Verdict(0.0, float("inf"), float("inf"), 0.0, False, f"a {found} in the place of {eager.dtype}{list(eager.shape)}")
+        return _Verdict(
+            0.0, float("inf"), float("inf"), 0.0, False, f"a {found} in the place of {eager.dtype}{list(eager.shape)}"
+        )
     if not eager.numel():
         return _Verdict(0.0, 0.0, 0.0, 0.0, True)
     note = "" if reference is not None else "there is no float64 result: compared with eager's alone"
@@ -160,25 +207,41 @@ def _judge(ours, eager: torch.Tensor, reference, changed, loose: float = 1.0) ->
         sure = (eager == reference) & (reference == changed)
         wrong = ((ours != eager) & sure).sum().item()
         near = ((ours != eager) & ~sure).sum().item()
-        return _Verdict(0.0, float(wrong), float(wrong + near), 0.0, not wrong, note or (f"{near} near a tie" if near else ""))
+        return _Verdict(
+            0.0, float(wrong), float(wrong + near), 0.0, not wrong, note or (f"{near} near a tie" if near else "")
+        )
     wide = torch.complex128 if eager.dtype.is_complex else torch.float64
     c, e, r, p = (x.detach().to(wide) for x in (ours, eager, reference, changed))
     odd = ~(torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r) & torch.isfinite(p))
     unequal = odd & ~((c == e) | (torch.isnan(c) & torch.isnan(e)))
-    if (unequal & ~torch.isfinite(c) & torch.isfinite(e)).any() or (unequal & torch.isfinite(c) & ~torch.isfinite(e) & ~torch.isfinite(r)).any():
-        return _Verdict(0.0, float("inf"), float("inf"), 0.0, False, "nan or infinity where eager has a number, or the other way round")
+    if (unequal & ~torch.isfinite(c) & torch.isfinite(e)).any() or (
+        unequal & torch.isfinite(c) & ~torch.isfinite(e) & ~torch.isfinite(r)
+    ).any():
+        return _Verdict(
+            0.0,
+            float("inf"),
+            float("inf"),
+            0.0,
+            False,
+            "nan or infinity where eager has a number, or the other way round",
+        )
     c, e, r, p = (torch.where(odd, 0.0, x) for x in (c, e, r, p))
     u = torch.finfo(eager.dtype).eps
     by_eager, by_ours, by_change = (e - r).abs(), (c - r).abs(), (p - r).abs()
     exceeded = False
     allowed = 0.0
     for size in (lambda x: x.pow(2).mean().sqrt().item(), lambda x: x.max().item()):
-        allowed = loose * (4 * size(by_eager) + 2 * size(by_change) + u * size(r.abs())) + (8 * u * size(e.abs()) if note else 0.0)
+        allowed = loose * (4 * size(by_eager) + 2 * size(by_change) + u * size(r.abs())) + (
+            8 * u * size(e.abs()) if note else 0.0
+        )
         exceeded |= size(by_ours) > allowed
-    return _Verdict(by_eager.max().item(), by_ours.max().item(), (c - e).abs().max().item(), allowed, not exceeded, note)
+    return _Verdict(
+        by_eager.max().item(), by_ours.max().item(), (c - e).abs().max().item(), allowed, not exceeded, note
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- running lines
+# ----------------------------------------------------------------------------------------------------------------
+# running lines
 
 
 def _wide(x):
@@ -203,7 +266,9 @@ def _changed(x, generator: torch.Generator):
     return _wide(x) * (1 + torch.finfo(x.dtype).eps * noise)
 
 
-def _program(inputs: Sequence[Proxy], lines: Sequence[BoundSymbol], output, names, change: Callable = _concrete) -> Callable:
+def _program(
+    inputs: Sequence[Proxy], lines: Sequence[BoundSymbol], output, names, change: Callable = _concrete
+) -> Callable:
     """The lines as PyTorch executes them. change: of their arguments, `_wide` for double precision."""
     changed = []
     for line in map(_as_eager, lines):
@@ -220,7 +285,9 @@ def _as_eager(line: BoundSymbol) -> BoundSymbol:
     if executor is None or executor in _PYTORCH or symbol.is_fusion or symbol.decomposition is not None:
         return line
     function = next((f for f, replaced in executor.replacements.items() if replaced is symbol), symbol.fn)
-    eager = Symbol(symbol.name, symbol.meta, id=("eager", symbol.id), is_prim=True, tags=tuple(symbol.tags), fn=function)
+    eager = Symbol(
+        symbol.name, symbol.meta, id=("eager", symbol.id), is_prim=True, tags=tuple(symbol.tags), fn=function
+    )
     return line.replace(sym=eager)
 
 
@@ -247,13 +314,18 @@ class _Line:
         executor = line.sym.executor
         self.by_pytorch = executor is None or executor in _PYTORCH
         self.reference: list[BoundSymbol] = list(line.subsymbols) if line.subsymbols and executor is not None else []
-        if not self.reference and not self.by_pytorch:  # an operation of an executor's own, in the place of one of the program's
+        # an operation of an executor's own, in the place of one of the program's
+        if not self.reference and not self.by_pytorch:
             self.reference = step.makers(line.outputs)
 
     def __call__(self, *args, **kwargs):
         line, step = self.line, self.step
         step.values.update(_named((line.args, line.kwargs), (args, kwargs)))
-        inputs = [i for i in dict.fromkeys(p for b in self.reference for p in b.inputs) if not any(i is o for b in self.reference for o in b.outputs)]
+        inputs = [
+            i
+            for i in dict.fromkeys(p for b in self.reference for p in b.inputs)
+            if not any(i is o for b in self.reference for o in b.outputs)
+        ]
         known = bool(self.reference) and all(i.name in step.values for i in inputs)
         in_place = OpTags.IN_PLACE in line.sym.tags
         given = [_copied(step.values[i.name]) if in_place else step.values[i.name] for i in inputs] if known else []
@@ -261,7 +333,17 @@ class _Line:
         result = line.sym.fn(*args, **kwargs)
         if not known:
             if not self.by_pytorch and line.outputs:
-                self.report(line.outputs[0], _Verdict(0.0, 0.0, 0.0, 0.0, None, "no operation of PyTorch's is known for it: compared in the whole program"))
+                self.report(
+                    line.outputs[0],
+                    _Verdict(
+                        0.0,
+                        0.0,
+                        0.0,
+                        0.0,
+                        None,
+                        "no operation of PyTorch's is known for it: compared in the whole program",
+                    ),
+                )
             return self.handed_on(result, result)
         drew = any(not torch.equal(s, g.get_state()) for s, g in zip(before, _generators(), strict=True))
         eager = self.compare(result, inputs, given, before, drew)
@@ -302,8 +384,20 @@ class _Line:
         maker = self.reference[0] if self.reference else self.line
         inner = "" if not self.line.sym.is_fusion else f" ({', '.join(b.sym.name for b in self.reference)})"
         operation = maker.sym.name if self.by_pytorch else f"{self.line.sym.name}{inner}"
-        where = next((b.location for b in self.reference if any(o.name == value.name for o in b.outputs) and b.location), self.line.location or maker.location)
-        self.step.add(self.part, value.name, operation, executor.name if executor is not None else "torch", self.text, self.number, where, verdict)
+        where = next(
+            (b.location for b in self.reference if any(o.name == value.name for o in b.outputs) and b.location),
+            self.line.location or maker.location,
+        )
+        self.step.add(
+            self.part,
+            value.name,
+            operation,
+            executor.name if executor is not None else "torch",
+            self.text,
+            self.number,
+            where,
+            verdict,
+        )
 
 
 def _copied(x):
@@ -329,11 +423,16 @@ def _with_names(structure, values, table: dict):
     if isinstance(structure, Proxy):
         return table.get(structure.name, values)
     if isinstance(structure, (tuple, list)) and isinstance(values, (tuple, list)) and len(structure) == len(values):
-        return type(values)(_with_names(s, v, table) for s, v in zip(structure, values)) if type(values) in (tuple, list) else values
+        return (
+            type(values)(_with_names(s, v, table) for s, v in zip(structure, values))
+            if type(values) in (tuple, list)
+            else values
+        )
     return values
 
 
-# ---------------------------------------------------------------------------------------------------------------- one call
+# ---------------------------------------------------------------------------------------------------------------- one
+# call
 
 
 class _Step:
@@ -351,7 +450,17 @@ class _Step:
         """The program's own lines that make some values."""
         return list(dict.fromkeys(self.maker[o.name] for o in outputs if o.name in self.maker))
 
-    def add(self, part: str, value: str, operation: str, executor: str, text: str, number: int | None, location, verdict: _Verdict) -> None:
+    def add(
+        self,
+        part: str,
+        value: str,
+        operation: str,
+        executor: str,
+        text: str,
+        number: int | None,
+        location,
+        verdict: _Verdict,
+    ) -> None:
         place = self.entry.captured.where(location) if location else None
         self.found.append(Comparison(self.step, part, value, operation, executor, text, number, place, *verdict))
 
@@ -370,7 +479,11 @@ class _Step:
             result = self.watched("forward", self.entry.computation_traces[-1])(*map(_copied, own))
             if backward:
                 outputs, (tensors, others) = result
-                starts = [o for p, o in zip(self.entry.computation_traces[-1].output[0], outputs, strict=True) if p.requires_grad]
+                starts = [
+                    o
+                    for p, o in zip(self.entry.computation_traces[-1].output[0], outputs, strict=True)
+                    if p.requires_grad
+                ]
                 self.watched("backward", backward[-1])([list(tensors), list(others)], list(map(self.cotangent, starts)))
         if backward:
             self.derivatives(own)
@@ -394,11 +507,16 @@ class _Step:
     # --- each operation differentiated by itself
     def derivatives(self, own: list) -> None:
         values = dict(zip([a.name for a in self.acquired.args], own, strict=True))
-        record = [_watched(b, _Recording(b, values)) if b.sym.fn is not None and b.sym.python_printer is None else b for b in self.executed().bound_symbols]
+        record = [
+            _watched(b, _Recording(b, values)) if b.sym.fn is not None and b.sym.python_printer is None else b
+            for b in self.executed().bound_symbols
+        ]
         with torch.no_grad():
             no_autocast(self.executed().replace(bound_symbols=record).python_callable())(*map(_copied, own))
         for line in self.acquired.bound_symbols:
-            wanted = [p for p in dict.fromkeys(line.inputs) if _differentiable(p) and any(map(_differentiable, line.outputs))]
+            wanted = [
+                p for p in dict.fromkeys(line.inputs) if _differentiable(p) and any(map(_differentiable, line.outputs))
+            ]
             if wanted and "own_derivative" not in line.sym.info and all(p.name in values for p in line.inputs):
                 self.derivative(line, wanted, values)
 
@@ -417,28 +535,51 @@ class _Step:
         def pulled_back(given, cotangents, change=_concrete):
             for g, s in state:
                 g.set_state(s)
-            leaves = {p.name: x.detach().clone().requires_grad_() if p in wanted_set else x for p, x in zip(inputs, given, strict=True)}
+            leaves = {
+                p.name: x.detach().clone().requires_grad_() if p in wanted_set else x
+                for p, x in zip(inputs, given, strict=True)
+            }
             with torch.enable_grad():
                 outputs = _program(inputs, [line], tuple(starts), self.names, change)(*leaves.values())
             pairs = [(o, c.to(o.dtype)) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
-            return torch.autograd.grad([o for o, _ in pairs], [leaves[p.name] for p in wanted], [c for _, c in pairs], allow_unused=True, materialize_grads=True)
+            return torch.autograd.grad(
+                [o for o, _ in pairs],
+                [leaves[p.name] for p in wanted],
+                [c for _, c in pairs],
+                allow_unused=True,
+                materialize_grads=True,
+            )
 
         wanted_set = set(wanted)
         others = [e for e in self.options.executors if e not in _PYTORCH]
         ran = {b.sym.executor for t in (forward[-1], backward[-1]) for b in t.bound_symbols}
-        executor = next((e.name for e in others if e.get_grad_transform(line) is not None), next((e.name for e in others if e in ran), "torch"))
+        executor = next(
+            (e.name for e in others if e.get_grad_transform(line) is not None),
+            next((e.name for e in others if e in ran), "torch"),
+        )
         text = "\n".join(_printed(line))
-        cotangents = [self.cotangent(values[o.name]) if isinstance(values.get(o.name), torch.Tensor) else None for o in starts]
+        cotangents = [
+            self.cotangent(values[o.name]) if isinstance(values.get(o.name), torch.Tensor) else None for o in starts
+        ]
         try:
             eager = pulled_back(given, cotangents)
         except (RuntimeError, NotImplementedError, KeyError, AttributeError) as error:
-            verdict = _Verdict(0.0, 0.0, 0.0, 0.0, None, f"PyTorch does not differentiate it by itself: {str(error).splitlines()[0][:120]}")
+            verdict = _Verdict(
+                0.0,
+                0.0,
+                0.0,
+                0.0,
+                None,
+                f"PyTorch does not differentiate it by itself: {str(error).splitlines()[0][:120]}",
+            )
             return self.add("derivative", wanted[0].name, line.sym.name, executor, text, None, line.location, verdict)
         for g, s in state:
             g.set_state(s)
         with torch.no_grad():
             _, (tensors, others) = no_autocast(forward[-1].python_callable())(*map(_copied, given))
-            found = no_autocast(backward[-1].python_callable())([list(tensors), list(others)], [c.clone() for c in cotangents])
+            found = no_autocast(backward[-1].python_callable())(
+                [list(tensors), list(others)], [c.clone() for c in cotangents]
+            )
         ours = {p: x for p, x in zip(inputs, found, strict=True)}
         reference = changed = None
         if OpTags.RANDOM_OP not in line.sym.tags:
@@ -455,10 +596,14 @@ class _Step:
 
     # --- results and gradients of the whole program
     def whole(self, own: list) -> None:
-        alone = (OpTags.RANDOM_OP, OpTags.OPAQUE)  # what is drawn, or may be, has no float64 form; a derivative of the user's own is not that of its forward
-        if any(not b.sym.tags.isdisjoint(alone) or b.sym.info.get("own_derivative") for b in self.acquired.bound_symbols):
+        # what is drawn, or may be, has no float64 form; a derivative of the user's own is not that of its forward
+        alone = (OpTags.RANDOM_OP, OpTags.OPAQUE)
+        if any(
+            not b.sym.tags.isdisjoint(alone) or b.sym.info.get("own_derivative") for b in self.acquired.bound_symbols
+        ):
             return
-        first = self.entry.captured.computation_traces[0]  # before transforms changed it, unless they changed what it takes
+        # before transforms changed it, unless they changed what it takes
+        first = self.entry.captured.computation_traces[0]
         program = first if [a.name for a in first.args] == [a.name for a in self.acquired.args] else self.acquired
         arguments = self.acquired.args
         outputs = [o for o in dict.fromkeys(proxies_in(self.acquired.output, [])) if isinstance(o, TensorProxy)]
@@ -467,7 +612,10 @@ class _Step:
         cotangents: list = []
 
         def outcome(run: Callable, given: list) -> list[torch.Tensor]:
-            leaves = [x.detach().clone().requires_grad_(a in wanted_set) if isinstance(x, torch.Tensor) else x for a, x in zip(arguments, given, strict=True)]
+            leaves = [
+                x.detach().clone().requires_grad_(a in wanted_set) if isinstance(x, torch.Tensor) else x
+                for a, x in zip(arguments, given, strict=True)
+            ]
             with torch.set_grad_enabled(bool(wanted)):
                 result = dict(_named_pairs(self.acquired.output, run(*leaves)))
             values = {p.name: x for p, x in result.items()}
@@ -475,7 +623,8 @@ class _Step:
                 cotangents.extend(self.cotangent(values[o.name]) for o in starts)
             pairs = [(values[o.name], c) for o, c in zip(starts, cotangents) if values[o.name].requires_grad]
             found = torch.autograd.grad(
-                [o for o, _ in pairs], [x for a, x in zip(arguments, leaves) if a in wanted_set], [c.to(o.dtype) for o, c in pairs], allow_unused=True, materialize_grads=True
+                [o for o, _ in pairs], [x for a, x in zip(arguments, leaves) if a in wanted_set],
+                    [c.to(o.dtype) for o, c in pairs], allow_unused=True, materialize_grads=True
             ) if pairs else ()  # fmt: skip
             return [*(values[o.name].detach() for o in outputs), *found]
 
@@ -484,14 +633,26 @@ class _Step:
         ours = outcome(self.entry.computation_fn, own)
         try:
             run = _program(program.args, program.bound_symbols, program.output, self.names, _wide)
-            reference, changed = outcome(run, list(map(_wide, own))), outcome(run, [_changed(x, self.generator) for x in own])
+            reference, changed = (
+                outcome(run, list(map(_wide, own))),
+                outcome(run, [_changed(x, self.generator) for x in own]),
+            )
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             reference = changed = None
         labels = [*(o.name for o in outputs), *(f"gradient of {a.name}" for a in wanted)]
         for i, (label, e, c) in enumerate(zip(labels, eager, ours)):
             verdict = _judge(c, e, reference and reference[i], changed and changed[i], loose=4.0)
             maker = self.maker.get(label)
-            self.add("program", label, "the whole program", "all", "return", None, maker.location if maker is not None else None, verdict)
+            self.add(
+                "program",
+                label,
+                "the whole program",
+                "all",
+                "return",
+                None,
+                maker.location if maker is not None else None,
+                verdict,
+            )
 
 
 def _differentiable(p) -> bool:

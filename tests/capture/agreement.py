@@ -9,7 +9,8 @@ import torch
 
 
 def assert_as_exact(got: torch.Tensor, want: torch.Tensor, exact: torch.Tensor, path: str = "result") -> None:
-    """As near to the result in float64 as eager's, within twice its distance: for kernels that read other layouts, or add up in another order."""
+    """As near to the result in float64 as eager's, within twice its distance: for kernels that read other layouts, or
+    add up in another order."""
     assert got.dtype is want.dtype and got.shape == want.shape and got.requires_grad == want.requires_grad, path
     largest = float(exact.abs().max()) if exact.numel() else 0.0
     bound = 2 * float((want - exact).abs().max()) + 4 * torch.finfo(want.dtype).eps * largest if exact.numel() else 0.0
@@ -20,9 +21,15 @@ def assert_same(got, want, path: str = "result") -> None:
     """Same types, values, dtypes, requires_grad, down through containers, dataclasses and plain objects."""
     assert type(got) is type(want), f"{path}: {type(got)} is not {type(want)}"
     if isinstance(want, torch.Tensor):
-        assert got.dtype == want.dtype and got.shape == want.shape and got.device == want.device, f"{path}: {got.dtype} {got.shape}, {want.dtype} {want.shape}"
-        assert got.requires_grad == want.requires_grad, f"{path}: requires_grad is {got.requires_grad}, in eager {want.requires_grad}"
-        assert torch.equal(got, want) or torch.equal(got.nan_to_num(), want.nan_to_num()), f"{path}: {got} is not {want}"
+        assert got.dtype == want.dtype and got.shape == want.shape and got.device == want.device, (
+            f"{path}: {got.dtype} {got.shape}, {want.dtype} {want.shape}"
+        )
+        assert got.requires_grad == want.requires_grad, (
+            f"{path}: requires_grad is {got.requires_grad}, in eager {want.requires_grad}"
+        )
+        assert torch.equal(got, want) or torch.equal(got.nan_to_num(), want.nan_to_num()), (
+            f"{path}: {got} is not {want}"
+        )
     elif isinstance(want, (list, tuple, collections.deque)):
         assert len(got) == len(want), f"{path}: {len(got)} items, in eager {len(want)}"
         for i, (a, b) in enumerate(zip(got, want)):

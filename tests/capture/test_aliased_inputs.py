@@ -1,4 +1,5 @@
-"""Arguments that share memory, and programs that write to them: each way of sharing is a program of its own, in which they are one tensor and views of it."""
+"""Arguments that share memory, and programs that write to them: each way of sharing is a program of its own, in which
+they are one tensor and views of it."""
 
 import pytest
 import torch
@@ -62,7 +63,9 @@ def whole():
 
 
 @pytest.mark.filterwarnings("ignore::thunder.errors.RecompileWarning")  # many ways on purpose
-@pytest.mark.parametrize("f", [writes_to_the_first, writes_to_both, reads_before_it_writes, writes_to_views], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "f", [writes_to_the_first, writes_to_both, reads_before_it_writes, writes_to_views], ids=lambda f: f.__name__
+)
 @pytest.mark.parametrize("executors", [None, [Joining()]], ids=["torch", "joined"])
 def test_arguments_that_share_memory_are_eagers(f, executors):
     compiled = thunder.jit(f, executors=executors)
@@ -76,7 +79,9 @@ def test_arguments_that_share_memory_are_eagers(f, executors):
             for i in range(len(want)):
                 for j in range(i):
                     assert (got[i] is got[j]) == (want[i] is want[j]), name
-                    memory = [t[i].untyped_storage().data_ptr() == t[j].untyped_storage().data_ptr() for t in (got, want)]
+                    memory = [
+                        t[i].untyped_storage().data_ptr() == t[j].untyped_storage().data_ptr() for t in (got, want)
+                    ]
                     assert memory[0] == memory[1], name
             assert [t._version > 0 for t in our_args] == [t._version > 0 for t in eager_args], name
         if not again:
@@ -153,7 +158,9 @@ def left_in_grad(a, b):
     return a.grad.clone()
 
 
-@pytest.mark.parametrize("program", [gradients_of_one, gradients_of_both, gradient_of_a_gradient, left_in_grad], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", [gradients_of_one, gradients_of_both, gradient_of_a_gradient, left_in_grad], ids=lambda p: p.__name__
+)
 def test_gradients_of_a_tensor_that_comes_in_twice(program):
     compiled = thunder.jit(program)
     for places in ((0, 1), (0, 0), (1, 0), (1, 1)):

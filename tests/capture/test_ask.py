@@ -24,10 +24,42 @@ class Stands:
 ANSWERS = [
     (ask.TYPE, [1, True, 1.0, [], {}]),
     (ask.IDENTITY, [[], [], object()]),
-    (ask.VALUE, [1, True, 1.0, 0.0, -0.0, float("nan"), "a", b"a", (1, 2), (1, True), None, ..., slice(1, 2), slice(1, 3), torch.float32]),
+    (
+        ask.VALUE,
+        [
+            1,
+            True,
+            1.0,
+            0.0,
+            -0.0,
+            float("nan"),
+            "a",
+            b"a",
+            (1, 2),
+            (1, True),
+            None,
+            ...,
+            slice(1, 2),
+            slice(1, 3),
+            torch.float32,
+        ],
+    ),
     (ask.LENGTH, [[], [1], {1: 2, 3: 4}, collections.deque([1, 2, 3])]),
     (ask.KEYS, [{}, {1: 2}, {True: 2}, {1: 1, 2: 2}, {2: 1, 1: 2}]),
-    (ask.CONTENT, [[1] * 20, [True] * 20, [1.0] * 20, [[1], [2]], [(1,), [2]], np.zeros(3), np.zeros(4), bytearray(b"a"), {"a": [1]}]),
+    (
+        ask.CONTENT,
+        [
+            [1] * 20,
+            [True] * 20,
+            [1.0] * 20,
+            [[1], [2]],
+            [(1,), [2]],
+            np.zeros(3),
+            np.zeros(4),
+            bytearray(b"a"),
+            {"a": [1]},
+        ],
+    ),
     (ask.PRESENT, [1, MISSING]),
     (ask.KIND, [torch.zeros(2).to_sparse(), torch.zeros(3).to_sparse(), None]),
     (ask.FILLED, [{}, {1: 2}]),
@@ -55,7 +87,8 @@ def test_a_question_is_asked_once():
 
 DEEP = {"five deep": lambda: [[[[[1.0, 2.0]]]]], "200 rows": lambda: [[float(i), 2.0] for i in range(200)]}
 READERS = {
-    "torch.tensor": torch.tensor, "json.dumps": json.dumps, "np.array": lambda rows: np.array(rows).sum().item(), "sum": lambda rows: len(sum(rows, [])),
+    "torch.tensor": torch.tensor, "json.dumps": json.dumps, "np.array": lambda rows: np.array(rows).sum().item(),
+    "sum": lambda rows: len(sum(rows, [])),
     "==": lambda rows: rows == DEEP_COPY, "str": str,
 }  # fmt: skip
 DEEP_COPY = [[float(i), 2.0] for i in range(200)]
@@ -89,7 +122,11 @@ LONG = list(range(100_000))
 
 @pytest.mark.parametrize(
     "read, unread",
-    [(lambda l: len(l), lambda l: l.__setitem__(5, -1)), (lambda l: l[5], lambda l: l.append(1)), (lambda l: l[-1], lambda l: l.__setitem__(5, -1))],
+    [
+        (lambda l: len(l), lambda l: l.__setitem__(5, -1)),
+        (lambda l: l[5], lambda l: l.append(1)),
+        (lambda l: l[-1], lambda l: l.__setitem__(5, -1)),
+    ],
     ids=["len", "item", "last item"],
 )
 def test_a_program_depends_on_what_it_read_of_a_list(read, unread):

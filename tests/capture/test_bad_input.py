@@ -1,4 +1,5 @@
-"""What cannot be captured, and what is wrong in the user's program: who raises what, where it points, and that the function is usable after."""
+"""What cannot be captured, and what is wrong in the user's program: who raises what, where it points, and that the
+function is usable after."""
 
 from __future__ import annotations
 
@@ -32,7 +33,11 @@ def decided(x):
 
 
 with warnings.catch_warnings(action="ignore"):  # torch.jit's are of its own
-    SCRIPTED, SCRIPTED_MODULE, TRACED = torch.jit.script(decided), torch.jit.script(nn.Linear(3, 3)), torch.jit.trace(decided, X)
+    SCRIPTED, SCRIPTED_MODULE, TRACED = (
+        torch.jit.script(decided),
+        torch.jit.script(nn.Linear(3, 3)),
+        torch.jit.trace(decided, X),
+    )
 
 
 def refused(says: str, *args):
@@ -45,7 +50,8 @@ def refused(says: str, *args):
     return add
 
 
-# ---------------------------------------------------------------------------------------------------------------- values of tensors
+# ----------------------------------------------------------------------------------------------------------------
+# values of tensors
 
 
 @refused("truth of a tensor")
@@ -169,7 +175,8 @@ def written_object_compared_by_native_code(x):
     return x * (SPACE == types.SimpleNamespace(a=2))  # here
 
 
-# ---------------------------------------------------------------------------------------------------------------- constructs
+# ----------------------------------------------------------------------------------------------------------------
+# constructs
 
 
 @refused("torch.compile")
@@ -256,7 +263,8 @@ def next_function(first: int) -> int:
     return next((n for n in STARTS if n > first), first + 12)
 
 
-# ---------------------------------------------------------------------------------------------------------------- usable after
+# ----------------------------------------------------------------------------------------------------------------
+# usable after
 
 
 def may_fail(x, how=None):
@@ -277,7 +285,14 @@ def may_fail(x, how=None):
 
 @pytest.mark.parametrize(
     ("how", "kind"),
-    [("branch", CaptureError), ("raise", ValueError), ("shape", RuntimeError), ("interrupt", KeyboardInterrupt), ("exit", SystemExit), ("name", NameError)],
+    [
+        ("branch", CaptureError),
+        ("raise", ValueError),
+        ("shape", RuntimeError),
+        ("interrupt", KeyboardInterrupt),
+        ("exit", SystemExit),
+        ("name", NameError),
+    ],
 )
 def test_usable_after_a_failure(how, kind):
     compiled = thunder.jit(may_fail)
@@ -302,7 +317,8 @@ def test_modes_that_a_failing_program_set_are_restored():
     assert torch.equal(thunder.jit(lambda x: x @ x.T)(X), X @ X.T)
 
 
-# ---------------------------------------------------------------------------------------------------------------- errors of the program itself
+# ----------------------------------------------------------------------------------------------------------------
+# errors of the program itself
 
 WRONG: dict[str, tuple] = {}
 
@@ -459,7 +475,11 @@ def test_errors_of_the_program(name):
 
 
 def user_lines(error, function) -> list:
-    return [(s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__) if s.filename == __file__ and s.name == function.__name__]
+    return [
+        (s.lineno, s.name)
+        for s in traceback.extract_tb(error.__traceback__)
+        if s.filename == __file__ and s.name == function.__name__
+    ]
 
 
 def test_no_interpreter_frames_in_a_traceback():
@@ -507,7 +527,8 @@ def test_an_exception_that_depends_on_arguments_only():
             assert torch.equal(compiled(X, n), X * n)
 
 
-# ---------------------------------------------------------------------------------------------------------------- sharp edges
+# ---------------------------------------------------------------------------------------------------------------- sharp
+# edges
 
 ITERATOR = iter(range(100))
 
@@ -539,7 +560,14 @@ def numpy_random(x):
     return x * float(numpy.random.rand())
 
 
-EDGES = [(python_random, "random"), (clock, "time"), (printing, "print"), (opening, "open"), (outside_iterator, "iterator"), (numpy_random, "another value")]
+EDGES = [
+    (python_random, "random"),
+    (clock, "time"),
+    (printing, "print"),
+    (opening, "open"),
+    (outside_iterator, "iterator"),
+    (numpy_random, "another value"),
+]
 
 
 @pytest.mark.parametrize(("function", "word"), EDGES)
@@ -548,7 +576,9 @@ def test_sharp_edges(function, word):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SharpEdgeWarning)
         compiled(X)
-    assert any(word in text and __file__ in text for text in thunder.last_sharp_edges(compiled)), thunder.last_sharp_edges(compiled)
+    assert any(word in text and __file__ in text for text in thunder.last_sharp_edges(compiled)), (
+        thunder.last_sharp_edges(compiled)
+    )
     with pytest.warns(SharpEdgeWarning, match=word):
         thunder.jit(function, sharp_edges="warn")(X)
     with pytest.raises(SharpEdgeError, match=word):
@@ -556,7 +586,12 @@ def test_sharp_edges(function, word):
 
 
 @pytest.mark.parametrize(
-    ("options", "valid"), [({"cache": "nonsense"}, "constant values"), ({"sharp_edges": "nonsense"}, "allow"), ({"interpretation": "nonsense"}, "python interpreter")]
+    ("options", "valid"),
+    [
+        ({"cache": "nonsense"}, "constant values"),
+        ({"sharp_edges": "nonsense"}, "allow"),
+        ({"interpretation": "nonsense"}, "python interpreter"),
+    ],
 )
 def test_wrong_options_name_the_valid_ones(options, valid):
     with pytest.raises(ValueError, match=valid):

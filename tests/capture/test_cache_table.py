@@ -1,7 +1,9 @@
-"""The table of changes between two calls: the result is eager's, and the program is compiled again exactly where it must be.
+"""The table of changes between two calls: the result is eager's, and the program is compiled again exactly where it
+must be.
 
-A row is a generator. It yields the program and the arguments of the first call; makes the change; and yields the arguments of the call after it (nothing: the
-same ones). Each call's result is compared with eager's, and a call repeated without a change must be a hit.
+A row is a generator. It yields the program and the arguments of the first call; makes the change; and yields the
+arguments of the call after it (nothing: the same ones). Each call's result is compared with eager's, and a call
+repeated without a change must be a hit.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ class Colour(enum.Enum):
     BLUE = 2
 
 
-# ---------------------------------------------------------------------------------------------------------------- globals, closures, defaults
+# ----------------------------------------------------------------------------------------------------------------
+# globals, closures, defaults
 
 NUMBER, LIST, DICT, UNRELATED, TENSOR = 2.0, [1.0, 2.0], {"a": {"b": 2.0}, "c": 1}, 0, torch.ones(3)
 
@@ -198,7 +201,7 @@ def id_of_a_tensor_argument_as_a_key():
     a, b = X.clone(), Y.clone()
     table = {id(b): 5.0}
     yield (lambda x: x * table.get(id(x), 1.0)), (a,)
-    yield b,
+    yield (b,)
 
 
 @row("hit")
@@ -506,7 +509,8 @@ def attribute_of_a_function():
     yield
 
 
-# ---------------------------------------------------------------------------------------------------------------- attributes of modules and objects
+# ----------------------------------------------------------------------------------------------------------------
+# attributes of modules and objects
 
 
 @row("miss", "model.scale was 2.0, is 3.0")
@@ -818,7 +822,8 @@ def second_instance_of_a_module_as_an_argument():
     yield X, nn.Linear(3, 3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- classes and methods
+# ----------------------------------------------------------------------------------------------------------------
+# classes and methods
 
 
 @row("miss", "helper")
@@ -1273,7 +1278,8 @@ def numpy_scalar_attribute():
     yield
 
 
-# ---------------------------------------------------------------------------------------------------------------- state in library objects
+# ---------------------------------------------------------------------------------------------------------------- state
+# in library objects
 
 
 @row("miss")
@@ -1553,7 +1559,8 @@ def random_state():
     yield
 
 
-# ---------------------------------------------------------------------------------------------------------------- arguments
+# ----------------------------------------------------------------------------------------------------------------
+# arguments
 
 
 @row("miss", "became one object")
@@ -2348,7 +2355,11 @@ SETTINGS = {
     "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
     "tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, torch._C._set_cublas_allow_tf32, True),
     "benchmark": (lambda: torch.backends.cudnn.benchmark, torch._C._set_cudnn_benchmark, True),
-    "fill": (lambda: torch.utils.deterministic.fill_uninitialized_memory, lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v), False),
+    "fill": (
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        lambda v: setattr(torch.utils.deterministic, "fill_uninitialized_memory", v),
+        False,
+    ),
 }
 
 
@@ -2366,7 +2377,8 @@ for _name, _given in SETTINGS.items():
     row("miss")(type(setting)(setting.__code__, globals(), f"setting_{_name}", _given))
 
 
-# ---------------------------------------------------------------------------------------------------------------- the test
+# ---------------------------------------------------------------------------------------------------------------- the
+# test
 
 COUNTS = collections.Counter()
 
@@ -2428,9 +2440,19 @@ def test_number_that_changes_in_native_code():
 
 def test_order_of_a_set_that_changed():
     numbers = {3, 1, 2}
-    programs = [lambda x: x * list(numbers)[0], lambda x: x * next(iter(numbers)), lambda x: x * sum(n * i for i, n in enumerate(numbers))]
+    programs = [
+        lambda x: x * list(numbers)[0],
+        lambda x: x * next(iter(numbers)),
+        lambda x: x * sum(n * i for i, n in enumerate(numbers)),
+    ]
     compiled = [*map(thunder.jit, programs)]
-    for change in (lambda: numbers.add(9), lambda: numbers.remove(1), lambda: numbers.add(17), numbers.clear, lambda: numbers.update((16, 8, 0, 1))):
+    for change in (
+        lambda: numbers.add(9),
+        lambda: numbers.remove(1),
+        lambda: numbers.add(17),
+        numbers.clear,
+        lambda: numbers.update((16, 8, 0, 1)),
+    ):
         change()
         for c, p in zip(compiled, programs, strict=True):
             try:
@@ -2460,7 +2482,11 @@ def test_floats_that_are_no_plain_numbers(cache):
         assert_same(compiled(X, n), program(X, n))
 
 
-@pytest.mark.parametrize("text", [str, repr, "{}".format, "%s".__mod__, lambda v: f"{v}", lambda v: "%s %s" % (v, 1)], ids=["str", "repr", "format", "percent", "f", "percent of two"])  # noqa: UP031
+@pytest.mark.parametrize(
+    "text",
+    [str, repr, "{}".format, "%s".__mod__, lambda v: f"{v}", lambda v: "%s %s" % (v, 1)],
+    ids=["str", "repr", "format", "percent", "f", "percent of two"],
+)  # noqa: UP031
 def test_text_of_numbers_that_change(text):
     numbers = [2.0, {"n": 0.5}]
 
@@ -2495,5 +2521,8 @@ def test_setting_that_the_program_changes_itself():
 
 def test_table_is_large_enough(capsys):
     with capsys.disabled():
-        print(f"\nchanges between two calls: {len(ROWS)} rows, {COUNTS['rows']} run, wrong {COUNTS['wrong']}, needless recompiles {COUNTS['needless']}")
+        print(
+            f"\nchanges between two calls: {len(ROWS)} rows, {COUNTS['rows']} run, wrong {COUNTS['wrong']}, needless "
+            f"recompiles {COUNTS['needless']}"
+        )
     assert len(ROWS) >= 60

@@ -1,4 +1,5 @@
-"""Functions of the user's behind functools.lru_cache: asked at each call, as eager asks them, and never left holding what belongs to a program."""
+"""Functions of the user's behind functools.lru_cache: asked at each call, as eager asks them, and never left holding
+what belongs to a program."""
 
 import functools
 import types
@@ -31,13 +32,25 @@ def cached():
     def pair(n):
         return torch.ones(n), n * 2, [torch.zeros(n)]
 
-    return types.SimpleNamespace(table=table, pair=pair, settings=functools.cache(Settings), setting=functools.lru_cache(lambda: values["setting"]), values=values)
+    return types.SimpleNamespace(
+        table=table,
+        pair=pair,
+        settings=functools.cache(Settings),
+        setting=functools.lru_cache(lambda: values["setting"]),
+        values=values,
+    )
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "asked first by the program"])
 def test_what_is_kept_is_what_comes_out(cached, known):
     def program(x):
-        return x + cached.table(3, scale=2.0), cached.table(3), cached.pair(2), cached.pair(2)[1], x * cached.settings().scale + cached.settings().offset
+        return (
+            x + cached.table(3, scale=2.0),
+            cached.table(3),
+            cached.pair(2),
+            cached.pair(2)[1],
+            x * cached.settings().scale + cached.settings().offset,
+        )
 
     if known:
         program(torch.ones(3))

@@ -1,4 +1,5 @@
-"""torch.distributions as programs use them, with the checks of arguments that are on by default: values, gradients, the generator and errors are eager's."""
+"""torch.distributions as programs use them, with the checks of arguments that are on by default: values, gradients, the
+generator and errors are eager's."""
 
 import pytest
 import torch
@@ -19,7 +20,12 @@ def drawn(make, value=None, entropy=True):
     def program(x):
         d = make(x)
         sample = d.rsample() if d.has_rsample else d.sample()
-        return sample, d.sample((2,)), d.log_prob(sample.detach() if value is None else value(x)), *((d.entropy(),) if entropy else ())
+        return (
+            sample,
+            d.sample((2,)),
+            d.log_prob(sample.detach() if value is None else value(x)),
+            *((d.entropy(),) if entropy else ()),
+        )
 
     return program
 
@@ -39,7 +45,9 @@ PROGRAMS = {
     "laplace": drawn(lambda x: D.Laplace(x, x + 1)),
     "cauchy": drawn(lambda x: D.Cauchy(x, x + 1)),
     "multivariate normal": drawn(lambda x: D.MultivariateNormal(x[0], torch.eye(4) * 2)),
-    "triangle": lambda x: (lambda d: (d.rsample(), d.log_prob(x), d.entropy()))(D.MultivariateNormal(x[0], scale_tril=torch.linalg.cholesky(x.T @ x + torch.eye(4)))),
+    "triangle": lambda x: (lambda d: (d.rsample(), d.log_prob(x), d.entropy()))(
+        D.MultivariateNormal(x[0], scale_tril=torch.linalg.cholesky(x.T @ x + torch.eye(4)))
+    ),
     "mixture": drawn(lambda x: D.MixtureSameFamily(D.Categorical(x), D.Normal(x, x + 1)), entropy=False),
     "through tanh": tanh_normal,
     "one hot": drawn(lambda x: D.OneHotCategorical(x)),
@@ -49,7 +57,10 @@ PROGRAMS = {
     "geometric": drawn(lambda x: D.Geometric(x.clamp(0.01, 1))),
     "multinomial": drawn(lambda x: D.Multinomial(5, x), entropy=False),
     "weibull": drawn(lambda x: D.Weibull(x, x + 1)),
-    "divergence": lambda x: (D.kl_divergence(D.Normal(x, x + 1), D.Normal(0.0, 1.0)), D.kl_divergence(D.Categorical(x), D.Categorical(x + 1))),
+    "divergence": lambda x: (
+        D.kl_divergence(D.Normal(x, x + 1), D.Normal(0.0, 1.0)),
+        D.kl_divergence(D.Categorical(x), D.Categorical(x + 1)),
+    ),
     "expanded": lambda x: D.Normal(x[0], x[0] + 1).expand((3, 4)).log_prob(x),
     "below zero": lambda x: D.Normal(x, x - 5).sample(),
     "not above": lambda x: D.Uniform(x, x - 5).sample(),
@@ -94,7 +105,9 @@ def test_what_a_check_refuses_depends_on_the_call():
     for scale in (1.0, -1.0, 2.0):
         scale = torch.tensor(scale)
         if scale < 0:
-            with pytest.raises(ValueError, match=r"Expected parameter scale \(Tensor of shape \(3, 4\)\) of distribution Normal"):
+            with pytest.raises(
+                ValueError, match=r"Expected parameter scale \(Tensor of shape \(3, 4\)\) of distribution Normal"
+            ):
                 compiled(X, scale)
         else:
             assert torch.equal(compiled(X, scale), D.Normal(X, scale).log_prob(X))

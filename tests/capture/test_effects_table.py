@@ -1,7 +1,8 @@
-"""The table of effects: what a program writes outside of itself is, after each of several calls, what eager leaves there.
+"""The table of effects: what a program writes outside of itself is, after each of several calls, what eager leaves
+there.
 
-A row makes a program and a state, twice: one is called compiled, the other eagerly, and after each call the results, exceptions and states are compared. The
-first call is the one that is captured, the later ones run the compiled program.
+A row makes a program and a state, twice: one is called compiled, the other eagerly, and after each call the results,
+exceptions and states are compared. The first call is the one that is captured, the later ones run the compiled program.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def row(misses: int = 1, calls: int = 4):
 
 
 def on(state, misses: int = 1):
-    """A row whose program is `body(state, x)`, with the state as an argument, and, in a second row, as a closure's variable."""
+    """A row whose program is `body(state, x)`, with the state as an argument, and, in a second row, as a closure's
+    variable."""
 
     def add(body):
         def as_argument():
@@ -55,7 +57,8 @@ def on(state, misses: int = 1):
     return add
 
 
-# ---------------------------------------------------------------------------------------------------------------- attributes
+# ----------------------------------------------------------------------------------------------------------------
+# attributes
 
 
 @on(lambda: Space(n=0))
@@ -332,7 +335,8 @@ def function_attribute():
     return f, f, ()
 
 
-# ---------------------------------------------------------------------------------------------------------------- modules
+# ----------------------------------------------------------------------------------------------------------------
+# modules
 
 
 class Steps(nn.Module):
@@ -711,7 +715,8 @@ def list_subclass(s, x):
     return x
 
 
-# ---------------------------------------------------------------------------------------------------------------- globals and closures
+# ----------------------------------------------------------------------------------------------------------------
+# globals and closures
 
 TOTAL: Any = 0
 STORE: dict = {}
@@ -816,7 +821,8 @@ def closure_of_a_helper():
     return (lambda x: x * bump()), Space(get=lambda: n), ()
 
 
-# ---------------------------------------------------------------------------------------------------------------- aliases, order
+# ----------------------------------------------------------------------------------------------------------------
+# aliases, order
 
 
 @row(2)
@@ -898,7 +904,14 @@ class Climb:
 @on(lambda: Space(n=0))
 def iterator_of_the_users_in_native_code(s, x):
     a, b, c = Climb(s)
-    steps = [[*Climb(s)], {*Climb(s)}, list(zip(Climb(s), "abcd", strict=False)), sum(Climb(s)), max(*Climb(s)), 2 in Climb(s)]
+    steps = [
+        [*Climb(s)],
+        {*Climb(s)},
+        list(zip(Climb(s), "abcd", strict=False)),
+        sum(Climb(s)),
+        max(*Climb(s)),
+        2 in Climb(s),
+    ]
     return x * a, b, c, steps, iter(counter := Climb(s)) is counter
 
 
@@ -948,9 +961,17 @@ def weak_containers():
     def program(x):
         state.keyed[b] = state.keyed[a] + 1
         state.valued["b"] = b
-        return x * len(state.keyed) + len(state.valued), [v is b for v in state.valued.values()], sorted(state.keyed.values())
+        return (
+            x * len(state.keyed) + len(state.valued),
+            [v is b for v in state.valued.values()],
+            sorted(state.keyed.values()),
+        )
 
-    return program, Space(get=lambda: [state.keyed.get(b), state.valued.get("b") is b, len(state.keyed), len(state.valued)]), ()
+    return (
+        program,
+        Space(get=lambda: [state.keyed.get(b), state.valued.get("b") is b, len(state.keyed), len(state.valued)]),
+        (),
+    )
 
 
 class Guarded:
@@ -1017,10 +1038,21 @@ def copy_of_an_outside_object(s, x):
 @on(lambda: collections.UserDict(a=1), misses=2)
 def views_of_a_mapping_written_in_python(s, x):
     s["b"] = 2
-    return x, list(s.keys()), list(s.values()), list(s.items()), {**s}, dict(s), dict(**s), s | {"c": 3}, "b" in s.keys()  # noqa: SIM118
+    return (
+        x,
+        list(s.keys()),
+        list(s.values()),
+        list(s.items()),
+        {**s},
+        dict(s),
+        dict(**s),
+        s | {"c": 3},
+        "b" in s.keys(),
+    )  # noqa: SIM118
 
 
-# ---------------------------------------------------------------------------------------------------------------- exceptions half way
+# ----------------------------------------------------------------------------------------------------------------
+# exceptions half way
 
 
 @on(lambda: Space(log=[], n=0))
@@ -1085,7 +1117,8 @@ def exception_in_a_with_block(s, x):
         raise KeyError("inside")
 
 
-# ---------------------------------------------------------------------------------------------------------------- the test
+# ---------------------------------------------------------------------------------------------------------------- the
+# test
 
 COUNTS = collections.Counter()
 
@@ -1146,7 +1179,9 @@ def test_effect(name):
             raise AssertionError(f"call {i}: {error}") from None
     failed = any(kind != "result" for (kind, _), _, _ in results[1])
     if not failed:
-        assert thunder.cache_misses(compiled) <= misses, f"{thunder.cache_misses(compiled)} compilations: {thunder.last_recompile_reasons(compiled)}"
+        assert thunder.cache_misses(compiled) <= misses, (
+            f"{thunder.cache_misses(compiled)} compilations: {thunder.last_recompile_reasons(compiled)}"
+        )
 
 
 def copied(value):

@@ -1,4 +1,5 @@
-"""What a program asks about a tensor's memory beyond its strides: the answer is eager's, for inputs and for what the program computes, and stays so."""
+"""What a program asks about a tensor's memory beyond its strides: the answer is eager's, for inputs and for what the
+program computes, and stays so."""
 
 import copy
 import pickle
@@ -12,11 +13,19 @@ from thunder.errors import CaptureError
 COMPLEX = torch.tensor([[1 + 2j, 3 - 1j], [0.5j, 2.0]])
 
 
-@pytest.mark.parametrize("x", [COMPLEX, COMPLEX.conj(), COMPLEX.mT, COMPLEX.real], ids=["plain", "conjugated", "transposed", "real"])
+@pytest.mark.parametrize(
+    "x", [COMPLEX, COMPLEX.conj(), COMPLEX.mT, COMPLEX.real], ids=["plain", "conjugated", "transposed", "real"]
+)
 def test_bits(x):
     def program(x):
         c = x.conj()
-        return x.is_conj(), torch.is_conj(c), c.is_neg(), torch.is_neg(c.imag if c.is_complex() else c), (c * 2).is_conj()
+        return (
+            x.is_conj(),
+            torch.is_conj(c),
+            c.is_neg(),
+            torch.is_neg(c.imag if c.is_complex() else c),
+            (c * 2).is_conj(),
+        )
 
     assert thunder.jit(program)(x) == program(x)
 
@@ -46,8 +55,10 @@ def test_inference_tensors():
 
 
 REFUSED = {
-    "storage": lambda x: x.untyped_storage().nbytes(), "typed storage": lambda x: x.storage().size(), "storage type": lambda x: x.storage_type(), "dlpack": lambda x: torch.from_dlpack(x),
-    "numpy": lambda x: x.__array__(), "state": lambda x: x.__getstate__(), "text": lambda x: x.__str__(), "format": lambda x: x.__format__(""), "pickle": lambda x: pickle.dumps(x + 1), "copy": lambda x: copy.copy(x),
+    "storage": lambda x: x.untyped_storage().nbytes(), "typed storage": lambda x: x.storage().size(),
+    "storage type": lambda x: x.storage_type(), "dlpack": lambda x: torch.from_dlpack(x),
+    "numpy": lambda x: x.__array__(), "state": lambda x: x.__getstate__(), "text": lambda x: x.__str__(),
+    "format": lambda x: x.__format__(""), "pickle": lambda x: pickle.dumps(x + 1), "copy": lambda x: copy.copy(x),
     "object": lambda x: x._cdata, "memory around": lambda x: torch.slice_inverse(x[0], x),
 }  # fmt: skip
 
@@ -62,7 +73,8 @@ def test_memory_itself_is_refused(name):
 
 
 TEXTS = {
-    "str": lambda x: str(x), "repr": lambda x: repr(x + 1), "format": lambda x: format(x.sum(), ".2f"), "f-string": lambda x: f"{x.sum():.2f}", "method": lambda x: "{}".format(x),
+    "str": lambda x: str(x), "repr": lambda x: repr(x + 1), "format": lambda x: format(x.sum(), ".2f"),
+    "f-string": lambda x: f"{x.sum():.2f}", "method": lambda x: "{}".format(x),
     "percent": lambda x: "%s" % x, "percent of several": lambda x: "%d %s" % (1, x),
 }  # fmt: skip
 
@@ -73,7 +85,10 @@ def test_the_text_of_a_tensor_is_a_sharp_edge(program):
         thunder.jit(program, sharp_edges="error")(torch.ones(2))
     with pytest.warns(thunder.errors.SharpEdgeWarning, match="a tensor is put into a string"):
         assert isinstance(thunder.jit(program)(torch.ones(2)), str)
-    others = thunder.jit(lambda x: (str(x.shape), repr(x.ndim), format(2.5, ".2f"), "%d %s" % (x.ndim, x.dtype), "{}".format(x.device)), sharp_edges="error")
+    others = thunder.jit(
+        lambda x: (str(x.shape), repr(x.ndim), format(2.5, ".2f"), "%d %s" % (x.ndim, x.dtype), "{}".format(x.device)),
+        sharp_edges="error",
+    )
     assert others(torch.ones(2)) == ("torch.Size([2])", "1", "2.50", "1 torch.float32", "cpu")
 
 

@@ -247,7 +247,9 @@ def agree(f, compiled, args):
     ours, eagers = copied(args), copied(args)
     got, want = [*flat(compiled(*ours)), *ours], [*flat(f(*eagers)), *eagers]
     assert len(got) == len(want)
-    assert [isinstance(x, torch.Tensor) and x._version > 0 for x in ours] == [isinstance(x, torch.Tensor) and x._version > 0 for x in eagers], "versions"
+    assert [isinstance(x, torch.Tensor) and x._version > 0 for x in ours] == [
+        isinstance(x, torch.Tensor) and x._version > 0 for x in eagers
+    ], "versions"
     for a, b in zip(got, want, strict=True):
         if isinstance(b, torch.Tensor):
             assert a.requires_grad == b.requires_grad
@@ -258,7 +260,9 @@ def agree(f, compiled, args):
     for i in range(len(want)):
         for j in range(i):
             assert (got[i] is got[j]) == (want[i] is want[j]), ("one object", i, j)
-            memory = [found[i].untyped_storage().data_ptr() == found[j].untyped_storage().data_ptr() for found in (got, want)]
+            memory = [
+                found[i].untyped_storage().data_ptr() == found[j].untyped_storage().data_ptr() for found in (got, want)
+            ]
             assert memory[0] == memory[1], ("one memory", i, j)
 
 
@@ -350,7 +354,9 @@ def test_a_gradient_that_reads_a_reshaped_argument_after_a_write_is_pytorchs_err
 @pytest.mark.parametrize("f", [lambda x: x.add_(1), lambda x: x[0].mul_(2)], ids=["leaf", "view of a leaf"])
 def test_leaves_that_require_grad_are_pytorchs_error(f):
     for g in (f, thunder.jit(f)):
-        with pytest.raises(RuntimeError, match="leaf Variable that requires grad is being used in an in-place operation"):
+        with pytest.raises(
+            RuntimeError, match="leaf Variable that requires grad is being used in an in-place operation"
+        ):
             g(X.clone().requires_grad_())
 
 
@@ -393,7 +399,9 @@ def test_gradients_flow_through_writes_to_temporaries():
     for seed in range(3):
         torch.manual_seed(seed)
         x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, requires_grad=True)
-        for ours, eagers in zip(torch.autograd.grad(thunder.jit(f)(x, w), (x, w)), torch.autograd.grad(f(x, w), (x, w))):
+        for ours, eagers in zip(
+            torch.autograd.grad(thunder.jit(f)(x, w), (x, w)), torch.autograd.grad(f(x, w), (x, w))
+        ):
             torch.testing.assert_close(ours, eagers)
 
 
@@ -415,7 +423,11 @@ def test_batch_norm_trains_switches_and_keeps_its_statistics():
 
 
 def in_place_calls(compiled):
-    return [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.name.endswith("_") and b.sym.name != "python_del"]
+    return [
+        b.sym.name
+        for b in thunder.last_traces(compiled)[-1].bound_symbols
+        if b.sym.name.endswith("_") and b.sym.name != "python_del"
+    ]
 
 
 def test_nothing_is_copied_back_where_the_operation_can_run_in_place():
@@ -450,13 +462,18 @@ def test_an_old_value_that_is_read_again_is_kept():
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: x[1:].copy_(x[:-1]), lambda x: x[1:].add_(x[:-1]), lambda x: x.add_(x.t()), lambda x: torch.add(x[1:], x[:-1], out=x[1:]), lambda x: x.sub_(x[0, 0]),
-        lambda x: x.lerp_(x.t(), 0.5), lambda x: x.expand(2, 4, 4).add_(1), lambda x: x[0].expand(4, 4).copy_(x), lambda x: x.index_copy_(0, torch.tensor([0]), x[1:2]),
+        lambda x: x[1:].copy_(x[:-1]), lambda x: x[1:].add_(x[:-1]), lambda x: x.add_(x.t()),
+            lambda x: torch.add(x[1:], x[:-1], out=x[1:]), lambda x: x.sub_(x[0, 0]),
+        lambda x: x.lerp_(x.t(), 0.5), lambda x: x.expand(2, 4, 4).add_(1), lambda x: x[0].expand(4, 4).copy_(x),
+            lambda x: x.index_copy_(0, torch.tensor([0]), x[1:2]),
     ],
 )  # fmt: skip
 def test_reading_what_is_overwritten_under_another_place_is_pytorchs_error(f):
     for g in (f, thunder.jit(f)):
-        with pytest.raises(RuntimeError, match="unsupported operation: (some elements of the input|more than one element of the written-to)"):
+        with pytest.raises(
+            RuntimeError,
+            match="unsupported operation: (some elements of the input|more than one element of the written-to)",
+        ):
             g(X.clone())
 
 
@@ -468,7 +485,9 @@ def overlaps_that_pytorch_allows(x):
     return x[:2].mul_(x[2:])
 
 
-@pytest.mark.parametrize("write", [lambda y, i: y[i % 8].add_(1.0), lambda y, i: y.add_(1.0), lambda y, i: y.view(-1)[i % 8 :].mul_(2.0)])
+@pytest.mark.parametrize(
+    "write", [lambda y, i: y[i % 8].add_(1.0), lambda y, i: y.add_(1.0), lambda y, i: y.view(-1)[i % 8 :].mul_(2.0)]
+)
 def test_the_work_of_writes_is_linear(write):
     def program(x, n):
         y = x * 1

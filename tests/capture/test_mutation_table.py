@@ -1,4 +1,5 @@
-"""A table of programs that are known to trip compilers. Each is compared with itself in eager: values, shared memory, versions, errors."""
+"""A table of programs that are known to trip compilers. Each is compared with itself in eager: values, shared memory,
+versions, errors."""
 
 import copy
 import warnings
@@ -24,7 +25,8 @@ def row(*args, times=3):
     return add
 
 
-# ---------------------------------------------------------------------------------------------------------------- values
+# ----------------------------------------------------------------------------------------------------------------
+# values
 
 
 @row()
@@ -225,7 +227,8 @@ def noise_is_drawn_in_place(x):
     return F.dropout(y, 0.5, True, True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- shapes that change in place
+# ----------------------------------------------------------------------------------------------------------------
+# shapes that change in place
 
 
 @row(torch.arange(12.0).reshape(3, 4))
@@ -266,7 +269,8 @@ def a_view_changes_its_shape(x):
     return y, z, x
 
 
-# ---------------------------------------------------------------------------------------------------------------- state around the program
+# ---------------------------------------------------------------------------------------------------------------- state
+# around the program
 
 
 @row()
@@ -315,8 +319,10 @@ def test_noise_is_drawn_in_place():
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: x.resize_(2, 2), lambda x: x.set_(torch.zeros(3)), lambda x: x.resize_as_(torch.zeros(2, 8)), lambda x: (x + 1).resize_(2, 8), lambda x: x.apply_(lambda v: v + 1),
-        lambda x: (x + 1).requires_grad_(), lambda x: x.as_strided_((2, 2), (1, 2)), lambda x: x._version, lambda x: x.as_strided((3, 3), (1, 1)).mul_(2),
+        lambda x: x.resize_(2, 2), lambda x: x.set_(torch.zeros(3)), lambda x: x.resize_as_(torch.zeros(2, 8)),
+            lambda x: (x + 1).resize_(2, 8), lambda x: x.apply_(lambda v: v + 1),
+        lambda x: (x + 1).requires_grad_(), lambda x: x.as_strided_((2, 2), (1, 2)), lambda x: x._version,
+            lambda x: x.as_strided((3, 3), (1, 1)).mul_(2),
     ],
 )  # fmt: skip
 def test_what_is_refused_leaves_everything_as_it_was(f):
@@ -329,8 +335,11 @@ def test_what_is_refused_leaves_everything_as_it_was(f):
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: x.long().div_(2), lambda x: x[0].add_(x), lambda x: x.add_(1j), lambda x: (x > 1).add_(1.5), lambda x: x.t_().unsqueeze_(7), lambda x: x[5].zero_(),
-        lambda x: x.expand(2, 4, 4).add_(1), lambda x: x.copy_(torch.ones(3)), lambda x: x.__setitem__(0, torch.ones(3)), lambda x: torch.add(x, 1, out=torch.empty(4, 4, dtype=torch.int64)), lambda x: x.view(3, 5).add_(1),
+        lambda x: x.long().div_(2), lambda x: x[0].add_(x), lambda x: x.add_(1j), lambda x: (x > 1).add_(1.5),
+            lambda x: x.t_().unsqueeze_(7), lambda x: x[5].zero_(),
+        lambda x: x.expand(2, 4, 4).add_(1), lambda x: x.copy_(torch.ones(3)),
+            lambda x: x.__setitem__(0, torch.ones(3)),
+                lambda x: torch.add(x, 1, out=torch.empty(4, 4, dtype=torch.int64)), lambda x: x.view(3, 5).add_(1),
     ],
 )  # fmt: skip
 def test_errors_are_of_eagers_class(f):
@@ -341,7 +350,8 @@ def test_errors_are_of_eagers_class(f):
     assert type(ours.value) is type(theirs.value) and str(ours.value)[:30] == str(theirs.value)[:30]
 
 
-# ---------------------------------------------------------------------------------------------------------------- modules, modes, gradients
+# ----------------------------------------------------------------------------------------------------------------
+# modules, modes, gradients
 
 
 class Running(torch.nn.Module):
@@ -372,7 +382,11 @@ def test_buffers_reassigned_written_and_averaged():
     for _ in range(3):
         x = torch.randn(2, 4)
         net(x).sum().backward(), compiled(x).sum().backward()
-        for a, b in zip([*net.state_dict().values(), *(p.grad for p in net.parameters())], [*twin.state_dict().values(), *(p.grad for p in twin.parameters())], strict=True):
+        for a, b in zip(
+            [*net.state_dict().values(), *(p.grad for p in net.parameters())],
+            [*twin.state_dict().values(), *(p.grad for p in twin.parameters())],
+            strict=True,
+        ):
             torch.testing.assert_close(b, a)
     assert thunder.cache_misses(compiled) == 1
 
@@ -398,7 +412,9 @@ def test_batch_norm_switches_between_training_and_evaluation():
     for training in (True, False, True, False):
         net.train(training), compiled.train(training)
         assert torch.equal(compiled(X), net(X))
-        assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), twin.state_dict().values(), strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(net.state_dict().values(), twin.state_dict().values(), strict=True)
+        )
     assert thunder.cache_misses(compiled) == 2
 
 
@@ -439,9 +455,12 @@ def test_requires_grad_flips_between_calls():
 @pytest.mark.parametrize(
     "f",
     [
-        lambda p: (p.data.mul_(3), (p * p).sum())[1], lambda p: (p.detach().mul_(3), (p * 2).sum())[1], lambda p: ((p * p).sum(), p.data.mul_(3))[0],
-        lambda p: (q := p * 2, q.data.add_(1), (q * q).sum())[2], lambda p: (q := p * 2, q[0].detach().add_(1), (q * p).sum())[2],
-        lambda p: (q := p * 2, q.view(torch.int32).bitwise_and_(-65536), (q * p).sum())[2], lambda p: (q := p * 2, q[1:].view(torch.uint8)[:2].zero_(), (q * q).sum())[2],
+        lambda p: (p.data.mul_(3), (p * p).sum())[1], lambda p: (p.detach().mul_(3), (p * 2).sum())[1],
+            lambda p: ((p * p).sum(), p.data.mul_(3))[0],
+        lambda p: (q := p * 2, q.data.add_(1), (q * q).sum())[2],
+            lambda p: (q := p * 2, q[0].detach().add_(1), (q * p).sum())[2],
+        lambda p: (q := p * 2, q.view(torch.int32).bitwise_and_(-65536), (q * p).sum())[2],
+            lambda p: (q := p * 2, q[1:].view(torch.uint8)[:2].zero_(), (q * q).sum())[2],
         lambda p: (p.view(torch.bfloat16).mul_(2), (p * p).sum())[1],
     ],
 )  # fmt: skip
@@ -497,10 +516,24 @@ def weighed_after_it_was_split(w):
     return a
 
 
-@pytest.mark.parametrize("f", [view_made_without_grad, result_of_split, row_of_a_loop, weighed_after_it_was_split, lambda w: w.t_(), lambda w: w[0].unsqueeze_(0)])
+@pytest.mark.parametrize(
+    "f",
+    [
+        view_made_without_grad,
+        result_of_split,
+        row_of_a_loop,
+        weighed_after_it_was_split,
+        lambda w: w.t_(),
+        lambda w: w[0].unsqueeze_(0),
+    ],
+)
 def test_views_that_autograd_does_not_let_be_written_to(f):
     for g in (f, thunder.jit(f)):
-        with pytest.raises(RuntimeError, match="is being modified inplace|a (view of a )?leaf Variable that requires grad is being used in an in-place operation"):
+        with pytest.raises(
+            RuntimeError,
+            match="is being modified inplace|a (view of a )?leaf Variable that requires grad is being used in an "
+            "in-place operation",
+        ):
             g(X.clone().requires_grad_())
 
 
@@ -570,7 +603,16 @@ def a_part_of_what_was_detached(x, w):
     return v, a, a * 2
 
 
-@pytest.mark.parametrize("f", [detached_and_weighed, beside_what_it_was_detached_from, reads_what_it_was_detached_from, both_are_written_to, a_part_of_what_was_detached])
+@pytest.mark.parametrize(
+    "f",
+    [
+        detached_and_weighed,
+        beside_what_it_was_detached_from,
+        reads_what_it_was_detached_from,
+        both_are_written_to,
+        a_part_of_what_was_detached,
+    ],
+)
 def test_what_is_written_to_a_detached_tensor_is_its_history(f):
     found = []
     for g in (f, thunder.jit(f)):
@@ -582,7 +624,8 @@ def test_what_is_written_to_a_detached_tensor_is_its_history(f):
     assert found[0] == found[1]
 
 
-# ---------------------------------------------------------------------------------------------------------------- caches
+# ----------------------------------------------------------------------------------------------------------------
+# caches
 
 
 class Allocated(TorchDispatchMode):
@@ -594,7 +637,9 @@ class Allocated(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
-        known = {t.untyped_storage()._cdata for t in flat([*args, *(kwargs or {}).values()]) if isinstance(t, torch.Tensor)}
+        known = {
+            t.untyped_storage()._cdata for t in flat([*args, *(kwargs or {}).values()]) if isinstance(t, torch.Tensor)
+        }
         for o in flat(out):
             if isinstance(o, torch.Tensor) and o.untyped_storage()._cdata not in known:
                 self.total += o.untyped_storage().nbytes()
@@ -643,17 +688,29 @@ def test_sixty_four_steps_of_decoding(decode, cache):
     assert here.total <= there.total and here.largest < ours[0].nbytes
 
 
-@pytest.mark.parametrize("kind, cache", [("StaticCache", None), ("StaticCache", "symbolic values"), ("DynamicCache", "symbolic values")])
+@pytest.mark.parametrize(
+    "kind, cache", [("StaticCache", None), ("StaticCache", "symbolic values"), ("DynamicCache", "symbolic values")]
+)
 def test_the_caches_of_transformers(kind, cache):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
     )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
 
     def new():
-        return transformers.StaticCache(config=config, max_cache_len=128) if kind == "StaticCache" else transformers.DynamicCache(config=config)
+        return (
+            transformers.StaticCache(config=config, max_cache_len=128)
+            if kind == "StaticCache"
+            else transformers.DynamicCache(config=config)
+        )
 
     compiled = thunder.jit(model, cache=cache)
     ours, eagers = new(), new()

@@ -1,4 +1,5 @@
-"""Sparse tensors, nested tensors, and tensors of subclasses with rules of their own: opaque values, or an error that says so."""
+"""Sparse tensors, nested tensors, and tensors of subclasses with rules of their own: opaque values, or an error that
+says so."""
 
 import warnings
 
@@ -43,7 +44,9 @@ class Pair(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
         def run(name):
-            part = torch.utils._pytree.tree_map(lambda x: getattr(x, name) if isinstance(x, Pair) else x, (args, kwargs or {}))
+            part = torch.utils._pytree.tree_map(
+                lambda x: getattr(x, name) if isinstance(x, Pair) else x, (args, kwargs or {})
+            )
             return function(*part[0], **part[1])
 
         if function is torch.ops.aten.sum.default:
@@ -52,7 +55,15 @@ class Pair(torch.Tensor):
 
 
 def dense(x):
-    return [x.a, x.b] if isinstance(x, Pair) else list(x.unbind()) if x.is_nested else x.to_dense() if x.layout is not torch.strided else x
+    return (
+        [x.a, x.b]
+        if isinstance(x, Pair)
+        else list(x.unbind())
+        if x.is_nested
+        else x.to_dense()
+        if x.layout is not torch.strided
+        else x
+    )
 
 
 def same(got, want):
@@ -78,9 +89,16 @@ PROGRAMS = {
     "compressed_rows": (lambda x, y: (x @ y).relu(), ROWS, made(3, 2)),
     "dense_times_sparse": (lambda x, y: y.matmul(x), made(3, 3).to_sparse(), made(2, 3)),
     "operators": (lambda x: (2 * x + x, -x if x.is_sparse else x), made(3, 3).to_sparse()),
-    "metadata": (lambda x: (x.is_sparse, x.layout, x.shape, x.dtype, x.dim(), x.size(0), x.sparse_dim()), made(3, 3).to_sparse()),
+    "metadata": (
+        lambda x: (x.is_sparse, x.layout, x.shape, x.dtype, x.dim(), x.size(0), x.sparse_dim()),
+        made(3, 3).to_sparse(),
+    ),
     "parts": (lambda x: (x.coalesce().values().sum(), x.coalesce().indices()), made(3, 3).to_sparse()),
-    "constructor": (lambda i, v: torch.sparse_coo_tensor(i, v, (3, 3)).to_dense(), torch.tensor([[0, 1], [1, 2]]), made(2)),
+    "constructor": (
+        lambda i, v: torch.sparse_coo_tensor(i, v, (3, 3)).to_dense(),
+        torch.tensor([[0, 1], [1, 2]]),
+        made(2),
+    ),
     "branch_on_layout": (lambda x: x.to_dense() if x.layout is torch.sparse_coo else x * 3, made(3, 3).to_sparse()),
     "nested": (lambda x: (x * 2, x.is_nested), NESTED),
     "padded": (lambda x: x.to_padded_tensor(0.0).sum(0), NESTED),
@@ -133,8 +151,16 @@ def test_a_shape_that_depends_on_data_is_an_error_when_it_differs():
     "program, args, words",
     [
         (lambda x: x.mul_(2), (torch.eye(3).to_sparse(),), "mul_ writes to a sparse"),
-        (lambda x: x.coalesce().values().mul_(2), (torch.eye(3).to_sparse().coalesce(),), "shares memory with a sparse"),
-        (lambda i, v: (s := torch.sparse_coo_tensor(i, v, (3, 3)), v.add_(1), s.to_dense())[-1], (torch.tensor([[0, 1], [1, 2]]), torch.ones(2)), "shares memory with a sparse"),
+        (
+            lambda x: x.coalesce().values().mul_(2),
+            (torch.eye(3).to_sparse().coalesce(),),
+            "shares memory with a sparse",
+        ),
+        (
+            lambda i, v: (s := torch.sparse_coo_tensor(i, v, (3, 3)), v.add_(1), s.to_dense())[-1],
+            (torch.tensor([[0, 1], [1, 2]]), torch.ones(2)),
+            "shares memory with a sparse",
+        ),
         (lambda x: x.to_dense() * 2, (torch.eye(3).to_sparse().requires_grad_(),), "requires grad"),
         (lambda x: x.to_sparse(), (torch.eye(3).requires_grad_(),), "requires grad"),
         (lambda x: x.a, (Pair(made(2), made(2)),), "'a' of a Pair is read"),

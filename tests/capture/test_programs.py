@@ -1,4 +1,5 @@
-"""Programs as users write them, each compiled, called twice, and compared with eager exactly; both calls run one compiled program."""
+"""Programs as users write them, each compiled, called twice, and compared with eager exactly; both calls run one
+compiled program."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ def program(*args, misses: int = 1, **kwargs):
     """Runs the decorated function, or an instance of the decorated class, with these arguments."""
 
     def add(function):
-        PROGRAMS[function.__name__] = (lambda: function() if isinstance(function, type) else function, args, kwargs, misses)
+        PROGRAMS[function.__name__] = (
+            lambda: function() if isinstance(function, type) else function,
+            args,
+            kwargs,
+            misses,
+        )
         return function
 
     return add
@@ -108,7 +114,8 @@ class Output(collections.OrderedDict):
         super().__setattr__(k, v)
 
 
-# ---------------------------------------------------------------------------------------------------------------- arguments
+# ----------------------------------------------------------------------------------------------------------------
+# arguments
 
 
 @program({"a": [X, Y], "b": (X, {"c": Y})}, n=[1, [2, 3]])
@@ -178,7 +185,8 @@ def deep_list(v):
     return torch.stack(flat(v)).sum(0)
 
 
-# ---------------------------------------------------------------------------------------------------------------- results
+# ----------------------------------------------------------------------------------------------------------------
+# results
 
 
 @program(X)
@@ -191,16 +199,55 @@ def requires_grad_said_again(x):
 @program(X)
 def numbers_of_numpys(x):
     n, half = np.int64(2), np.float64(0.5)
-    sizes = [torch.zeros(n, 3), x.new_ones((n,)), torch.full((n,), half), x.view(-1, np.prod((1, 3))), torch.linspace(half, np.float32(1), n), x.sum(np.int64(1))]
-    left = [half * x, np.float32(2) * x, n + x, np.float32(1) - x, half / (x.abs() + 1), half**x, half < x, np.float64(3) * (x > 0).int()]
-    return sizes, left, x[n - 1, :: np.int64(2)], torch.arange(np.float64(0), np.float64(1), np.float64(0.25)), x.clamp(-half, np.float32(1))
+    sizes = [
+        torch.zeros(n, 3),
+        x.new_ones((n,)),
+        torch.full((n,), half),
+        x.view(-1, np.prod((1, 3))),
+        torch.linspace(half, np.float32(1), n),
+        x.sum(np.int64(1)),
+    ]
+    left = [
+        half * x,
+        np.float32(2) * x,
+        n + x,
+        np.float32(1) - x,
+        half / (x.abs() + 1),
+        half**x,
+        half < x,
+        np.float64(3) * (x > 0).int(),
+    ]
+    return (
+        sizes,
+        left,
+        x[n - 1, :: np.int64(2)],
+        torch.arange(np.float64(0), np.float64(1), np.float64(0.25)),
+        x.clamp(-half, np.float32(1)),
+    )
 
 
 @program(X)
 def types_of_numpys_data(x):
-    scalars = [torch.tensor(np.float64(2)), torch.tensor([half := np.float64(0.5), 1.0]), torch.as_tensor(half), torch.tensor(np.float16(2)), torch.tensor([np.int64(3)])]
-    arrays = [torch.tensor(np.zeros(3)), torch.as_tensor(np.ones((2, 0, 3))), torch.asarray(np.arange(2, dtype=np.int32)), torch.tensor(np.zeros((0, 4), dtype=bool))]
-    return scalars, arrays, x.new_tensor(np.zeros(2)), torch.tensor(np.zeros(2), dtype=torch.float16), x * torch.as_tensor(np.full(3, 0.1))
+    scalars = [
+        torch.tensor(np.float64(2)),
+        torch.tensor([half := np.float64(0.5), 1.0]),
+        torch.as_tensor(half),
+        torch.tensor(np.float16(2)),
+        torch.tensor([np.int64(3)]),
+    ]
+    arrays = [
+        torch.tensor(np.zeros(3)),
+        torch.as_tensor(np.ones((2, 0, 3))),
+        torch.asarray(np.arange(2, dtype=np.int32)),
+        torch.tensor(np.zeros((0, 4), dtype=bool)),
+    ]
+    return (
+        scalars,
+        arrays,
+        x.new_tensor(np.zeros(2)),
+        torch.tensor(np.zeros(2), dtype=torch.float16),
+        x * torch.as_tensor(np.full(3, 0.1)),
+    )
 
 
 @program(X)
@@ -291,7 +338,8 @@ def generator_consumed(x):
     return tuple(x * i for i in range(3)), list(map(lambda i: x + i, range(2))), [*zip([x], [1])]
 
 
-# ---------------------------------------------------------------------------------------------------------------- Python
+# ----------------------------------------------------------------------------------------------------------------
+# Python
 
 
 @program(X)
@@ -371,7 +419,12 @@ def decorator_made_inside(x):
 
 @program(X)
 def comprehensions(x):
-    return [x[i] for i in range(2)], {i: x * i for i in range(2)}, [i * j for i in range(3) if i for j in range(2)], [r for r in x]
+    return (
+        [x[i] for i in range(2)],
+        {i: x * i for i in range(2)},
+        [i * j for i in range(3) if i for j in range(2)],
+        [r for r in x],
+    )
 
 
 @program(X, Y)
@@ -454,18 +507,24 @@ def sorting(x):
 @program(X, Y)
 def builtins_over_tensors(x, y):
     return (
-        sum([x, y]), sum((v for v in (x, y)), x), any(v is None for v in (x, y)), all(v.ndim == 2 for v in (x, y)), len(list(zip((x, y), range(5)))),
-        list(map(operator.add, [x], [y])), list(filter(lambda v: v is x, [x, y])), list(reversed([x, y])), isinstance(x, (int, torch.Tensor)), type(x) is torch.Tensor,
-        callable(x), hasattr(x, "shape"), getattr(x, "nonsense", 7), abs(x), round(2.567, 1), divmod(7, 2), pow(x, 2), bool([x]), id(x) == id(x),
+        sum([x, y]), sum((v for v in (x, y)), x), any(v is None for v in (x, y)), all(v.ndim == 2 for v in (x, y)),
+            len(list(zip((x, y), range(5)))),
+        list(map(operator.add, [x], [y])), list(filter(lambda v: v is x, [x, y])), list(reversed([x, y])),
+            isinstance(x, (int, torch.Tensor)), type(x) is torch.Tensor,
+        callable(x), hasattr(x, "shape"), getattr(x, "nonsense", 7), abs(x), round(2.567, 1), divmod(7, 2), pow(x, 2),
+            bool([x]), id(x) == id(x),
     )  # fmt: skip
 
 
 @program(X)
 def functools_and_itertools(x):
     return (
-        functools.reduce(lambda a, b: a + b, [x, x, x]), functools.partial(lambda a, b, c: a * b + c, x, c=3)(2), [x * n for n in itertools.accumulate([1, 2, 3])],
-        [x * (a + b) for a, b in itertools.product([1, 2], [3])], list(itertools.chain([x], [1])), [x * n for n in itertools.islice(itertools.count(1), 2)],
-        list(itertools.zip_longest([1], [2, 3])), [x * a for a, _ in itertools.pairwise([1, 2, 3])], [list(g) for _, g in itertools.groupby([1, 1, 2])],
+        functools.reduce(lambda a, b: a + b, [x, x, x]), functools.partial(lambda a, b, c: a * b + c, x, c=3)(2),
+            [x * n for n in itertools.accumulate([1, 2, 3])],
+        [x * (a + b) for a, b in itertools.product([1, 2], [3])], list(itertools.chain([x], [1])),
+            [x * n for n in itertools.islice(itertools.count(1), 2)],
+        list(itertools.zip_longest([1], [2, 3])), [x * a for a, _ in itertools.pairwise([1, 2, 3])],
+            [list(g) for _, g in itertools.groupby([1, 1, 2])],
     )  # fmt: skip
 
 
@@ -555,7 +614,23 @@ def user_operators(x, y):
     u += 1
     with v as t:
         inside = t * 2
-    return (u.t, (3 * v).t, (-v).t, v[0], len(v), list(v), 3 in v, 4 in v, bool(v), v == w, v(2), sum([v, w], v).t, inside, repr(v), (x + v).t)
+    return (
+        u.t,
+        (3 * v).t,
+        (-v).t,
+        v[0],
+        len(v),
+        list(v),
+        3 in v,
+        4 in v,
+        bool(v),
+        v == w,
+        v(2),
+        sum([v, w], v).t,
+        inside,
+        repr(v),
+        (x + v).t,
+    )
 
 
 class Lazy:
@@ -677,7 +752,8 @@ def descriptors(x):
     return h.v
 
 
-# ---------------------------------------------------------------------------------------------------------------- context managers, modes
+# ----------------------------------------------------------------------------------------------------------------
+# context managers, modes
 
 
 @program(X)
@@ -747,10 +823,17 @@ def grad_mode_queries(x):
 
 @program(X)
 def dtype_machinery(x):
-    return torch.finfo(x.dtype).min, torch.iinfo(torch.int32).max, torch.promote_types(x.dtype, torch.float64), x.new_zeros(2), torch.zeros_like(x, dtype=torch.int64)
+    return (
+        torch.finfo(x.dtype).min,
+        torch.iinfo(torch.int32).max,
+        torch.promote_types(x.dtype, torch.float64),
+        x.new_zeros(2),
+        torch.zeros_like(x, dtype=torch.int64),
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- modules
+# ----------------------------------------------------------------------------------------------------------------
+# modules
 
 
 @program(X)
@@ -886,7 +969,11 @@ def transformer_encoder_layer_in_eval():
 
 @built(S)
 def transformer_encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True), 2, enable_nested_tensor=False)
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True),
+        2,
+        enable_nested_tensor=False,
+    )
 
 
 @built(S, S)
@@ -926,7 +1013,15 @@ def gru():
 
 @built(torch.randn(1, 3, 8, 8))
 def convolutional():
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4).eval(), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4).eval(),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 2),
+    )
 
 
 @built(torch.tensor([[1, 2, 0]]))
@@ -961,7 +1056,16 @@ def rearranging(x):
 @program(X)
 def indexing(x):
     i = torch.tensor([1, 0])
-    return x[0], x[:, 1:], x[..., None], x[i], x[i, 1], x[-1, ::2], x[None, :, [0, 2]], x[torch.arange(2), torch.arange(2)]
+    return (
+        x[0],
+        x[:, 1:],
+        x[..., None],
+        x[i],
+        x[i, 1],
+        x[-1, ::2],
+        x[None, :, [0, 2]],
+        x[torch.arange(2), torch.arange(2)],
+    )
 
 
 @program(X, Y)
@@ -969,7 +1073,18 @@ def many_torch_calls(x, y):
     a, b = torch.max(x, dim=1)
     c = torch.where(x > y, x, y).clamp(min=0)
     d = torch.cat([x, y], 0).chunk(2, 0)
-    return a, b, c, d, x.masked_fill(x > 0, 0.0), torch.topk(x, 2).values, x.split([1, 2], 1), x.std(), torch.outer(x[0], y[0]), x.T @ y
+    return (
+        a,
+        b,
+        c,
+        d,
+        x.masked_fill(x > 0, 0.0),
+        torch.topk(x, 2).values,
+        x.split([1, 2], 1),
+        x.std(),
+        torch.outer(x[0], y[0]),
+        x.T @ y,
+    )
 
 
 @program(X)
@@ -984,13 +1099,20 @@ def in_place_on_temporaries(x):
 
 @program(X)
 def methods_by_name(x):
-    return getattr(x, "sum")(), torch.Tensor.mul(x, 2), operator.attrgetter("shape")(x), operator.methodcaller("add", 1)(x), operator.itemgetter(0)([x, 1])
+    return (
+        getattr(x, "sum")(),
+        torch.Tensor.mul(x, 2),
+        operator.attrgetter("shape")(x),
+        operator.methodcaller("add", 1)(x),
+        operator.itemgetter(0)([x, 1]),
+    )
 
 
 @program(X)
 def type_checks(x):
     return (
-        isinstance(x, torch.Tensor), isinstance(x, nn.Parameter), torch.is_tensor(x), type(x).__name__, issubclass(type(x), torch.Tensor), x.__class__ is torch.Tensor,
+        isinstance(x, torch.Tensor), isinstance(x, nn.Parameter), torch.is_tensor(x), type(x).__name__,
+            issubclass(type(x), torch.Tensor), x.__class__ is torch.Tensor,
         isinstance(W, nn.Parameter), W.requires_grad, x.is_leaf, x.grad, x.is_cuda, x.layout == torch.strided,
     )  # fmt: skip
 
@@ -1037,7 +1159,8 @@ def test_program(name):
     assert torch.is_grad_enabled()
 
 
-# ---------------------------------------------------------------------------------------------------------------- what needs more than a comparison
+# ---------------------------------------------------------------------------------------------------------------- what
+# needs more than a comparison
 
 
 def test_jit_inside_jit_is_inlined():
@@ -1143,7 +1266,11 @@ def test_methods_are_compiled_bound():
             return x * self.n + 2
 
     s = Scale(3)
-    assert torch.equal(thunder.jit(s.apply)(X), X * 3) and torch.equal(s.method(X), X * 3 + 1) and torch.equal(thunder.jit(s)(X), X * 3 + 2)
+    assert (
+        torch.equal(thunder.jit(s.apply)(X), X * 3)
+        and torch.equal(s.method(X), X * 3 + 1)
+        and torch.equal(thunder.jit(s)(X), X * 3 + 2)
+    )
     compiled = thunder.jit(s.apply)
     compiled(X)
     s.n = 4
@@ -1194,7 +1321,10 @@ def test_values_that_depend_on_no_input_are_read_while_the_program_is_captured()
     for width in (5, 7):
         x = torch.randn(2, width)
         assert torch.equal(compiled(x), program(x))
-    assert [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.name != "python_del"] == ["mul", "add"]
+    assert [b.sym.name for b in thunder.last_traces(compiled)[-1].bound_symbols if b.sym.name != "python_del"] == [
+        "mul",
+        "add",
+    ]
     for refused in (lambda x: x if (x > 0).all() else -x, lambda x: x if torch.rand(()) > 2 else -x):
         with pytest.raises(thunder.errors.CaptureError, match="the truth of a tensor"):
             thunder.jit(refused)(torch.randn(3))
@@ -1250,12 +1380,21 @@ class Indexed:
 @pytest.mark.parametrize(
     "data",
     [
-        range(1, 4), [range(2), range(1, 3)], range(0), collections.deque([1, 2]), Indexed(), np.ones(2, np.int8), np.array(2.5), np.float64(1), [np.float64(1), 2.0],
+        range(1, 4), [range(2), range(1, 3)], range(0), collections.deque([1, 2]), Indexed(), np.ones(2, np.int8),
+            np.array(2.5), np.float64(1), [np.float64(1), 2.0],
         [np.int32(1)], [True, 2], [[], []],
     ],
     ids=lambda data: str(data).split(" object")[0],
 )  # fmt: skip
-@pytest.mark.parametrize("make", [lambda x, d: torch.tensor(d), lambda x, d: torch.as_tensor(d), lambda x, d: x.new_tensor(d), lambda x, d: torch.tensor(d, dtype=torch.float16)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, d: torch.tensor(d),
+        lambda x, d: torch.as_tensor(d),
+        lambda x, d: x.new_tensor(d),
+        lambda x, d: torch.tensor(d, dtype=torch.float16),
+    ],
+)
 def test_tensors_of_sequences_and_of_numpys_numbers_have_their_dtype(make, data):
     def program(x):
         made = make(x, data)
@@ -1267,7 +1406,8 @@ def test_tensors_of_sequences_and_of_numpys_numbers_have_their_dtype(make, data)
 @pytest.mark.parametrize(
     "program",
     [
-        lambda x: torch.LongTensor([0, 0]).add_(x[0, :2].long()), lambda x: torch.FloatTensor([1.0]), lambda x: torch.from_numpy(np.ones(3)).add_(x[0]),
+        lambda x: torch.LongTensor([0, 0]).add_(x[0, :2].long()), lambda x: torch.FloatTensor([1.0]),
+            lambda x: torch.from_numpy(np.ones(3)).add_(x[0]),
         lambda x: torch.FloatTensor(2, 3).copy_(x).mul_(2),
     ],
 )  # fmt: skip
@@ -1288,7 +1428,11 @@ def test_tensors_of_arrays_from_outside_share_their_memory():
 
 
 def test_a_tensor_of_the_legacy_constructor_has_the_size_that_it_is_given():
-    for program in (lambda x: torch.Tensor(x.size()).fill_(1), lambda x: torch.Tensor(x[0].size()).fill_(1), lambda x: torch.Tensor(x[0, 0].shape).fill_(1)):
+    for program in (
+        lambda x: torch.Tensor(x.size()).fill_(1),
+        lambda x: torch.Tensor(x[0].size()).fill_(1),
+        lambda x: torch.Tensor(x[0, 0].shape).fill_(1),
+    ):
         assert_same(thunder.jit(program)(X), program(X))
 
 
@@ -1296,14 +1440,17 @@ def test_a_tensor_of_the_legacy_constructor_has_the_size_that_it_is_given():
 @pytest.mark.parametrize("mask", [True, False])
 def test_gradients_through_an_index_that_is_one_bool(shape, mask):
     x, key = torch.rand(shape, requires_grad=True), torch.tensor(mask)
-    got, want = (torch.autograd.grad((f(x, key) * 2).sum(), x) for f in (thunder.jit(lambda x, k: x[k]), lambda x, k: x[k]))
+    got, want = (
+        torch.autograd.grad((f(x, key) * 2).sum(), x) for f in (thunder.jit(lambda x, k: x[k]), lambda x, k: x[k])
+    )
     assert_same(got, want)
 
 
 def test_sizes_with_a_number_that_depends_on_data():
     x, i = torch.rand(4, 3), torch.tensor([0, 1, 1, 2])
     for join in (
-        lambda x, n: x.shape[:0] + (n,) + x.shape[1:], lambda x, n: (n,) + x.shape[1:], lambda x, n: torch.Size((n,)) + x.shape[1:], lambda x, n: torch.Size([n, *x.shape[1:]]),
+        lambda x, n: x.shape[:0] + (n,) + x.shape[1:], lambda x, n: (n,) + x.shape[1:],
+            lambda x, n: torch.Size((n,)) + x.shape[1:], lambda x, n: torch.Size([n, *x.shape[1:]]),
     ):  # fmt: skip
 
         def program(x, i, join=join):
@@ -1325,12 +1472,25 @@ def test_numbers_of_numpys_beside_tensors(number, dtype):
     assert_same(thunder.jit(lambda x: program(x, number))(x), program(x, number))
 
 
-@pytest.mark.parametrize("name", ["type", "len", "map", "all", "hooked", "hasattr", "MISSING", "check_tensor_metadata", "is_", "why", "error"])
-@pytest.mark.parametrize("text", ["def program(x, p, values, {0}): y = x * {0}", "{0} = 2.0\ndef program(x, p, values, _): y = x * {0}"], ids=["argument", "global"])
+@pytest.mark.parametrize(
+    "name",
+    ["type", "len", "map", "all", "hooked", "hasattr", "MISSING", "check_tensor_metadata", "is_", "why", "error"],
+)
+@pytest.mark.parametrize(
+    "text",
+    ["def program(x, p, values, {0}): y = x * {0}", "{0} = 2.0\ndef program(x, p, values, _): y = x * {0}"],
+    ids=["argument", "global"],
+)
 def test_names_that_the_checks_use(name, text):
     space = {"length": len, "is_list": lambda v: type(v) is [].__class__, "has": hasattr}
-    exec(text.format(name) + "; p.sum().backward(); return (y + length(values) if is_list(values) and not has(p, 'z') else x) + p.grad", space)
-    arguments = [(torch.ones(3), torch.ones(3, requires_grad=True), [1.0, torch.ones(1)], torch.ones(1) * 3) for _ in range(2)]
+    exec(
+        text.format(name)
+        + "; p.sum().backward(); return (y + length(values) if is_list(values) and not has(p, 'z') else x) + p.grad",
+        space,
+    )
+    arguments = [
+        (torch.ones(3), torch.ones(3, requires_grad=True), [1.0, torch.ones(1)], torch.ones(1) * 3) for _ in range(2)
+    ]
     assert_same(thunder.jit(space["program"])(*arguments[0]), space["program"](*arguments[1]))
 
 
@@ -1355,12 +1515,17 @@ FACTOR = 2.0
 @pytest.mark.parametrize(
     "program",
     [
-        lambda x: list(map(functools.partial(tensor_times, 3), (x, x + 1))), lambda x: functools.reduce(functools.partial(lambda k, a, b: a + tensor_times(k, b), 2), [x, x, x]),
-        lambda x: list(map(operator.methodcaller("method", x), [Times()])), lambda x: [t.x for t in map(Times, [x])], lambda x: list(map(x.add, [x, x])),
-        lambda x: list(itertools.starmap(tensor_times, [(2, x), (3, x)])), lambda x: list(itertools.accumulate([x, x], lambda a, b: a + tensor_times(1, b))),
-        lambda x: [k for k, _ in itertools.groupby([x, x], key=lambda a: type(a) is torch.Tensor)], lambda x: list(itertools.filterfalse(lambda a: type(a) is not torch.Tensor, [x])),
+        lambda x: list(map(functools.partial(tensor_times, 3), (x, x + 1))),
+            lambda x: functools.reduce(functools.partial(lambda k, a, b: a + tensor_times(k, b), 2), [x, x, x]),
+        lambda x: list(map(operator.methodcaller("method", x), [Times()])), lambda x: [t.x for t in map(Times, [x])],
+            lambda x: list(map(x.add, [x, x])),
+        lambda x: list(itertools.starmap(tensor_times, [(2, x), (3, x)])),
+            lambda x: list(itertools.accumulate([x, x], lambda a, b: a + tensor_times(1, b))),
+        lambda x: [k for k, _ in itertools.groupby([x, x], key=lambda a: type(a) is torch.Tensor)],
+            lambda x: list(itertools.filterfalse(lambda a: type(a) is not torch.Tensor, [x])),
         lambda x: sorted([x, x + 1], key=functools.cmp_to_key(lambda a, b: a.shape[0] - b.shape[0] if type(a) is torch.Tensor else 1 / 0)),
-        *(lambda x, f=f: torch.utils._pytree.tree_map(f(), [x, (x,)]) for f in (lambda: functools.partial(tensor_times, 3), Times, lambda: Times().method)),
+        *(lambda x, f=f: torch.utils._pytree.tree_map(f(),
+            [x, (x,)]) for f in (lambda: functools.partial(tensor_times, 3), Times, lambda: Times().method)),
     ],
 )  # fmt: skip
 def test_what_native_code_calls_back_is_seen(program, monkeypatch):

@@ -1,4 +1,5 @@
-"""CPython's protocols in captured programs: the order in which special methods are asked, and what a program depends on by asking.
+"""CPython's protocols in captured programs: the order in which special methods are asked, and what a program depends on
+by asking.
 
 A row yields a program and its arguments, makes changes, and yields nothing; after each change eager and the compiled
 program have to agree. The rows with `hit` change what the program does not look at.
@@ -361,7 +362,19 @@ def conversions():
     n = Number(1)
 
     def program(x):
-        return x * n.v, [10, 20, 30][n], int(n), float(n), round(n, 2), abs(n), hash(n), str(n), f"{n:a}", operator.index(n), divmod(7, n.v)
+        return (
+            x * n.v,
+            [10, 20, 30][n],
+            int(n),
+            float(n),
+            round(n, 2),
+            abs(n),
+            hash(n),
+            str(n),
+            f"{n:a}",
+            operator.index(n),
+            divmod(7, n.v),
+        )
 
     yield program
     n.v = 2
@@ -383,7 +396,12 @@ def functions_of_the_module_operator():
             return self.n + k
 
     a = A()
-    yield lambda x: (operator.mul(a, x), operator.eq(a, 3), operator.getitem(a, 4), functools.reduce(operator.mul, [x, x], a))
+    yield lambda x: (
+        operator.mul(a, x),
+        operator.eq(a, 3),
+        operator.getitem(a, 4),
+        functools.reduce(operator.mul, [x, x], a),
+    )
     a.n = 3
     yield
 
@@ -615,7 +633,15 @@ def locals_written_to():
         names["added"] = 3
         names["k"] = 7
         again = locals()
-        return x * k, names.get("added"), "added" in again, again is names, again["k"], eval("k + 1"), sorted(again.keys() - {"names", "again"})
+        return (
+            x * k,
+            names.get("added"),
+            "added" in again,
+            again is names,
+            again["k"],
+            eval("k + 1"),
+            sorted(again.keys() - {"names", "again"}),
+        )
 
     yield program
 

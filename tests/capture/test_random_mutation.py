@@ -1,4 +1,5 @@
-"""Random programs of views and writes, compared with themselves in eager: values, shared memory, which versions change, errors, gradients."""
+"""Random programs of views and writes, compared with themselves in eager: values, shared memory, which versions change,
+errors, gradients."""
 
 import collections
 import random
@@ -17,34 +18,78 @@ from thunder.core.proxies import TensorProxy
 from thunder.errors import CaptureError
 
 WRITES = [
-    lambda a, b: a.add_(1), lambda a, b: a.mul_(0.5), lambda a, b: a.zero_(), lambda a, b: a.copy_(b.clone()) if a.shape == b.shape else a.neg_(), lambda a, b: a.sin_(),
-    lambda a, b: a.sub_(b.clone()) if a.shape == b.shape else a.add_(2), lambda a, b: a.fill_(3), lambda a, b: a.clamp_(-1, 1), lambda a, b: a.add_(b) if a.shape == b.shape else a.abs_(),
-    lambda a, b: a.copy_(b) if a.shape == b.shape else a.sgn_(), lambda a, b: a.masked_fill_(a > 1, 0.25), lambda a, b: torch._foreach_add_([a, b], 0.5),
-    lambda a, b: a.relu_(), lambda a, b: a.__iadd__(1), lambda a, b: torch.mul(a, 2, out=a), lambda a, b: a.detach().mul_(3), lambda a, b: a.data.add_(1), lambda a, b: a.mul_(b.sum()),
+    lambda a, b: a.add_(1), lambda a, b: a.mul_(0.5), lambda a, b: a.zero_(),
+        lambda a, b: a.copy_(b.clone()) if a.shape == b.shape else a.neg_(), lambda a, b: a.sin_(),
+    lambda a, b: a.sub_(b.clone()) if a.shape == b.shape else a.add_(2), lambda a, b: a.fill_(3),
+        lambda a, b: a.clamp_(-1, 1), lambda a, b: a.add_(b) if a.shape == b.shape else a.abs_(),
+    lambda a, b: a.copy_(b) if a.shape == b.shape else a.sgn_(), lambda a, b: a.masked_fill_(a > 1, 0.25),
+        lambda a, b: torch._foreach_add_([a, b], 0.5),
+    lambda a, b: a.relu_(), lambda a, b: a.__iadd__(1), lambda a, b: torch.mul(a, 2, out=a),
+        lambda a, b: a.detach().mul_(3), lambda a, b: a.data.add_(1), lambda a, b: a.mul_(b.sum()),
 ]  # fmt: skip
 VIEWS = [
-    lambda x: x.t(), lambda x: x[0], lambda x: x[1:], lambda x: x[:, 0], lambda x: x.view(-1), lambda x: x.unsqueeze(0), lambda x: x.transpose(0, -1), lambda x: x.narrow(0, 0, 1),
-    lambda x: x.split(1)[0], lambda x: x.chunk(2, -1)[-1], lambda x: x.unbind(0)[-1], lambda x: x.detach(), lambda x: x.select(-1, 0), lambda x: x[..., ::2], lambda x: x.permute(1, 0),
-    lambda x: x.reshape(-1), lambda x: x.flatten(), lambda x: x.contiguous()[0:], lambda x: x.diagonal(), lambda x: x.data, lambda x: x.mT, lambda x: x.squeeze(0), lambda x: x.unfold(0, 2, 2),
+    lambda x: x.t(), lambda x: x[0], lambda x: x[1:], lambda x: x[:, 0], lambda x: x.view(-1), lambda x: x.unsqueeze(0),
+        lambda x: x.transpose(0, -1), lambda x: x.narrow(0, 0, 1),
+    lambda x: x.split(1)[0], lambda x: x.chunk(2, -1)[-1], lambda x: x.unbind(0)[-1], lambda x: x.detach(),
+        lambda x: x.select(-1, 0), lambda x: x[..., ::2], lambda x: x.permute(1, 0),
+    lambda x: x.reshape(-1), lambda x: x.flatten(), lambda x: x.contiguous()[0:], lambda x: x.diagonal(),
+        lambda x: x.data, lambda x: x.mT, lambda x: x.squeeze(0), lambda x: x.unfold(0, 2, 2),
     lambda x: x.expand(2, *x.shape), lambda x: x.view_as(x), lambda x: x.movedim(0, -1),
 ]  # fmt: skip
 ITEMS = [
-    lambda x, k: x.__setitem__(k % x.shape[0], 1.5), lambda x, k: x.__setitem__(slice(k % 2, None), -1.0), lambda x, k: x.__setitem__(..., 2.0), lambda x, k: x.__setitem__(x > k, 0.5),
-    lambda x, k: x.__setitem__(torch.tensor([0, k % x.shape[0]]), 4.0), lambda x, k: x.__setitem__((None, 0), 3.0), lambda x, k: x.index_fill_(0, torch.tensor([k % x.shape[0]]), 7.0),
-    lambda x, k: x.index_put_((torch.tensor([0]),), torch.tensor(2.5), accumulate=True), lambda x, k: x.__setitem__(0, x[-1].clone()), lambda x, k: x.__setitem__((..., 0), x.sum()),
+    lambda x, k: x.__setitem__(k % x.shape[0], 1.5), lambda x, k: x.__setitem__(slice(k % 2, None), -1.0),
+        lambda x, k: x.__setitem__(..., 2.0), lambda x, k: x.__setitem__(x > k, 0.5),
+    lambda x, k: x.__setitem__(torch.tensor([0, k % x.shape[0]]), 4.0), lambda x, k: x.__setitem__((None, 0), 3.0),
+        lambda x, k: x.index_fill_(0, torch.tensor([k % x.shape[0]]), 7.0),
+    lambda x, k: x.index_put_((torch.tensor([0]),), torch.tensor(2.5), accumulate=True),
+        lambda x, k: x.__setitem__(0, x[-1].clone()), lambda x, k: x.__setitem__((..., 0), x.sum()),
 ]  # fmt: skip
 COMPUTED = [
-    lambda a, b: a.sum(), lambda a, b: a.mean(-1, keepdim=True), lambda a, b: a.amax(0), lambda a, b: sum(a.aminmax(dim=0)), lambda a, b: a.cumsum(-1), lambda a, b: a.var(-1, correction=0), lambda a, b: a.norm(),
-    lambda a, b: torch.cat([a, b]) if a.dim() == b.dim() and a.shape[1:] == b.shape[1:] else a - b.sum(), lambda a, b: torch.cat([a[1:], a[:1]]), lambda a, b: torch.stack([a, a.sin()], -1),
-    lambda a, b: F.pad(a, (1, 0)), lambda a, b: F.pad(a, (-1, 2), value=0.5) if a.shape[-1] > 1 else a * 1.5, lambda a, b: a.double(), lambda a, b: a.float(), lambda a, b: (a > 0).sum().to(a.dtype),
-    lambda a, b: torch.softmax(a, -1), lambda a, b: torch.where(a > 0, a, a * 0.5), lambda a, b: torch.maximum(a, b) if a.shape == b.shape else a.clamp(0), lambda a, b: a.roll(1, 0), lambda a, b: a.flip(0),
-    lambda a, b: a.new_zeros(a.shape), lambda a, b: torch.ones_like(a), lambda a, b: a.clone(), lambda a, b: a.tril() if a.dim() > 1 else a.tanh(), lambda a, b: a @ a.mT if a.dim() == 2 else a * 1,
-    lambda a, b: a * (b if a.shape == b.shape else b.mean()), lambda a, b: a.detach() + b if a.shape == b.shape else a.detach(), lambda a, b: F.layer_norm(a, a.shape[-1:]) if a.shape[-1] > 1 else a * a,
-    lambda a, b: a.repeat_interleave(2, 0) if a.numel() < 64 else a.exp(), lambda a, b: a.expand(2, *a.shape) * 1 if a.numel() < 64 else a.neg(),
+    lambda a, b: a.sum(), lambda a, b: a.mean(-1, keepdim=True), lambda a, b: a.amax(0),
+        lambda a, b: sum(a.aminmax(dim=0)), lambda a, b: a.cumsum(-1), lambda a, b: a.var(-1, correction=0),
+            lambda a, b: a.norm(),
+    lambda a, b: torch.cat([a, b]) if a.dim() == b.dim() and a.shape[1:] == b.shape[1:] else a - b.sum(),
+        lambda a, b: torch.cat([a[1:], a[:1]]), lambda a, b: torch.stack([a, a.sin()], -1),
+    lambda a, b: F.pad(a, (1, 0)), lambda a, b: F.pad(a, (-1, 2), value=0.5) if a.shape[-1] > 1 else a * 1.5,
+        lambda a, b: a.double(), lambda a, b: a.float(), lambda a, b: (a > 0).sum().to(a.dtype),
+    lambda a, b: torch.softmax(a, -1), lambda a, b: torch.where(a > 0, a, a * 0.5),
+        lambda a, b: torch.maximum(a, b) if a.shape == b.shape else a.clamp(0), lambda a, b: a.roll(1, 0),
+            lambda a, b: a.flip(0),
+    lambda a, b: a.new_zeros(a.shape), lambda a, b: torch.ones_like(a), lambda a, b: a.clone(),
+        lambda a, b: a.tril() if a.dim() > 1 else a.tanh(), lambda a, b: a @ a.mT if a.dim() == 2 else a * 1,
+    lambda a, b: a * (b if a.shape == b.shape else b.mean()),
+        lambda a, b: a.detach() + b if a.shape == b.shape else a.detach(),
+            lambda a, b: F.layer_norm(a, a.shape[-1:]) if a.shape[-1] > 1 else a * a,
+    lambda a, b: a.repeat_interleave(2, 0) if a.numel() < 64 else a.exp(),
+        lambda a, b: a.expand(2, *a.shape) * 1 if a.numel() < 64 else a.neg(),
 ]  # fmt: skip
-SHAPES = [lambda x: x.t_(), lambda x: x.transpose_(0, -1), lambda x: x.unsqueeze_(0), lambda x: x.squeeze_(), lambda x: x.squeeze_(0)]
+SHAPES = [
+    lambda x: x.t_(),
+    lambda x: x.transpose_(0, -1),
+    lambda x: x.unsqueeze_(0),
+    lambda x: x.squeeze_(),
+    lambda x: x.squeeze_(0),
+]
 KINDS = ["view", "view", "view", "write", "write", "item", "new", "read", "weigh", "quiet write", "quiet view", "shape"]
-MIXED = ["view", "view", "write", "write", "write", "item", "weigh", "weigh", "quiet write", "compute", "compute", "compute", "compute", "compute", "lost", "again", "argument"]
+MIXED = [
+    "view",
+    "view",
+    "write",
+    "write",
+    "write",
+    "item",
+    "weigh",
+    "weigh",
+    "quiet write",
+    "compute",
+    "compute",
+    "compute",
+    "compute",
+    "compute",
+    "lost",
+    "again",
+    "argument",
+]
 
 
 def program(steps, x, y, w):
@@ -54,7 +99,8 @@ def program(steps, x, y, w):
         a, b = pool[-1 - i % len(pool)], pool[-1 - j % len(pool)]
         with torch.set_grad_enabled(not kind.startswith("quiet")):
             if kind.endswith("view"):
-                if a.dim() and not (kind == "quiet view" and a.requires_grad):  # which says that it requires grad, and passes none on
+                # which says that it requires grad, and passes none on
+                if a.dim() and not (kind == "quiet view" and a.requires_grad):
                     pool.append(VIEWS[which % len(VIEWS)](a))
             elif kind.endswith("write"):
                 WRITES[which % len(WRITES)](a, b)
@@ -82,8 +128,10 @@ def program(steps, x, y, w):
 
 
 ARGUMENTS = {
-    "apart": lambda b: (b, b + 1), "one tensor": lambda b: (b, b), "a row": lambda b: (b, b[0]), "a row first": lambda b: (b[1], b), "transposed": lambda b: (b, b.t()),
-    "halves": lambda b: (b[:2], b[2:]), "interleaved": lambda b: (b[:, ::2], b[:, 1::2]), "not contiguous": lambda b: (b.t(), b[:, 1].clone()), "leaf": lambda b: (b.requires_grad_(), b.detach() * 2),
+    "apart": lambda b: (b, b + 1), "one tensor": lambda b: (b, b), "a row": lambda b: (b, b[0]),
+    "a row first": lambda b: (b[1], b), "transposed": lambda b: (b, b.t()),
+    "halves": lambda b: (b[:2], b[2:]), "interleaved": lambda b: (b[:, ::2], b[:, 1::2]),
+    "not contiguous": lambda b: (b.t(), b[:, 1].clone()), "leaf": lambda b: (b.requires_grad_(), b.detach() * 2),
     "leaf last": lambda b: (b * 2, b.requires_grad_()), "partly": lambda b: (b[:3], b[1:]),
 }  # fmt: skip
 
@@ -107,7 +155,11 @@ class Outcome:
         try:
             total = sum((t * (i + 1)).sum() for i, t in enumerate(self.tensors[:-2]) if t.requires_grad)
             leaves = [t for t in (*arguments, self.w) if t.requires_grad and t.is_leaf]
-            self.gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True) if isinstance(total, torch.Tensor) else ()
+            self.gradients = (
+                torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+                if isinstance(total, torch.Tensor)
+                else ()
+            )
         except RuntimeError as error:
             self.gradients = error
 
@@ -135,7 +187,10 @@ def compare(steps, kind, refused: collections.Counter, calls: int = 2, **options
 
 def writes_data(steps) -> bool:
     """Whether a program may write behind autograd's back, whose gradients are those of values that were never there."""
-    return any(kind.endswith("view") and which % len(VIEWS) == 19 or kind.endswith("write") and which % len(WRITES) == 16 for kind, which, *_ in steps)
+    return any(
+        kind.endswith("view") and which % len(VIEWS) == 19 or kind.endswith("write") and which % len(WRITES) == 16
+        for kind, which, *_ in steps
+    )
 
 
 def agree(ours: Outcome, theirs: Outcome, gradients: bool) -> None:
@@ -163,7 +218,9 @@ def close(ours, theirs, tolerance) -> None:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * max(1.0, largest), equal_nan=True)
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 99), st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=10)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 99), st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=10
+)
 
 
 def test_random_programs_of_views_and_writes():
@@ -185,7 +242,8 @@ def small_space(lines):
 
 
 WAYS = {  # how many programs, how often each is called, with what
-    "torch": (400, 2, dict), "fused": (150, 2, lambda: {"executors": ["triton_fuser"]}), "graphs": (150, 4, lambda: {"transforms": [Imitated()]}),
+    "torch": (400, 2, dict), "fused": (150, 2, lambda: {"executors": ["triton_fuser"]}),
+    "graphs": (150, 4, lambda: {"transforms": [Imitated()]}),
     "fused graphs": (40, 4, lambda: {"executors": ["triton_fuser"], "transforms": [Imitated()]}),
 }  # fmt: skip
 
@@ -194,9 +252,11 @@ WAYS = {  # how many programs, how often each is called, with what
 @pytest.mark.filterwarnings("ignore:.*ran without its CUDA graph:UserWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what Triton's interpreter computes and nobody uses
 def test_random_programs_of_all_kinds(way, monkeypatch):
-    """Views and writes among reductions, joins, conversions; results twice, arguments as they are, results that nobody has; with what runs on a GPU by default, as far as a CPU can.
+    """Views and writes among reductions, joins, conversions; results twice, arguments as they are, results that nobody
+    has; with what runs on a GPU by default, as far as a CPU can.
 
-    Drawn evenly, and longer than what hypothesis prefers: of that, none in hundreds has an argument that is written to, saved and written to.
+    Drawn evenly, and longer than what hypothesis prefers: of that, none in hundreds has an argument that is written to,
+    saved and written to.
     """
     if "fused" in way:
         pytest.importorskip("triton")
@@ -206,7 +266,10 @@ def test_random_programs_of_all_kinds(way, monkeypatch):
 
     for seed in range(count):
         draw = random.Random(seed)
-        steps = [(draw.choice(MIXED), draw.randrange(100), draw.randrange(10), draw.randrange(10)) for _ in range(draw.randint(2, 14))]
+        steps = [
+            (draw.choice(MIXED), draw.randrange(100), draw.randrange(10), draw.randrange(10))
+            for _ in range(draw.randint(2, 14))
+        ]
         kind = draw.choice(list(ARGUMENTS))
         try:
             compare(steps, kind, refused, calls, **options())
@@ -217,7 +280,15 @@ def test_random_programs_of_all_kinds(way, monkeypatch):
 
 
 def test_a_view_that_strides_do_not_allow_is_pytorchs_error_in_a_fused_region():
-    steps = [("view", 0, 0, 0), ("view", 56, 0, 0), ("view", 0, 1, 0), ("write", 41, 2, 0), ("view", 0, 0, 0), ("view", 0, 2, 0), ("write", 0, 0, 0)]
+    steps = [
+        ("view", 0, 0, 0),
+        ("view", 56, 0, 0),
+        ("view", 0, 1, 0),
+        ("write", 41, 2, 0),
+        ("view", 0, 0, 0),
+        ("view", 0, 2, 0),
+        ("write", 0, 0, 0),
+    ]
     arguments = torch.ones(4, 4), torch.ones(4, 4), torch.ones((), requires_grad=True)
     for run in (program, thunder.jit(program, executors=["triton_fuser"])):
         with pytest.raises(RuntimeError):

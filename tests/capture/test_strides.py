@@ -10,7 +10,13 @@ from tests.capture.agreement import assert_as_exact
 def asking(x):
     y = x * 2
     z = y.t().contiguous() if not y.is_contiguous() else y
-    return z * y.stride(0) + z.stride(1), torch.empty(3, 4).stride(), x.is_contiguous(memory_format=torch.contiguous_format), y.t()[1:].stride(), x.stride(-1)
+    return (
+        z * y.stride(0) + z.stride(1),
+        torch.empty(3, 4).stride(),
+        x.is_contiguous(memory_format=torch.contiguous_format),
+        y.t()[1:].stride(),
+        x.stride(-1),
+    )
 
 
 def equal(a, b):
@@ -21,11 +27,14 @@ def test_answers_are_those_of_eager_for_every_layout():
     compiled = thunder.jit(asking)
     whole = torch.arange(24.0).reshape(8, 3)
     for x, misses, reason in (
-        (whole[:4], 1, "first call"), (torch.arange(12.0).reshape(3, 4).t(), 2, "x.stride() was (3, 1), is (1, 4)"), (whole[::2], 3, "x.stride() was (1, 4), is (6, 1)"), (whole[4:], 3, None),
+        (whole[:4], 1, "first call"), (torch.arange(12.0).reshape(3, 4).t(), 2, "x.stride() was (3, 1), is (1, 4)"),
+            (whole[::2], 3, "x.stride() was (1, 4), is (6, 1)"), (whole[4:], 3, None),
     ):  # fmt: skip
         for got, want in zip(compiled(x), asking(x), strict=True):
             assert equal(got, want)
-        assert thunder.cache_misses(compiled) == misses and (reason is None or thunder.last_recompile_reasons(compiled)[0] == reason)
+        assert thunder.cache_misses(compiled) == misses and (
+            reason is None or thunder.last_recompile_reasons(compiled)[0] == reason
+        )
 
 
 def test_offsets_are_checked_where_they_are_asked_for():
@@ -91,7 +100,10 @@ def test_what_is_written_to_through_a_view_keeps_its_strides(write, grad):
     def program(x):
         return write(x * 2)
 
-    for x in (torch.arange(12.0).reshape(3, 4).t().requires_grad_(grad), torch.arange(12.0).reshape(3, 4).requires_grad_(grad)):
+    for x in (
+        torch.arange(12.0).reshape(3, 4).t().requires_grad_(grad),
+        torch.arange(12.0).reshape(3, 4).requires_grad_(grad),
+    ):
         try:
             want = program(x)
         except RuntimeError as error:
@@ -106,7 +118,8 @@ def test_what_is_written_to_through_a_view_keeps_its_strides(write, grad):
 
 OVERWRITTEN = {
     "addmm": lambda a, x: a.addmm_(x, x),
-    "baddbmm": lambda a, x: a.expand(3, 4, 4).clone().transpose(1, 2).clone().baddbmm_(x.expand(3, 4, 4), x.expand(3, 4, 4), alpha=2),
+    "baddbmm": lambda a, x: a.expand(3, 4, 4).clone().transpose(1, 2).clone().baddbmm_(x.expand(3, 4, 4),
+    x.expand(3, 4, 4), alpha=2),
     "addbmm": lambda a, x: a.addbmm_(x.expand(3, 4, 4), x.expand(3, 4, 4)),
     "cumsum of what is saved": lambda a, x: (lambda y: (y.sigmoid() * x, y.cumsum_(0))[1])(a + 0),
     "cumprod": lambda a, x: a.cumprod_(0),
@@ -126,7 +139,8 @@ PRODUCTS = ("addmm", "baddbmm", "addbmm")  # add up in an order that depends on 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", OVERWRITTEN)
 def test_what_is_overwritten_keeps_its_strides(name, grad, dtype):
-    """Where PyTorch's derivative is kept, or the old value is saved, the operation does not run in place; its own result would lie otherwise."""
+    """Where PyTorch's derivative is kept, or the old value is saved, the operation does not run in place; its own
+    result would lie otherwise."""
     a = torch.arange(16.0).reshape(4, 4).t().to(dtype).mul_(0.1).requires_grad_(grad)
     x = torch.arange(16.0).reshape(4, 4).to(dtype).mul_(0.1).requires_grad_(grad)
 
@@ -148,5 +162,9 @@ def test_what_is_overwritten_keeps_its_strides(name, grad, dtype):
         assert equal(got.detach(), want.detach())
     if grad:
         cotangent = torch.randn(want.shape, dtype=dtype)
-        for g, w in zip(torch.autograd.grad(got, (a, x), cotangent, allow_unused=True), torch.autograd.grad(want, (a, x), cotangent, allow_unused=True), strict=True):
+        for g, w in zip(
+            torch.autograd.grad(got, (a, x), cotangent, allow_unused=True),
+            torch.autograd.grad(want, (a, x), cotangent, allow_unused=True),
+            strict=True,
+        ):
             assert (g is None) == (w is None) and (g is None or torch.allclose(g, w))

@@ -26,7 +26,9 @@ def test_transforms_and_passes():
         module.EarlyTransform
     from thunder.core.transforms import add_transform, get_grad, grad, put_grads, register_grad, value_and_grad
 
-    assert add_transform is thunder.add_transform and all(map(callable, (get_grad, put_grads, grad, value_and_grad, register_grad)))
+    assert add_transform is thunder.add_transform and all(
+        map(callable, (get_grad, put_grads, grad, value_and_grad, register_grad))
+    )
 
 
 class CosForSin(TraceSubstitutionProcessor):

@@ -1,4 +1,5 @@
-"""Passes and helpers over random programs: regions, the rewriting driver, dce, cse, del_last_used, and budgets by counting."""
+"""Passes and helpers over random programs: regions, the rewriting driver, dce, cse, del_last_used, and budgets by
+counting."""
 
 import gc
 import sys
@@ -31,7 +32,11 @@ EFFECT = Symbol("note", lambda a: None, tags=(OpTags.DONT_DCE,), fn=lambda a: No
 SPLIT = "split"
 
 # a random program: for each line what it does and which of the values before it reads; which values are returned
-LINES = st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 4, SPLIT, "note"]), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=25)
+LINES = st.lists(
+    st.tuples(st.sampled_from([0, 1, 2, 3, 4, SPLIT, "note"]), st.integers(0, 30), st.integers(0, 30)),
+    min_size=1,
+    max_size=25,
+)
 RETURNED = st.lists(st.integers(0, 40), min_size=1, max_size=4)
 PROGRAMS = st.tuples(LINES, RETURNED)
 SETTINGS = settings(deadline=None, max_examples=120)
@@ -68,7 +73,8 @@ def equal(a, b):
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
 
 
-# ---------------------------------------------------------------------------------------------------------------- regions
+# ----------------------------------------------------------------------------------------------------------------
+# regions
 
 
 def paths(lines):
@@ -102,7 +108,9 @@ def test_regions_are_convex_and_can_run(description, taken):
     assert effects == sorted(effects), "effects keep their order"
     place = {i: g for g, group in enumerate(groups) for i in group}
     for e in effects:
-        assert all((place[i] < place[e]) == (i < e) for i in range(len(lines)) if i != e), "nothing moves across an effect"
+        assert all((place[i] < place[e]) == (i < e) for i in range(len(lines)) if i != e), (
+            "nothing moves across an effect"
+        )
     regions = schedule(lines, groups, trace.output_proxies)
     known = set(trace.args)
     for region in regions:
@@ -130,14 +138,18 @@ def test_groups_that_read_the_same_join_where_no_path_leads_between_them():
     assert apart == [[2], [0, 3], [1]], "sin waits for the product that mul reads, and the product of sin for both"
     path = groups_of(lambda a, b: ltorch.mul(a, ltorch.matmul(ltorch.sin(a), b)))
     assert path == [[0], [1], [2]], "mul waits for what reads sin"
-    producer = groups_of(lambda a, b: (lambda s: (ltorch.matmul(s, b), ltorch.mul(s, ltorch.matmul(b, b))))(ltorch.sin(a)))
+    producer = groups_of(
+        lambda a, b: (lambda s: (ltorch.matmul(s, b), ltorch.mul(s, ltorch.matmul(b, b))))(ltorch.sin(a))
+    )
     assert producer == [[2], [0, 3], [1]], "mul reads what sin makes, and so does a product that mul does not wait for"
 
 
 @pytest.mark.parametrize("size, device, joined", [(10, "meta", True), (10, "cpu", False), (SMALL + 1, "meta", False)])
 def test_small_groups_over_one_space_join_where_they_are_launched(size, device, joined):
     x, y, z = (torch.empty(n, device=device) for n in (size, size, 3))
-    lines = thunder.trace()(lambda x, y, z: (ltorch.sin(ltorch.cos(x)), ltorch.sin(ltorch.cos(y)), ltorch.sin(ltorch.cos(z))), x, y, z).bound_symbols
+    lines = thunder.trace()(
+        lambda x, y, z: (ltorch.sin(ltorch.cos(x)), ltorch.sin(ltorch.cos(y)), ltorch.sin(ltorch.cos(z))), x, y, z
+    ).bound_symbols
     assert convex_regions(lines, lambda line: True) == ([[0, 1, 2, 3], [4, 5]] if joined else [[0, 1], [2, 3], [4, 5]])
 
 
@@ -153,7 +165,8 @@ def test_joined_groups_are_of_bounded_length():
 
 @pytest.mark.parametrize("steps, joined", [(1, True), (20, False)])
 def test_what_is_far_apart_does_not_join(steps, joined):
-    """Two groups that read the same values, with lines that run apart between them: as one they would keep the results of the second from the start."""
+    """Two groups that read the same values, with lines that run apart between them: as one they would keep the results
+    of the second from the start."""
 
     def program(a, b):
         shared, x = ltorch.cos(a), b
@@ -163,11 +176,16 @@ def test_what_is_far_apart_does_not_join(steps, joined):
         return first, x, ltorch.add(shared, ltorch.sin(b)), ltorch.tan(a)
 
     lines = thunder.trace()(program, *INPUTS).bound_symbols
-    home = {lines[i].sym.name: n for n, group in enumerate(convex_regions(lines, lambda line: line.sym.name != "neg")) for i in group}
+    home = {
+        lines[i].sym.name: n
+        for n, group in enumerate(convex_regions(lines, lambda line: line.sym.name != "neg"))
+        for i in group
+    }
     assert (home["mul"] == home["add"]) == (home["mul"] == home["tan"]) == joined
 
 
-# ---------------------------------------------------------------------------------------------------------------- rewriting
+# ----------------------------------------------------------------------------------------------------------------
+# rewriting
 
 
 @SETTINGS
@@ -175,7 +193,9 @@ def test_what_is_far_apart_does_not_join(steps, joined):
 def test_rewriting_to_the_same_changes_nothing(description):
     trace = trace_of(description)
     made = rewrite(trace, lambda line, out: out.write(line))
-    assert made.bound_symbols == trace.bound_symbols and all(a is b for a, b in zip(made.bound_symbols, trace.bound_symbols))
+    assert made.bound_symbols == trace.bound_symbols and all(
+        a is b for a, b in zip(made.bound_symbols, trace.bound_symbols)
+    )
 
 
 @SETTINGS
@@ -192,7 +212,9 @@ def test_rewriting_an_operation_another_way(description):
 
     made = check(rewrite(trace, rule))
     assert not any(line.sym.name == "maximum" for line in made.bound_symbols)
-    assert [p.name for p in made.output_proxies] == [p.name for p in trace.output_proxies] and equal(run(made), run(trace))
+    assert [p.name for p in made.output_proxies] == [p.name for p in trace.output_proxies] and equal(
+        run(made), run(trace)
+    )
 
 
 @SETTINGS
@@ -200,7 +222,9 @@ def test_rewriting_an_operation_another_way(description):
 def test_rewriting_lines_away(description):
     """Every sin(x) is read as x: chains of dropped values end at what is there."""
     trace = trace_of(description)
-    made = rewrite(trace, lambda line, out: out.alias({line.output: line.args[0]}) if line.sym.name == "sin" else out.write(line))
+    made = rewrite(
+        trace, lambda line, out: out.alias({line.output: line.args[0]}) if line.sym.name == "sin" else out.write(line)
+    )
     check(made)
     lines, returned = description
     identity = Symbol("same", decomposition=lambda a: a)
@@ -214,11 +238,16 @@ def test_rewriting_lines_away(description):
 
 def test_rewritten_lines_may_return_arguments_and_numbers():
     trace = thunder.trace()(lambda a, b: ltorch.mul(ltorch.add(a, b), ltorch.add(b, b)), *INPUTS)
-    made = check(rewrite(trace, lambda line, out: out.trace(lambda x, y, **k: y, line) if line.sym.name == "add" else out.write(line)))
+    made = check(
+        rewrite(
+            trace, lambda line, out: out.trace(lambda x, y, **k: y, line) if line.sym.name == "add" else out.write(line)
+        )
+    )
     assert [line.sym.name for line in made.bound_symbols] == ["mul"] and torch.equal(run(made), INPUTS[1] ** 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- dce, cse
+# ---------------------------------------------------------------------------------------------------------------- dce,
+# cse
 
 
 @SETTINGS
@@ -242,11 +271,24 @@ def test_cse_computes_equal_expressions_once(description):
     assert equal(run(made), run(trace))
     keys = [line.rhs for line in made.bound_symbols if line.sym is not EFFECT]
     assert len(keys) == len(set(keys)) and cse(made).bound_symbols == made.bound_symbols
-    assert sum(line.sym is EFFECT for line in made.bound_symbols) == sum(line.sym is EFFECT for line in trace.bound_symbols)
+    assert sum(line.sym is EFFECT for line in made.bound_symbols) == sum(
+        line.sym is EFFECT for line in trace.bound_symbols
+    )
 
 
 def test_cse_tells_numbers_apart_and_leaves_random_numbers_alone():
-    trace = thunder.trace()(lambda a, b: (a * 1, a * 1.0, a * 1, ltorch.rand_like(a), ltorch.rand_like(a), ltorch.split(a, 2), ltorch.split(a, 2)), *INPUTS)
+    trace = thunder.trace()(
+        lambda a, b: (
+            a * 1,
+            a * 1.0,
+            a * 1,
+            ltorch.rand_like(a),
+            ltorch.rand_like(a),
+            ltorch.split(a, 2),
+            ltorch.split(a, 2),
+        ),
+        *INPUTS,
+    )
     made = cse(trace)
     assert [line.sym.name for line in made.bound_symbols] == ["mul", "mul", "rand_like", "rand_like", "split"]
     assert made.output[0] is made.output[2] and made.output[5][1] is made.output[6][1]
@@ -269,7 +311,9 @@ def test_everything_is_freed_after_its_last_use(description):
             later = {v for other in made.bound_symbols[i + 1 :] for v in other.inputs} | set(made.output_proxies)
             assert not later & set(line.args), "nothing is read after its del"
             before = made.bound_symbols[i - 1] if i else None
-            assert before is None or set(line.args) <= {*before.inputs, *before.outputs} | set(made.args), "right after the last use"
+            assert before is None or set(line.args) <= {*before.inputs, *before.outputs} | set(made.args), (
+                "right after the last use"
+            )
         alive.update(dict.fromkeys(line.outputs))
     assert len(deleted) == len(set(deleted))
     assert set(alive) - set(deleted) == set(made.output_proxies) & set(alive), "everything but the result is freed"
@@ -299,12 +343,14 @@ def test_intermediates_really_go_before_the_end():
     assert alive == [[False], [False]]
 
 
-# ---------------------------------------------------------------------------------------------------------------- budgets, by counting
+# ----------------------------------------------------------------------------------------------------------------
+# budgets, by counting
 
 
 @pytest.fixture(scope="module")
 def measured():
-    """{blocks: (instructions, lines made, guards, prologue lines, interpreted frames, lines executed)} of a Llama-style model."""
+    """{blocks: (instructions, lines made, guards, prologue lines, interpreted frames, lines executed)} of a Llama-style
+    model."""
     found = {}
     for blocks in (2, 4, 8):
         model = GPT.from_name("llama2-like", n_layer=blocks, block_size=16).eval()
@@ -314,13 +360,21 @@ def measured():
         stats = thunder.compile_stats(compiled)
         captured = stats.last_entry.captured
         found[blocks] = (
-            stats.interpreted_instructions, stats.bound_symbols_created, captured.guard_count, len(stats.last_prologue_traces[-1].bound_symbols),
+            stats.interpreted_instructions, stats.bound_symbols_created, captured.guard_count,
+            len(stats.last_prologue_traces[-1].bound_symbols),
             captured.frames.total(), len(stats.last_traces[-1].bound_symbols),
         )  # fmt: skip
     return found
 
 
-BUDGETS = {"interpreted instructions": 700, "lines made": 50, "guards": 90, "prologue lines": 75, "interpreted frames": 30, "lines executed": 95}
+BUDGETS = {
+    "interpreted instructions": 700,
+    "lines made": 50,
+    "guards": 90,
+    "prologue lines": 75,
+    "interpreted frames": 30,
+    "lines executed": 95,
+}
 
 
 @pytest.mark.parametrize("index, what", list(enumerate(BUDGETS)), ids=list(BUDGETS))
@@ -367,7 +421,9 @@ def test_passes_are_linear_in_the_number_of_lines():
     step = (counts[100] - counts[50]) / 50
     assert abs((counts[200] - counts[100]) / 100 - step) < 0.02 * step
     assert step < 450, "calls a line, decomposition and text included"
-    executed = {n: calls_during(lambda t=t: lower(t, JitOptions(), executors)) for n, t in ((n, chain(n)) for n in (50, 100))}
+    executed = {
+        n: calls_during(lambda t=t: lower(t, JitOptions(), executors)) for n, t in ((n, chain(n)) for n in (50, 100))
+    }
     assert (executed[100] - executed[50]) / 50 < 80
 
 

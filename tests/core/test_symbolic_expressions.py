@@ -11,10 +11,22 @@ from thunder.core.symbolic import APPLICATIONS, Expression, apply, constant, sym
 
 NAMES = ("n", "m", "k")
 VALUES = st.fixed_dictionaries({name: st.integers(1, 50) for name in NAMES})
-BINARY = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
+BINARY = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": max,
+    "min": min,
+}
 
 LEAVES = st.one_of(st.sampled_from(NAMES), st.integers(-4, 4))
-TREES = st.recursive(LEAVES, lambda inner: st.tuples(st.sampled_from(sorted(BINARY)), inner, inner) | st.tuples(st.just("neg"), inner), max_leaves=10)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.tuples(st.sampled_from(sorted(BINARY)), inner, inner) | st.tuples(st.just("neg"), inner),
+    max_leaves=10,
+)
 
 
 def expression_of(tree) -> Expression:

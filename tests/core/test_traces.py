@@ -14,7 +14,18 @@ from thunder.core import prims
 from thunder.core.check import check
 from thunder.core.codegen import line_owners
 from thunder.core.proxies import AnyProxy, CollectionProxy, IntegerProxy, TensorProxy
-from thunder.core.symbol import BoundSymbol, Context, Names, OpTags, Recorder, Symbol, adopt, current_recorder, detached, recording
+from thunder.core.symbol import (
+    BoundSymbol,
+    Context,
+    Names,
+    OpTags,
+    Recorder,
+    Symbol,
+    adopt,
+    current_recorder,
+    detached,
+    recording,
+)
 from thunder.core.symbolic import Decisions
 from thunder.core.trace import Trace, TraceCtx, from_trace, is_tracing, timed_pass, tracectx
 from thunder.errors import MissingImplementationError, TraceCheckError
@@ -44,13 +55,15 @@ def lowered(trace):
     return lower(trace, JitOptions(), resolve_executors(["torch"]))
 
 
-# ---------------------------------------------------------------------------------------------------------------- symbols
+# ----------------------------------------------------------------------------------------------------------------
+# symbols
 
 
 def test_keywords_are_put_in_their_positions():
     x, y = tensor(2, 3), tensor(2, 3, name="y")
     for call in (
-        lambda: ltorch.softmax(x, dim=1), lambda: ltorch.softmax(input=x, dim=1), lambda: ltorch.softmax(x, 1), lambda: ltorch.softmax(dim=1, a=x),
+        lambda: ltorch.softmax(x, dim=1), lambda: ltorch.softmax(input=x, dim=1), lambda: ltorch.softmax(x, 1),
+            lambda: ltorch.softmax(dim=1, a=x),
         lambda: ltorch.softmax(self=x, axis=1),
     ):  # fmt: skip
         (line,), _ = record(call)
@@ -69,14 +82,25 @@ def test_keywords_are_put_in_their_positions():
 def test_names_are_made_and_claimed():
     names = Names()
     assert [names.make(), names.make(), names.make("i")] == ["t0", "t1", "i0"]
-    assert [names.claim("x"), names.claim("x"), names.claim("x"), names.claim("t2"), names.make()] == ["x", "x_0", "x_1", "t2", "t3"]
+    assert [names.claim("x"), names.claim("x"), names.claim("x"), names.claim("t2"), names.make()] == [
+        "x",
+        "x_0",
+        "x_1",
+        "t2",
+        "t3",
+    ]
     lines, out = record(lambda x: ltorch.add(ltorch.sin(x), x), tensor(2))
     assert [line.output.name for line in lines] == ["t0", "t1"] and out is lines[1].output
 
 
 def test_requires_grad_follows_the_inputs():
     x, w, i = tensor(2, 2), tensor(2, 2, name="w", requires_grad=True), tensor(2, 2, name="i", dtype="int64")
-    assert [record(f)[1].requires_grad for f in (lambda: x + x, lambda: x * w, lambda: w > 0, lambda: i + 1)] == [False, True, False, False]
+    assert [record(f)[1].requires_grad for f in (lambda: x + x, lambda: x * w, lambda: w > 0, lambda: i + 1)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     assert not record(lambda: w + 1, grad_enabled=False)[1].requires_grad
 
 
@@ -105,7 +129,9 @@ def test_a_symbol_typed_by_its_decomposition():
     assert [s.sym.name for s in line.subsymbols] == ["add"] and line.subsymbols[0].output is double
     fake = Symbol("fake", decomposition=lambda a: TensorProxy(like=a))
     (line,), _ = record(fake, tensor(2))
-    assert fake.is_prim and fake.meta is not None and line.subsymbols == (), "it makes proxies and computes nothing: a meta rule"
+    assert fake.is_prim and fake.meta is not None and line.subsymbols == (), (
+        "it makes proxies and computes nothing: a meta rule"
+    )
 
 
 COMPOSITES = {
@@ -156,7 +182,9 @@ def test_decomposed_lines_compute_the_same_names(name):
         output = map_structure(lambda v: aliases.get(v, v) if isinstance(v, Proxy) else v, trace.output)
         trace = check(trace.replace(bound_symbols=lines, output=output))
         got = lowered(trace)[-1].python_callable()(X)
-        for a, b in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True):
+        for a, b in zip(
+            got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True
+        ):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     assert opened and all(line.sym.is_prim for line in trace.bound_symbols)
 
@@ -165,7 +193,13 @@ def test_lines_are_copied_and_never_changed():
     (line, _), _ = record(lambda x: ltorch.add(ltorch.mul(x, 2.0), 1), tensor(2))
     x, y = line.args[0], tensor(2, name="y")
     other = line.swap({x: y})
-    assert other.args == (y, 2.0) and line.args == (x, 2.0) and other.output is line.output and other.has_input(y) and not line.has_input(y)
+    assert (
+        other.args == (y, 2.0)
+        and line.args == (x, 2.0)
+        and other.output is line.output
+        and other.has_input(y)
+        and not line.has_input(y)
+    )
     assert line.swap({y: x}) is line, "nothing to swap"
     assert line.from_bsym(args=(x, 3.0)).args == (x, 3.0) and line.subsymbols is line.replace().subsymbols
     assert (line.flat_proxy_args, line.flat_proxy_outs) == ((x,), (line.output,)) and line.tags == ltorch.mul.tags
@@ -212,7 +246,9 @@ def test_golden_text_of_a_small_program():
         first, rest = torch.split(joined, [1, 5], 1)
         return {"sum": first.sum(), "rest": [rest, 3]}
 
-    assert without_time(str(traced(program, X, X)[-1])) == '''\
+    assert (
+        without_time(str(traced(program, X, X)[-1]))
+        == """\
 # Constructed by Delete Last Used (took 0 milliseconds)
 import torch
 from thunder.executors.torchex import no_autocast
@@ -239,13 +275,20 @@ def computation(x, y):
     # t4 = ltorch.sum(first)  # t4: "cpu f32[]"
       # t4 = prims.sum(first, (0, 1))  # t4: "cpu f32[]"
   del first
-  return {'sum': t4, 'rest': [rest, 3]}'''
+  return {'sum': t4, 'rest': [rest, 3]}"""
+    )
 
 
 def test_the_acquired_trace_has_no_header_and_shows_ltorch():
     text = str(traced(lambda x: x.sin(), X)[0])
-    assert text.startswith("import thunder.torch as ltorch\nimport torch\nfrom thunder.executors.torchex import no_autocast\n\n@torch.no_grad()\n")
-    assert '  t0 = ltorch.sin(x)  # t0: "cpu f32[2, 3]"\n    # t0 = prims.sin(x)  # t0: "cpu f32[2, 3]"\n  return t0' in text
+    assert text.startswith(
+        "import thunder.torch as ltorch\nimport torch\nfrom thunder.executors.torchex import "
+        "no_autocast\n\n@torch.no_grad()\n"
+    )
+    assert (
+        '  t0 = ltorch.sin(x)  # t0: "cpu f32[2, 3]"\n    # t0 = prims.sin(x)  # t0: "cpu f32[2, 3]"\n  return t0'
+        in text
+    )
 
 
 def test_print_depth():
@@ -259,16 +302,38 @@ def test_print_depth():
     assert set(depths(trace.python(print_depth=2))) == {2, 4}
     assert set(depths(trace.python(print_depth=3))) == {2, 4, 6}
     assert set(depths(trace.python())) > {2, 4, 6}
-    assert "@torch.no_grad()" not in trace.python(include_decorators=False) and "no_autocast" not in trace.python(include_decorators=False)
+    assert "@torch.no_grad()" not in trace.python(include_decorators=False) and "no_autocast" not in trace.python(
+        include_decorators=False
+    )
 
 
 def test_literals_are_runnable():
     """Numbers without a literal, dtypes, devices, slices, strings and objects in arguments."""
-    trace = traced(lambda x: (x.clamp(-float("inf"), float("nan")), torch.zeros(2, dtype=torch.int32), x[..., 1:], x.new_full((1,), 1e30), x.to(torch.float64, memory_format=torch.preserve_format)), X)[-1]
+    trace = traced(
+        lambda x: (
+            x.clamp(-float("inf"), float("nan")),
+            torch.zeros(2, dtype=torch.int32),
+            x[..., 1:],
+            x.new_full((1,), 1e30),
+            x.to(torch.float64, memory_format=torch.preserve_format),
+        ),
+        X,
+    )[-1]
     text = str(trace)
-    assert 'float("-inf")' in text and 'float("nan")' in text and 'torch.device("cpu")' in text and "torch.int32" in text and "1e+30" in text
+    assert (
+        'float("-inf")' in text
+        and 'float("nan")' in text
+        and 'torch.device("cpu")' in text
+        and "torch.int32" in text
+        and "1e+30" in text
+    )
     got = trace.python_callable()(X)
-    assert got[0].isnan().all() and got[1].dtype == torch.int32 and torch.equal(got[2], X[..., 1:]) and got[4].dtype == torch.float64
+    assert (
+        got[0].isnan().all()
+        and got[1].dtype == torch.int32
+        and torch.equal(got[2], X[..., 1:])
+        and got[4].dtype == torch.float64
+    )
 
 
 def test_texts_run_as_they_are_printed():
@@ -335,7 +400,9 @@ def test_an_error_of_an_operation_names_the_users_line():
     with pytest.raises(IndexError) as raised:
         compiled(X, torch.tensor([0, 7, 1]))
     (note,) = raised.value.__notes__
-    assert note.startswith(f"in the user's program: {__file__}:") and "compiled = thunder.jit(lambda x, i: x[i])" in note
+    assert (
+        note.startswith(f"in the user's program: {__file__}:") and "compiled = thunder.jit(lambda x, i: x[i])" in note
+    )
 
 
 def test_prologue_and_epilogue_text():
@@ -345,18 +412,29 @@ def test_prologue_and_epilogue_text():
 
     compiled = thunder.jit(program)
     compiled(X, 3, {})
-    prologue, epilogue = str(thunder.last_prologue_traces(compiled)[-1]), str(thunder.last_epilogue_traces(compiled)[-1])
+    prologue, epilogue = (
+        str(thunder.last_prologue_traces(compiled)[-1]),
+        str(thunder.last_epilogue_traces(compiled)[-1]),
+    )
     assert prologue.startswith("import torch\n\ndef prologue(fn, args, kwargs):\n  if len(args) != 3: return was_is(")
     assert "  n = args[1]\n" in prologue and "check_tensor_metadata(x)" in prologue and "return (x,)" in prologue
-    assert epilogue.startswith("import torch\n\ndef epilogue(fn, args, kwargs, values):\n") and "args[2]['seen'] = x" in epilogue
+    assert (
+        epilogue.startswith("import torch\n\ndef epilogue(fn, args, kwargs, values):\n")
+        and "args[2]['seen'] = x" in epilogue
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- traces
+# ----------------------------------------------------------------------------------------------------------------
+# traces
 
 
 def test_replace_and_builders():
     trace = thunder.trace()(lambda a: ltorch.cos(ltorch.sin(a)), X)
-    assert TraceCtx is Trace and trace.replace(provenance="mine").get_provenance() == "mine" and trace.get_provenance() == ""
+    assert (
+        TraceCtx is Trace
+        and trace.replace(provenance="mine").get_provenance() == "mine"
+        and trace.get_provenance() == ""
+    )
     assert trace.siginfo() == [("a", trace.args[0])] and trace.has_name("t0") and not trace.has_name("t7")
     assert trace.make_name() == "t2" and trace.make_name("b") == "b" and trace.make_name(prefix="q") == "q0"
     builder = from_trace(trace)
@@ -367,7 +445,9 @@ def test_replace_and_builders():
     builder.output = out
     builder.set_provenance("mine")
     made = check(builder.trace())
-    assert (made.provenance, len(trace.bound_symbols)) == ("mine", 2) and torch.equal(lowered(made)[-1].python_callable()(X), X.exp())
+    assert (made.provenance, len(trace.bound_symbols)) == ("mine", 2) and torch.equal(
+        lowered(made)[-1].python_callable()(X), X.exp()
+    )
     timed = timed_pass("My pass", trace, lambda t: builder)
     assert re.fullmatch(r"Constructed by My pass \(took \d+ milliseconds\)", timed.provenance) and timed.output is out
 
@@ -375,7 +455,13 @@ def test_replace_and_builders():
 def test_from_trace_copies_everything_but_the_lines():
     trace = thunder.trace()(lambda a: ltorch.sin(a), X).replace(tags={"tag"}, tables={"marks": {"a": 1}})
     made = from_trace(trace).trace()
-    assert made.bound_symbols == () and made.output is trace.output and made.tags == {"tag"} and made.tables == {"marks": {"a": 1}} and made.names is trace.names
+    assert (
+        made.bound_symbols == ()
+        and made.output is trace.output
+        and made.tags == {"tag"}
+        and made.tables == {"marks": {"a": 1}}
+        and made.names is trace.names
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- check
@@ -414,10 +500,14 @@ def broken(how):
 
 
 WHAT = {
-    "out of order": "t0 is used before it is defined", "a line is missing": "t0 is used before it is defined", "defined twice": "t0 is defined twice",
-    "an argument is overwritten": "b is defined twice", "one name for two values": "t0 is used .* stands for two values", "read after del": "b is used .* deleted",
-    "deleted twice": "t0 is used .* deleted", "returned after del": "t1 is returned but not defined", "wrong shape": r"f32\[3, 3\].* is what the trace says",
-    "wrong dtype": "f64.* is what the trace says", "wrong device": "meta.* is what the trace says", "wrong number of outputs": "the line has 2 values, the meta rule of ltorch.mul gives 1",
+    "out of order": "t0 is used before it is defined", "a line is missing": "t0 is used before it is defined",
+    "defined twice": "t0 is defined twice",
+    "an argument is overwritten": "b is defined twice", "one name for two values": "t0 is used .* stands for two "
+        "values", "read after del": "b is used .* deleted",
+    "deleted twice": "t0 is used .* deleted", "returned after del": "t1 is returned but not defined",
+    "wrong shape": r"f32\[3, 3\].* is what the trace says",
+    "wrong dtype": "f64.* is what the trace says", "wrong device": "meta.* is what the trace says", "wrong number of "
+        "outputs": "the line has 2 values, the meta rule of ltorch.mul gives 1",
     "not a tensor": "is what the trace says",
 }  # fmt: skip
 
@@ -440,7 +530,9 @@ def test_a_transform_that_breaks_the_trace_is_found():
         def transform_trace_post_optimization(self, trace, **kwargs):
             return trace.replace(bound_symbols=trace.bound_symbols[1:])
 
-    compiled = thunder.jit(lambda x: x.sin().cos(), transforms=[Breaking()], debug_options=thunder.DebugOptions(check_traces=True))
+    compiled = thunder.jit(
+        lambda x: x.sin().cos(), transforms=[Breaking()], debug_options=thunder.DebugOptions(check_traces=True)
+    )
     with pytest.raises(TraceCheckError, match="Transform Breaking"):
         compiled(X)
 

@@ -37,13 +37,19 @@ from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 IN_TORCH = [d for d in dtypes.all_dtypes if isinstance(getattr(torch, d.torch_name, None), torch.dtype)]
 
 
-# ---------------------------------------------------------------------------------------------------------------- dtypes
+# ----------------------------------------------------------------------------------------------------------------
+# dtypes
 
 
 @pytest.mark.parametrize("d", IN_TORCH, ids=repr)
 def test_dtypes_are_torchs(d):
     t = to_torch_dtype(d)
-    assert dtypes.to_dtype(t) is d and dtypes.to_dtype(str(t)) is d and dtypes.to_dtype(d.name) is d and dtypes.to_dtype(d) is d
+    assert (
+        dtypes.to_dtype(t) is d
+        and dtypes.to_dtype(str(t)) is d
+        and dtypes.to_dtype(d.name) is d
+        and dtypes.to_dtype(d) is d
+    )
     assert d.bytes == t.itemsize
     assert (dtypes.is_float(d), dtypes.is_complex(d)) == (t.is_floating_point, t.is_complex)
     assert dtypes.is_inexact(d) == (t.is_floating_point or t.is_complex)
@@ -58,12 +64,24 @@ def test_dtypes_are_torchs(d):
 
 
 def test_other_names_of_dtypes():
-    for name, want in ((bool, dtypes.bool8), (int, dtypes.int64), (float, dtypes.float32), (complex, dtypes.complex64), ("half", dtypes.float16), ("long", dtypes.int64)):
+    for name, want in (
+        (bool, dtypes.bool8),
+        (int, dtypes.int64),
+        (float, dtypes.float32),
+        (complex, dtypes.complex64),
+        ("half", dtypes.float16),
+        ("long", dtypes.int64),
+    ):
         assert dtypes.to_dtype(name) is want
     for kind in ("bool", "int8", "uint16", "int64", "float16", "float32", "complex128"):
         assert dtypes.to_dtype(np.dtype(kind)) is dtypes.to_dtype(kind)
     assert dtypes.to_dtype(None) is None
-    assert thunder.bfloat16 is dtypes.bfloat16 and dtypes.bfloat16.shortname == "bf16" and dtypes.bool8.shortname == "b8" and dtypes.uint8.shortname == "ui8"
+    assert (
+        thunder.bfloat16 is dtypes.bfloat16
+        and dtypes.bfloat16.shortname == "bf16"
+        and dtypes.bool8.shortname == "b8"
+        and dtypes.uint8.shortname == "ui8"
+    )
     for wrong in ("float31", 3, object()):
         with pytest.raises(ValueError, match="does not name a dtype; known: .*float32"):
             dtypes.to_dtype(wrong)
@@ -80,18 +98,35 @@ def test_promotion_is_torchs():
             assert to_torch_dtype(dtypes.promote(a, b)) == want, (a, b)
 
 
-# ---------------------------------------------------------------------------------------------------------------- devices
+# ----------------------------------------------------------------------------------------------------------------
+# devices
 
 
 def test_devices():
-    assert Device("cpu") is cpu is Device(DeviceType.CPU) is Device("cpu:3") is Device(cpu), "the index of a CPU is ignored"
+    assert Device("cpu") is cpu is Device(DeviceType.CPU) is Device("cpu:3") is Device(cpu), (
+        "the index of a CPU is ignored"
+    )
     assert Device("cuda") is Device("cuda:0") is Device("cuda", 0) is not Device("cuda:1")
     one = Device("cuda:1")
-    assert (one.type, one.index, one.devicetype, str(one), one.device_str()) == ("cuda", 1, DeviceType.CUDA, "cuda:1", "cuda:1")
+    assert (one.type, one.index, one.devicetype, str(one), one.device_str()) == (
+        "cuda",
+        1,
+        DeviceType.CUDA,
+        "cuda:1",
+        "cuda:1",
+    )
     assert repr(one) == 'thunder.devices.Device("cuda:1")' and pickle.loads(pickle.dumps(one)) is one
     assert (cpu.index, Device("meta").type) == (None, "meta")
-    assert to_device(torch.device("cuda:1")) is one is to_device(1) and to_device(torch.device("cpu", 0)) is cpu and to_device(None) is None
-    assert to_torch_device(one) == torch.device("cuda:1") and to_torch_device("meta") == torch.device("meta") and to_torch_device(None) is None
+    assert (
+        to_device(torch.device("cuda:1")) is one is to_device(1)
+        and to_device(torch.device("cpu", 0)) is cpu
+        and to_device(None) is None
+    )
+    assert (
+        to_torch_device(one) == torch.device("cuda:1")
+        and to_torch_device("meta") == torch.device("meta")
+        and to_torch_device(None) is None
+    )
     for wrong in ("gpu", "cuda:x", ""):
         with pytest.raises(ValueError, match="is no device; valid: cpu, cuda, meta"):
             Device(wrong)
@@ -99,7 +134,8 @@ def test_devices():
         Device("cuda:1", 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- tensor proxies
+# ----------------------------------------------------------------------------------------------------------------
+# tensor proxies
 
 
 def tensor(*shape, dtype=dtypes.float32, name="x", requires_grad=False):
@@ -108,10 +144,22 @@ def tensor(*shape, dtype=dtypes.float32, name="x", requires_grad=False):
 
 def test_tensor_proxies():
     x = tensor(2, 3, requires_grad=True)
-    assert (x.shape, x.ndim, x.dtype, x.device, x.requires_grad, x.numel_value, x.size(), x.size(1), len(x)) == ((2, 3), 2, dtypes.float32, cpu, True, 6, (2, 3), 3, 2)
+    assert (x.shape, x.ndim, x.dtype, x.device, x.requires_grad, x.numel_value, x.size(), x.size(1), len(x)) == (
+        (2, 3),
+        2,
+        dtypes.float32,
+        cpu,
+        True,
+        6,
+        (2, 3),
+        3,
+        2,
+    )
     assert x.true_dtype is x.dtype
     y = TensorProxy("y", like=x, shape=[4], dtype=torch.int64)
-    assert (y.shape, y.dtype, y.device, y.requires_grad) == ((4,), dtypes.int64, cpu, False), "integers carry no gradient"
+    assert (y.shape, y.dtype, y.device, y.requires_grad) == ((4,), dtypes.int64, cpu, False), (
+        "integers carry no gradient"
+    )
     z = x.replace(name="z", device="cuda:1")
     assert (z.name, z.shape, z.device.name, z.requires_grad, x.name) == ("z", (2, 3), "cuda:1", True, "x")
     assert TensorProxy(like=x).requires_grad and not TensorProxy(like=x, requires_grad=False).requires_grad
@@ -133,26 +181,55 @@ def test_tensor_proxies():
 def test_type_strings():
     assert type_string(tensor()) == "cpu f32[]"
     assert type_string(TensorProxy(shape=(2, 128), dtype="bfloat16", device="cuda")) == "cuda:0 bf16[2, 128]"
-    assert [type_string(v) for v in (8, 2.0, True, None, "text", (1,))] == ["int 8", "float 2.0", "bool True", "Any", "str", "tuple"]
-    assert [type_string(p) for p in (number("i0", 8), number("f0", 2.5), CollectionProxy([], "C0"), AnyProxy("a", 3))] == ["int 8", "float 2.5", "Collection", "Any"]
+    assert [type_string(v) for v in (8, 2.0, True, None, "text", (1,))] == [
+        "int 8",
+        "float 2.0",
+        "bool True",
+        "Any",
+        "str",
+        "tuple",
+    ]
+    assert [
+        type_string(p) for p in (number("i0", 8), number("f0", 2.5), CollectionProxy([], "C0"), AnyProxy("a", 3))
+    ] == ["int 8", "float 2.5", "Collection", "Any"]
     n = number("n", 4)
     assert type_string(TensorProxy(shape=(n * 2, 3), dtype="float32", device="cpu")) == "cpu f32[2*n, 3]"
 
 
 def test_methods_come_from_the_operations():
     x = tensor(2, 3)
-    trace = thunder.trace()(lambda x: (x.sin().mT, x + 1, 2 - x, x @ x.T, -x, x[0], x == x, x.sum(dim=-1, keepdim=True), x.T, [row for row in x]), x)
+    trace = thunder.trace()(
+        lambda x: (
+            x.sin().mT,
+            x + 1,
+            2 - x,
+            x @ x.T,
+            -x,
+            x[0],
+            x == x,
+            x.sum(dim=-1, keepdim=True),
+            x.T,
+            [row for row in x],
+        ),
+        x,
+    )
     shapes = [o.shape if isinstance(o, TensorProxy) else [r.shape for r in o] for o in trace.output]
     assert shapes == [(3, 2), (2, 3), (2, 3), (2, 2), (2, 3), (3,), (2, 3), (2, 1), (3, 2), [(3,), (3,)]]
     assert trace.output[6].dtype is dtypes.bool8
     with pytest.raises(AttributeError, match="nonsense"):
         x.nonsense
-    assert "sin" in METHODS and "mT" in METHODS.properties and METHODS.fallback is not None and METHODS.torch_function is not None
+    assert (
+        "sin" in METHODS
+        and "mT" in METHODS.properties
+        and METHODS.fallback is not None
+        and METHODS.torch_function is not None
+    )
     with pytest.raises(RuntimeError, match="truth of a tensor"):
         thunder.trace()(lambda x: bool(x), x)
 
 
-# ---------------------------------------------------------------------------------------------------------------- numbers
+# ----------------------------------------------------------------------------------------------------------------
+# numbers
 
 
 class Told(Decisions):
@@ -191,12 +268,28 @@ def test_deciding_by_a_number_is_a_guard():
     told = Told()
     n = told.integer("n", 6)
     assert n > 4 and not n == 7 and n != m_of(told) and n * 2 >= 12
-    assert told.guards == [("n", ">", "4", True), ("n", "==", "7", False), ("n", "!=", "m", True), ("2*n", ">=", "12", True)]
+    assert told.guards == [
+        ("n", ">", "4", True),
+        ("n", "==", "7", False),
+        ("n", "!=", "m", True),
+        ("2*n", ">=", "12", True),
+    ]
     told.relations.clear()
     assert type(2**n) is IntegerProxy and told.guards == [("n", ">=", "0", True)], "for others it is a float"
     told.relations.clear()
     assert bool(n) and told.guards == [("n", "!=", "0", True)]
-    for use in (int, float, complex, hash, str, lambda n: f"{n:03d}", lambda n: [0] * 7 and list(range(7))[n], lambda n: round(n, -1), concrete, lambda n: {6: 1}[n]):
+    for use in (
+        int,
+        float,
+        complex,
+        hash,
+        str,
+        lambda n: f"{n:03d}",
+        lambda n: [0] * 7 and list(range(7))[n],
+        lambda n: round(n, -1),
+        concrete,
+        lambda n: {6: 1}[n],
+    ):
         told.relations.clear()
         use(n)
         assert told.guards[0] == ("n", "==", "6", True), use
@@ -218,7 +311,10 @@ def m_of(told):
 def test_numbers_of_a_structure():
     n, m = number("n", 2), number("m", 3)
     x = tensor(n, 5)
-    assert numbers_in([x, {"k": (m, slice(n, None))}, 3], []) == [n, m, n] and len(proxies_in([x, {"k": (m,)}, slice(x, 1)], [])) == 2
+    assert (
+        numbers_in([x, {"k": (m, slice(n, None))}, 3], []) == [n, m, n]
+        and len(proxies_in([x, {"k": (m,)}, slice(x, 1)], [])) == 2
+    )
 
 
 def test_map_structure():
@@ -233,7 +329,8 @@ def test_map_structure():
     assert proxies_in(Point(x, [y]), []) == [x, y]
 
 
-# ---------------------------------------------------------------------------------------------------------------- pytrees
+# ----------------------------------------------------------------------------------------------------------------
+# pytrees
 
 
 @dataclasses.dataclass
@@ -252,7 +349,10 @@ def test_pytrees():
     tree = {"z": [1, (2, None)], "a": Point(3, collections.OrderedDict(q=4))}
     leaves, spec = tree_flatten(tree)
     assert sorted(leaves, key=str) == [1, 2, 3, 4, None] and tree_unflatten(leaves, spec) == tree
-    assert tree_map(lambda v: v if v is None else v * 2, tree) == {"z": [2, (4, None)], "a": Point(6, collections.OrderedDict(q=8))}
+    assert tree_map(lambda v: v if v is None else v * 2, tree) == {
+        "z": [2, (4, None)],
+        "a": Point(6, collections.OrderedDict(q=8)),
+    }
     assert tree_map(lambda a, b: (a, b), [1, 2], [3, 4]) == [(1, 3), (2, 4)]
     assert list(tree_iter([1, {"k": 2}])) == [1, 2]
     pair = Pair(1, [2])

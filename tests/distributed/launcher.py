@@ -14,15 +14,19 @@ _serial = itertools.count()
 
 
 class Ranks:
-    """As many processes as a group has ranks, joined by Gloo. Called with a function of (rank, size, *arguments), it runs it on all and raises what any of them raises."""
+    """As many processes as a group has ranks, joined by Gloo. Called with a function of (rank, size, *arguments), it
+    runs it on all and raises what any of them raises."""
 
     def __init__(self, size: int, patience: float = 1800.0):
         """patience: seconds after which a collective gives up."""
         self.size = size
         self.answers: dict[int, object] = {}  # of the ranks that gave one, by rank, of the last call
         self.folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("forkserver")  # a child of this process would share its threads' locks; the server imports once for all
-        context.set_forkserver_preload(["torch", "thunder.api", "thunder.distributed.data_parallel", "tests.distributed.training"])
+        # a child of this process would share its threads' locks; the server imports once for all
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["torch", "thunder.api", "thunder.distributed.data_parallel", "tests.distributed.training"]
+        )
         store = os.path.join(self.folder.name, f"store{next(_serial)}")
         self.pipes, self.processes = [], []
         for rank in range(size):
@@ -38,14 +42,19 @@ class Ranks:
             pipe.recv()
 
     def __call__(self, function: Callable, *arguments, timeout: float = 60.0) -> list:
-        """The results of all ranks. Raises AssertionError with the tracebacks of the ranks that fail, or do not answer in time; these processes are of no use afterwards."""
+        """The results of all ranks. Raises AssertionError with the tracebacks of the ranks that fail, or do not answer
+        in time; these processes are of no use afterwards."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
         results, failures = [], []
         self.answers = {}
         for rank, pipe in enumerate(self.pipes):
             try:
-                ok, value = pipe.recv() if pipe.poll(timeout / 4 if failures else timeout) else (False, f"no answer within {timeout} seconds")
+                ok, value = (
+                    pipe.recv()
+                    if pipe.poll(timeout / 4 if failures else timeout)
+                    else (False, f"no answer within {timeout} seconds")
+                )
             except EOFError:
                 ok, value = False, "the process ended"
             results.append(value)
@@ -78,9 +87,12 @@ def _serve(rank: int, size: int, store: str, patience: float, pipe) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "`?torch.distributed.* is deprecated", FutureWarning)  # names before torch 2.13, which programs call
+    # names before torch 2.13, which programs call
+    warnings.filterwarnings("ignore", "`?torch.distributed.* is deprecated", FutureWarning)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    dist.init_process_group("gloo", rank=rank, world_size=size, store=dist.FileStore(store, size), timeout=timedelta(seconds=patience))
+    dist.init_process_group(
+        "gloo", rank=rank, world_size=size, store=dist.FileStore(store, size), timeout=timedelta(seconds=patience)
+    )
     pipe.send("started")
     while True:
         try:

@@ -51,7 +51,10 @@ def train(module, optimizer, data, rank, size):
 
 
 def state_of(module, optimizer):
-    return {"model": checkpoint.get_model_state_dict(module, OPTIONS), "optimizer": checkpoint.get_optimizer_state_dict(module, optimizer, OPTIONS)}
+    return {
+        "model": checkpoint.get_model_state_dict(module, OPTIONS),
+        "optimizer": checkpoint.get_optimizer_state_dict(module, optimizer, OPTIONS),
+    }
 
 
 def saves(rank, size, folder):
@@ -62,12 +65,18 @@ def saves(rank, size, folder):
     state = state_of(module, optimizer)
     assert list(state["model"]) == list(Tied().state_dict())
     assert state["model"]["first.weight"].shape == (7, 6)
-    assert state["model"]["first.weight"].to_local().untyped_storage().data_ptr() == module.first.weight.untyped_storage().data_ptr()
+    assert (
+        state["model"]["first.weight"].to_local().untyped_storage().data_ptr()
+        == module.first.weight.untyped_storage().data_ptr()
+    )
     checkpoint.save(state, folder)
     losses = train(module, optimizer, data[3:], rank, size)
     whole = checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True, cpu_offload=True))
     assert checkpoint.has_fsdp_modules(module)
-    assert not checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True, rank0_only=True)) or not rank
+    assert (
+        not checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True, rank0_only=True))
+        or not rank
+    )
     return losses, {name: t.clone() for name, t in whole.items()}
 
 
@@ -82,12 +91,21 @@ def continues(rank, size, folder):
     checkpoint.load_model_state_dict(state["model"], module, OPTIONS)
     checkpoint.load_optimizer_state_dict(state["optimizer"], module, optimizer, OPTIONS)
     losses = train(module, optimizer, batches(4, torch.float64)[3:], rank, size)
-    return losses, {name: t.clone() for name, t in checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True)).items()}
+    return losses, {
+        name: t.clone()
+        for name, t in checkpoint.get_model_state_dict(
+            module, checkpoint.StateDictOptions(full_state_dict=True)
+        ).items()
+    }
 
 
 def test_saved_on_four_loaded_on_two_and_one_goes_on_as_if_uninterrupted(ranks, tmp_path):
     losses, parameters = ranks(4)(saves, tmp_path / "state")[0]
-    for found in (continues(0, 1, tmp_path / "state"), *ranks(2)(continues, tmp_path / "state"), *ranks(4)(continues, tmp_path / "state")):
+    for found in (
+        continues(0, 1, tmp_path / "state"),
+        *ranks(2)(continues, tmp_path / "state"),
+        *ranks(4)(continues, tmp_path / "state"),
+    ):
         torch.testing.assert_close(found[0], losses, rtol=1e-12, atol=1e-12)
         for name, t in parameters.items():
             torch.testing.assert_close(found[1][name], t, rtol=1e-11, atol=1e-11, msg=name)
@@ -103,15 +121,22 @@ def loads_whole(rank, size, folder):
     found = checkpoint.get_model_state_dict(module, checkpoint.StateDictOptions(full_state_dict=True))
     for name, t in wanted.items():
         assert torch.equal(found[name], t), name
-    with pytest.raises(RuntimeError, match=r"(?s)Error\(s\) in loading state_dict for Tied.*Missing key\(s\).*first.bias.*Unexpected.*extra"):
-        checkpoint.load_model_state_dict({k: v for k, v in wanted.items() if k != "first.bias"} | {"extra": torch.ones(1)}, module, OPTIONS)
+    with pytest.raises(
+        RuntimeError,
+        match=r"(?s)Error\(s\) in loading state_dict for Tied.*Missing key\(s\).*first.bias.*Unexpected.*extra",
+    ):
+        checkpoint.load_model_state_dict(
+            {k: v for k, v in wanted.items() if k != "first.bias"} | {"extra": torch.ones(1)}, module, OPTIONS
+        )
     with pytest.raises(RuntimeError, match="size mismatch for first.weight"):
         checkpoint.load_model_state_dict(wanted | {"first.weight": torch.ones(2, 6)}, module, OPTIONS)
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
         checkpoint.load({}, folder / "nothing")
     other = torch.distributed.new_group([rank], use_local_synchronization=True)
     alone = fsdp(Tied().double(), process_group=other)
-    with pytest.raises(RuntimeError, match="is a part of one on 1 ranks along dimension 0, and is loaded by one on 2 ranks"):
+    with pytest.raises(
+        RuntimeError, match="is a part of one on 1 ranks along dimension 0, and is loaded by one on 2 ranks"
+    ):
         checkpoint.load_model_state_dict(checkpoint.get_model_state_dict(alone, OPTIONS), module, OPTIONS)
     replicated = ddp(Tied().double())
     assert not checkpoint.has_fsdp_modules(replicated)

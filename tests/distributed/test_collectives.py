@@ -94,7 +94,8 @@ def of_nn(x):
 
 
 PROGRAMS = (
-    reduced, reduced_later, a_view_is_reduced, gathered, gathered_list, scattered, scattered_list, broadcasted, exchanged, functional_reduced, functional_gathered,
+    reduced, reduced_later, a_view_is_reduced, gathered, gathered_list, scattered, scattered_list, broadcasted,
+    exchanged, functional_reduced, functional_gathered,
     functional_scattered, functional_exchanged, of_nn,
 )  # fmt: skip
 
@@ -137,7 +138,9 @@ def waits(rank, size):
 
     x = torch.full((2, 3), float(rank), dtype=torch.float64)
     found = program(x)
-    assert torch.equal(found["gathered"], torch.tensor([0.0, 0, 1, 1], dtype=torch.float64).unsqueeze(1).expand(4, 3)) and torch.equal(found["reduced"], torch.full_like(x, 3))
+    assert torch.equal(
+        found["gathered"], torch.tensor([0.0, 0, 1, 1], dtype=torch.float64).unsqueeze(1).expand(4, 3)
+    ) and torch.equal(found["reduced"], torch.full_like(x, 3))
     first = thunder.last_traces(program)[0]
     assert sum(isinstance(o, FutureTensorProxy) for line in first.bound_symbols for o in line.outputs) == 2
     assert str(first).count("ltorch.wait(") == 2 and "group_default_pg" in str(first)
@@ -160,7 +163,9 @@ def refuses(rank, size):
         return x
 
     for program in (barred, sends):
-        with pytest.raises(CaptureError, match=r"torch.distributed.\w+ is called inside of it(.|\n)*test_collectives.py"):
+        with pytest.raises(
+            CaptureError, match=r"torch.distributed.\w+ is called inside of it(.|\n)*test_collectives.py"
+        ):
             thunder.jit(program)(x)
     group = dist.group.WORLD
     with pytest.raises(RuntimeError, match="size 3 of dimension 0 is not divisible by the 2 ranks"):
@@ -183,7 +188,8 @@ def another_group(rank, size):
     compiled = thunder.jit(program)
     x = torch.tensor([float(rank)])
     assert compiled(x, columns).item() == {0: 1, 1: 1, 2: 5, 3: 5}[rank]
-    assert compiled(x, mesh.get_group("rows")).item() == {0: 2, 1: 4, 2: 2, 3: 4}[rank]  # another group is another program
+    # another group is another program
+    assert compiled(x, mesh.get_group("rows")).item() == {0: 2, 1: 4, 2: 2, 3: 4}[rank]
     assert compiled(x, columns).item() == {0: 1, 1: 1, 2: 5, 3: 5}[rank] and thunder.cache_misses(compiled) == 2
     assert "group_mesh_columns" in str(thunder.last_traces(compiled)[-1])
     root = thunder.jit(lambda x: functional.broadcast(x, 2 * (rank // 2) + 1, (mesh, 1)))(x)

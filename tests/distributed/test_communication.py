@@ -23,7 +23,10 @@ class Blocks(torch.nn.Module):
     def __init__(self, width=6):
         super().__init__()
         self.first = torch.nn.Linear(6, width)
-        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, width)) for _ in range(3))
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU(), torch.nn.Linear(width, width))
+            for _ in range(3)
+        )
         self.last = torch.nn.Linear(width, 4)
 
     def forward(self, x):
@@ -40,7 +43,9 @@ def made(**options):
 
 def starts(trace) -> list[int]:
     """For each collective that a trace starts: of how many tensors it is."""
-    return [len(line.outputs) for line in trace.bound_symbols if any(isinstance(o, FutureTensorProxy) for o in line.outputs)]
+    return [
+        len(line.outputs) for line in trace.bound_symbols if any(isinstance(o, FutureTensorProxy) for o in line.outputs)
+    ]
 
 
 def most_in_flight(trace, kind="") -> tuple[int, int]:
@@ -78,7 +83,9 @@ def test_large_buckets_are_communicated_in_pieces(ranks):
 
 
 def gathers_one_by_one(rank, size):
-    with mock.patch.object(torch.distributed.ProcessGroup, "allgather_into_tensor_coalesced", side_effect=AssertionError):
+    with mock.patch.object(
+        torch.distributed.ProcessGroup, "allgather_into_tensor_coalesced", side_effect=AssertionError
+    ):
         buckets(rank, size, ZERO3, BLOCK, [2, 4, 4, 4, 2], [2, 4, 4, 4, 2] + [2, 2, 2])
 
 
@@ -89,7 +96,9 @@ def test_gloo_is_given_no_several_tensors_to_gather(ranks):
 
 def buckets_by_size(rank, size):
     for megabytes, wanted in ((25.0, [16]), (0, [1] * 16), (400 / 2**20, None)):
-        compiled = compare(rank, size, made(), lambda m: ddp(m, bucket_size_in_mb=megabytes), batches(size, torch.float64))
+        compiled = compare(
+            rank, size, made(), lambda m: ddp(m, bucket_size_in_mb=megabytes), batches(size, torch.float64)
+        )
         found = starts(thunder.last_backward_traces(compiled)[-1])
         assert sum(found) == 16 and (found == wanted or wanted is None and 4 <= len(found) <= 8)
 
@@ -99,7 +108,8 @@ def test_buckets(ranks):
     group(buckets, ZERO2, NONE, [1] * 16, [1] * 16)
     group(buckets, ZERO2, LAYER, [2] * 8, [2] * 8)
     group(buckets, ZERO2, BLOCK, [2, 4, 4, 4, 2], [2, 4, 4, 4, 2])
-    # the backward gathers the weights of all layers but the first, whose input needs no gradient, and the last, whose weight it has
+    # the backward gathers the weights of all layers but the first, whose input needs no gradient, and the last, whose
+    # weight it has
     group(buckets, ZERO3, NONE, [1] * 16, [1] * 16 + [1] * 6)
     group(buckets, ZERO3, LAYER, [2] * 8, [2] * 8 + [1] * 6)
     group(buckets, ZERO3, BLOCK, [2, 4, 4, 4, 2], [2, 4, 4, 4, 2] + [2, 2, 2])
@@ -133,12 +143,17 @@ def test_collectives_start_early_and_are_waited_for_late_within_a_limit(ranks):
 
 
 def gathers_while_it_reduces(rank, size):
-    """With room for a block and a half: between the start of a reduction and somebody who waits for it the program computes, though the next block is gathered."""
-    compiled = thunder.jit(fsdp(made(), sharding_strategy=ZERO3, bucketing_strategy=BLOCK), communication_bytes_in_flight=3 * (6 * 6 * 8 + 6 * 8))
+    """With room for a block and a half: between the start of a reduction and somebody who waits for it the program
+    computes, though the next block is gathered."""
+    compiled = thunder.jit(
+        fsdp(made(), sharding_strategy=ZERO3, bucketing_strategy=BLOCK),
+        communication_bytes_in_flight=3 * (6 * 6 * 8 + 6 * 8),
+    )
     compiled(batches(size, torch.float64)[0].chunk(size)[rank]).sum().backward()
     lines = [line for line in thunder.last_backward_traces(compiled)[-1].bound_symbols if line.sym.name != "python_del"]
     names, makers = [line.sym.name for line in lines], {o: at for at, line in enumerate(lines) for o in line.outputs}
-    start = [at for at, name in enumerate(names) if name == "reduce_scatter_together_impl"][1]  # of the last block, after which the first one is gathered
+    # of the last block, after which the first one is gathered
+    start = [at for at, name in enumerate(names) if name == "reduce_scatter_together_impl"][1]
     waits = next(at for at, line in enumerate(lines) if names[at] == "wait_impl" and makers[line.inputs[0]] == start)
     between = names[start:waits]
     assert between.index("all_gather_together_impl") < between.index("mm")
@@ -149,12 +164,14 @@ def test_gathers_do_not_wait_for_reductions(ranks):
 
 
 def peak_bytes(trace) -> int:
-    """The most bytes of values that a program holds at once, freed where its `del` lines say; a view holds what it shows."""
+    """The most bytes of values that a program holds at once, freed where its `del` lines say; a view holds what it
+    shows."""
     shown, alive, most = roots(trace.bound_symbols, maybe=True), {}, 0
     for line in trace.bound_symbols:
         for o in line.outputs:
             if isinstance(o, TensorProxy):
-                source = line.inputs[0] if line.sym.name == "wait_impl" else shown.get(o, o)  # what is waited for is there already
+                # what is waited for is there already
+                source = line.inputs[0] if line.sym.name == "wait_impl" else shown.get(o, o)
                 alive[o] = alive.get(source, source)
         if line.sym.name == "python_del":
             for i in line.inputs:
@@ -187,13 +204,18 @@ def bytes_that_live(rank, size):
                 p.grad = None
 
         step()
-        peaks[strategy] = peak_bytes(thunder.last_traces(compiled)[-1]), peak_bytes(thunder.last_backward_traces(compiled)[-1])
+        peaks[strategy] = (
+            peak_bytes(thunder.last_traces(compiled)[-1]),
+            peak_bytes(thunder.last_backward_traces(compiled)[-1]),
+        )
     whole, shard, little = 128 * 128 * 8, 64 * 128 * 8, 40_000
-    assert saved[ZERO2] >= 7 * whole and saved[ZERO3] <= 6 * shard + whole + little  # the first layer's weight is not needed, the last one's at once
+    # the first layer's weight is not needed, the last one's at once
+    assert saved[ZERO2] >= 7 * whole and saved[ZERO3] <= 6 * shard + whole + little
     assert peaks[ZERO2][0] >= 7 * whole and peaks[ZERO2][1] >= 8 * whole
     forward, backward = peaks[ZERO3]
     assert forward <= 2 * whole + little  # one to compute with, and one ahead
-    assert backward <= 7 * shard + 2 * whole + little  # shards that their gradients take the place of, and what is gathered and reduced at once
+    # shards that their gradients take the place of, and what is gathered and reduced at once
+    assert backward <= 7 * shard + 2 * whole + little
 
 
 def test_zero3_keeps_shards_for_the_backward_and_zero2_what_was_gathered(ranks):
@@ -201,7 +223,8 @@ def test_zero3_keeps_shards_for_the_backward_and_zero2_what_was_gathered(ranks):
 
 
 class Shared(torch.nn.Module):
-    """Two biases with one gradient, one whose gradient is the cotangent itself, and one that is a view of it: none may be overwritten."""
+    """Two biases with one gradient, one whose gradient is the cotangent itself, and one that is a view of it: none may
+    be overwritten."""
 
     def __init__(self):
         super().__init__()
@@ -219,12 +242,15 @@ def gradients_of_their_own(rank, size):
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
     y, seed = mine(x), torch.full((4, 6), 2.0 + rank, dtype=torch.float64)
     y.backward(seed)
-    assert torch.equal(seed, torch.full_like(seed, 2.0 + rank)) and torch.equal(module.c.grad, torch.full_like(seed, 2.5))
+    assert torch.equal(seed, torch.full_like(seed, 2.0 + rank)) and torch.equal(
+        module.c.grad, torch.full_like(seed, 2.5)
+    )
     assert torch.equal(module.a.grad, module.b.grad) and module.a.grad.data_ptr() != module.b.grad.data_ptr()
     weight = module.layer.weight.detach()
     assert torch.allclose(x.grad, seed @ weight) and torch.allclose(module.a.grad, torch.full_like(seed, 2.5) @ weight)
     line = next(line for line in thunder.last_backward_traces(mine)[-1].bound_symbols if "all_reduce" in line.sym.name)
-    assert sorted(line.args[2]) == [False, False, False, False, True, True]  # weights have gradients that nobody else reads
+    # weights have gradients that nobody else reads
+    assert sorted(line.args[2]) == [False, False, False, False, True, True]
 
 
 def test_gradients_that_others_read_are_not_overwritten(ranks):
@@ -247,7 +273,11 @@ def waits_in_another_order(rank, size):
     undeleted = thunder.last_traces(compiled)[-2]
     scheduled = check(overlap(undeleted, 1))
     assert torch.equal(scheduled.python_callable()(a, b), wanted)
-    assert [line.sym.name for line in scheduled.bound_symbols][:3] == ["all_gather_impl", "all_gather_impl", "wait_impl"]
+    assert [line.sym.name for line in scheduled.bound_symbols][:3] == [
+        "all_gather_impl",
+        "all_gather_impl",
+        "wait_impl",
+    ]
 
 
 def test_a_collective_has_started_when_it_is_waited_for(ranks):
@@ -266,7 +296,13 @@ class Recurrent(torch.nn.Module):
 def gradients_of_one_line(rank, size):
     torch.manual_seed(0)
     for strategy in (ZERO2, ZERO3):
-        mine = compare(rank, size, Recurrent().double(), lambda m, s=strategy: fsdp(m, sharding_strategy=s), batches(size, torch.float64))
+        mine = compare(
+            rank,
+            size,
+            Recurrent().double(),
+            lambda m, s=strategy: fsdp(m, sharding_strategy=s),
+            batches(size, torch.float64),
+        )
         for trace in thunder.last_backward_traces(mine):
             check(trace)
 
@@ -281,12 +317,24 @@ def reduces_twice(rank, size):
     for strategy in (ZERO2, ZERO3):
         prepare = lambda m, s=strategy: fsdp(m, process_group=mesh, sharding_strategy=s, bucketing_strategy=BLOCK)
         mine = compare(rank, size, made(), prepare, batches(size, torch.float64))
-        lines = [line for line in check(thunder.last_backward_traces(mine)[-1]).bound_symbols if line.sym.name != "python_del"]
-        names, makers = [line.sym.name for line in lines], {o: at for at, line in enumerate(lines) for o in line.outputs}
+        lines = [
+            line
+            for line in check(thunder.last_backward_traces(mine)[-1]).bound_symbols
+            if line.sym.name != "python_del"
+        ]
+        names, makers = (
+            [line.sym.name for line in lines],
+            {o: at for at, line in enumerate(lines) for o in line.outputs},
+        )
         for name in ("reduce_scatter_together_impl", "all_reduce_together_impl"):
             starts = [at for at, found in enumerate(names) if found == name]
-            waits = [next(i for i, line in enumerate(lines) if names[i] == "wait_impl" and makers[line.inputs[0]] == at) for at in starts]
-            assert len(starts) == 5 and all("mm" in names[start:wait] for start, wait in list(zip(starts, waits))[1:3]), name
+            waits = [
+                next(i for i, line in enumerate(lines) if names[i] == "wait_impl" and makers[line.inputs[0]] == at)
+                for at in starts
+            ]
+            assert len(starts) == 5 and all(
+                "mm" in names[start:wait] for start, wait in list(zip(starts, waits))[1:3]
+            ), name
 
 
 def test_shards_are_reduced_over_replicas_meanwhile(ranks):

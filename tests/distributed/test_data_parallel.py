@@ -5,7 +5,15 @@ import torch
 
 import thunder
 from tests.distributed.training import agree, batches, close, compare
-from thunder.distributed import DDPTransform, FSDPTransform, FSDPType, clip_grad_norm_, copy_default_process_group, ddp, fsdp
+from thunder.distributed import (
+    DDPTransform,
+    FSDPTransform,
+    FSDPType,
+    clip_grad_norm_,
+    copy_default_process_group,
+    ddp,
+    fsdp,
+)
 
 ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 
@@ -13,7 +21,9 @@ ZERO2, ZERO3 = FSDPType.ZERO2, FSDPType.ZERO3
 def mlp(dtype=torch.float64):
     """Rows that two ranks do not share evenly: 7 and 3."""
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.GELU(), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3)).to(dtype)
+    return torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.GELU(), torch.nn.LayerNorm(7), torch.nn.Linear(7, 3)).to(
+        dtype
+    )
 
 
 def trains(rank, size, dtype, strategy, compiled_first):
@@ -127,9 +137,16 @@ def test_gradients_are_clipped_by_the_norm_over_all_ranks(ranks):
 
 def as_transforms(rank, size):
     group = copy_default_process_group()
-    for transform, text in ((DDPTransform(group), "all_reduce"), (FSDPTransform(process_group=group, sharding_strategy=ZERO3), "reduce_scatter")):
-        compiled = compare(rank, size, mlp(), lambda m: thunder.jit(m, transforms=[transform]), batches(size, torch.float64))
-        assert text in str(thunder.last_backward_traces(compiled)[-1]) and thunder.list_transforms(compiled) == [transform]
+    for transform, text in (
+        (DDPTransform(group), "all_reduce"),
+        (FSDPTransform(process_group=group, sharding_strategy=ZERO3), "reduce_scatter"),
+    ):
+        compiled = compare(
+            rank, size, mlp(), lambda m: thunder.jit(m, transforms=[transform]), batches(size, torch.float64)
+        )
+        assert text in str(thunder.last_backward_traces(compiled)[-1]) and thunder.list_transforms(compiled) == [
+            transform
+        ]
 
 
 def test_as_transforms_over_another_group(ranks):

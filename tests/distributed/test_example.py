@@ -1,4 +1,5 @@
-"""examples/train_fsdp.py under torchrun: it ends when a process is killed, and goes on from its checkpoint on another number of processes to the same loss."""
+"""examples/train_fsdp.py under torchrun: it ends when a process is killed, and goes on from its checkpoint on another
+number of processes to the same loss."""
 
 import os
 import re
@@ -13,8 +14,24 @@ SIZES = ["--steps", "20", "--layers", "1", "--width", "32", "--time", "16", "--b
 
 
 def start(processes: int, *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), str(EXAMPLE), *SIZES, *options]
-    return subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+        str(EXAMPLE),
+        *SIZES,
+        *options,
+    ]
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def last_loss(process: subprocess.Popen) -> float:
@@ -25,7 +42,9 @@ def last_loss(process: subprocess.Popen) -> float:
 
 
 def workers(process: subprocess.Popen) -> list[int]:
-    found = subprocess.run(["pgrep", "-f", "-P", str(process.pid), EXAMPLE.name], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["pgrep", "-f", "-P", str(process.pid), EXAMPLE.name], capture_output=True, text=True, check=False
+    )
     return [int(n) for n in found.stdout.split()]
 
 

@@ -44,7 +44,10 @@ def test_a_rank_that_is_killed_is_named(size):
     with pytest.raises(AssertionError, match=rf"rank {size - 1}: the process ended"):
         ranks(ends_in_the_second_step, size - 1)
     for rank, (text, seconds) in ranks.answers.items():
-        assert text.startswith("all_gather of float32[") and f"failed on rank {rank}: rank {size - 1} has ended.\nThe backend says: " in text, text
+        assert (
+            text.startswith("all_gather of float32[")
+            and f"failed on rank {rank}: rank {size - 1} has ended.\nThe backend says: " in text
+        ), text
         assert seconds < 20
     assert sorted(ranks.answers) == list(range(size - 1))
 
@@ -84,13 +87,17 @@ def runs_other_code(rank, size):
 def test_other_code_is_an_error_before_anything_runs(ranks):
     mine = ("all_gather of f32[3, 4]", "all_reduce of f32[2, 4] ('sum')")
     for rank, text in enumerate(ranks(2)(runs_other_code)):
-        assert f"collective 2 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on rank {1 - rank}." in text, text
+        assert f"collective 2 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on rank {1 - rank}." in text, (
+            text
+        )
 
 
 def goes_ahead(rank, size):
     """Rank 0 looks up late that rank 1 agrees, which waits for the next agreement by then."""
     before = agreement.time
-    agreement.time = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: time.sleep(seconds if rank else 0.5))
+    agreement.time = types.SimpleNamespace(
+        monotonic=time.monotonic, sleep=lambda seconds: time.sleep(seconds if rank else 0.5)
+    )
     time.sleep(0.2 * rank)
     try:
         for name in ("first", "second"):
@@ -167,7 +174,9 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(ranks, tmp
 def prepares_another_module(rank, size):
     texts = []
     for _ in range(2):  # what one rank prepares below was prepared by all, once
-        agreement.check_same_module([torch.distributed.group.WORLD], torch.nn.Sequential(torch.nn.Linear(4, 6)).named_parameters())
+        agreement.check_same_module(
+            [torch.distributed.group.WORLD], torch.nn.Sequential(torch.nn.Linear(4, 6)).named_parameters()
+        )
     for prepare in (ddp, fsdp, lambda m: column_parallel(m, ["0"])):
         with pytest.raises(CollectiveError) as caught:
             prepare(torch.nn.Sequential(torch.nn.Linear(4, 4 + 2 * rank)))
@@ -179,4 +188,7 @@ def test_other_modules_are_an_error_before_anything_is_sent(ranks):
     for rank, texts in enumerate(ranks(2)(prepares_another_module)):
         mine = ("0.weight of float32[4, 4]", "0.weight of float32[6, 4]")
         for text in texts:
-            assert f"prepare different modules: parameter 1 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on rank {1 - rank}." in text, text
+            assert (
+                f"prepare different modules: parameter 1 of 2 is {mine[rank]} on rank {rank} and {mine[1 - rank]} on "
+                f"rank {1 - rank}." in text
+            ), text

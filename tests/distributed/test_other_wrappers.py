@@ -67,7 +67,9 @@ def refuses(rank, size):
     sharded = parallelize_module(mlp(), init_device_mesh("cpu", (size,)), {"0": ColwiseParallel()})
     with pytest.raises(NotImplementedError, match="parameter 0.weight is a DTensor: use thunder.distributed"):
         thunder.jit(sharded)
-    with pytest.raises(thunder.errors.CaptureError, match="DTensor, which collects(.|\n)*in the place of parallelize_module"):
+    with pytest.raises(
+        thunder.errors.CaptureError, match="DTensor, which collects(.|\n)*in the place of parallelize_module"
+    ):
         thunder.jit(lambda x: x @ sharded[0].weight.t())(x)
 
 

@@ -1,4 +1,5 @@
-"""State dicts follow from placements: whole ones are the unsharded module's, and what is saved under one placement is loaded under any other."""
+"""State dicts follow from placements: whole ones are the unsharded module's, and what is saved under one placement is
+loaded under any other."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ class Net(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.up, self.down, self.norm = torch.nn.Embedding(12, 8), torch.nn.Linear(8, 4), torch.nn.Linear(4, 8), torch.nn.LayerNorm(8)
+        self.tokens, self.up, self.down, self.norm = (
+            torch.nn.Embedding(12, 8),
+            torch.nn.Linear(8, 4),
+            torch.nn.Linear(4, 8),
+            torch.nn.LayerNorm(8),
+        )
         self.odd, self.head = torch.nn.Linear(8, 5), torch.nn.Linear(8, 12)
         self.head.weight = self.tokens.weight
         self.scale = torch.nn.Parameter(torch.tensor(2.0))
@@ -62,7 +68,13 @@ def split(model, rng: random.Random, group=None):
 def prepared(model, size: int, seed: int):
     """A module whose parameters are placed somehow on this many ranks, and what was done."""
     rng = random.Random(seed)
-    ways = ["none"] if size == 1 else ["fsdp", "split", "ddp"] if size == 2 else ["fsdp", "split and fsdp", "fsdp and split", "replicated", "split and ddp"]
+    ways = (
+        ["none"]
+        if size == 1
+        else ["fsdp", "split", "ddp"]
+        if size == 2
+        else ["fsdp", "split and fsdp", "fsdp and split", "replicated", "split and ddp"]
+    )
     way, strategy = rng.choice(ways), rng.choice(list(FSDPType))
     if way == "none":
         return model, way
@@ -77,7 +89,11 @@ def prepared(model, size: int, seed: int):
         return fsdp(model, process_group=mesh, sharding_strategy=strategy), way
     slices, shards = (mesh["a"], mesh["b"]) if way != "fsdp and split" else (mesh["b"], mesh["a"])
     model = split(model, rng, slices)
-    return (ddp(model, process_group=shards, broadcast_from=None) if way == "split and ddp" else fsdp(model, process_group=shards, sharding_strategy=strategy)), way
+    return (
+        ddp(model, process_group=shards, broadcast_from=None)
+        if way == "split and ddp"
+        else fsdp(model, process_group=shards, sharding_strategy=strategy)
+    ), way
 
 
 def trained(size: int, seed: int, values: int):
@@ -88,7 +104,10 @@ def trained(size: int, seed: int, values: int):
 
 
 def state_of(module, optimizer, options=None):
-    return {"model": checkpoint.get_model_state_dict(module, options), "optimizer": checkpoint.get_optimizer_state_dict(module, optimizer, options)}
+    return {
+        "model": checkpoint.get_model_state_dict(module, options),
+        "optimizer": checkpoint.get_optimizer_state_dict(module, optimizer, options),
+    }
 
 
 def check_whole(module, optimizer, values: int, what: str) -> None:
@@ -136,7 +155,9 @@ def whole_state_dicts_of_modules(rank, size, seed):
     assert list(found) == list(wanted)
     torch.testing.assert_close(dict(found), dict(wanted), rtol=0, atol=0, msg=lambda text: f"{way}: {text}")
     module.load_original_state_dict(other)
-    torch.testing.assert_close(dict(module.original_state_dict(prefix="a.")), {f"a.{k}": v for k, v in other.items()}, rtol=0, atol=0)
+    torch.testing.assert_close(
+        dict(module.original_state_dict(prefix="a.")), {f"a.{k}": v for k, v in other.items()}, rtol=0, atol=0
+    )
     x = torch.arange(6).reshape(2, 3)
     alone = made(5)
     torch.testing.assert_close(module(x), alone(x))
@@ -156,9 +177,15 @@ def test_original_state_dicts_are_whole(ranks, size, seed):
 
 def refuses(rank, size):
     one, other = column_parallel(made(0), ["up"]), row_parallel(made(0), ["up"])
-    with pytest.raises(RuntimeError, match=r"up.weight is a part of one on 2 ranks along dimension 0, and is loaded by one on 2 ranks along dimension 1"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"up.weight is a part of one on 2 ranks along dimension 0, and is loaded by one on 2 ranks along "
+        r"dimension 1",
+    ):
         checkpoint.load_model_state_dict(checkpoint.get_model_state_dict(one), other)
-    with pytest.raises(RuntimeError, match="up.weight is a part of one on 2 ranks along dimension 0, and is loaded by one on 1 rank"):
+    with pytest.raises(
+        RuntimeError, match="up.weight is a part of one on 2 ranks along dimension 0, and is loaded by one on 1 rank"
+    ):
         checkpoint.load_model_state_dict(checkpoint.get_model_state_dict(one), made(0))
 
 

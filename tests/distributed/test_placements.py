@@ -1,4 +1,5 @@
-"""What fsdp does to modules of every kind: ties, frozen parameters, scalars, buffers, the meta device, types, meshes."""
+"""What fsdp does to modules of every kind: ties, frozen parameters, scalars, buffers, the meta device, types,
+meshes."""
 
 import copy
 import pickle
@@ -69,10 +70,17 @@ def ties_of_ddp(rank, size):
 
 
 def adapts(rank, size, strategy):
-    compiled = compare(rank, size, made(Adapted), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64))
-    text = "".join(line for line in str(thunder.last_backward_traces(compiled)[-1]).splitlines(True) if not line.strip().startswith("#"))
+    compiled = compare(
+        rank, size, made(Adapted), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64)
+    )
+    text = "".join(
+        line
+        for line in str(thunder.last_backward_traces(compiled)[-1]).splitlines(True)
+        if not line.strip().startswith("#")
+    )
     assert text.count("reduce_scatter_impl(") == 2  # of the two trained parameters
-    # the sum that the layer multiplies by is made again of shards: none of what the backward reads is as large as a parameter. Its own input is all that is saved under ZeRO-3
+    # the sum that the layer multiplies by is made again of shards: none of what the backward reads is as large as a
+    # parameter. Its own input is all that is saved under ZeRO-3
     assert text.count("all_gather_impl(") == (2 if strategy is ZERO3 else 0)
 
 
@@ -148,7 +156,9 @@ def test_ranks_start_with_the_parameters_of_one(ranks):
 def mixes_types(rank, size, strategy):
     module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5))
     x = torch.randn(8, 6)
-    mine = thunder.jit(fsdp(copy.deepcopy(module), dtype=torch.bfloat16, reduce_dtype=torch.float32, sharding_strategy=strategy))
+    mine = thunder.jit(
+        fsdp(copy.deepcopy(module), dtype=torch.bfloat16, reduce_dtype=torch.float32, sharding_strategy=strategy)
+    )
     found = mine(x.chunk(size)[rank].bfloat16())
     found.float().square().mean().backward()
     assert found.dtype is torch.bfloat16 and all(p.dtype is p.grad.dtype is torch.float32 for p in mine.parameters())
@@ -156,7 +166,8 @@ def mixes_types(rank, size, strategy):
     parts = [low(part.bfloat16()).float().square().mean() for part in x.chunk(size)]
     gradients = [torch.autograd.grad(part, low.parameters(), retain_graph=True) for part in parts]
     for p, *each in zip(mine.parameters(), *gradients, strict=True):
-        close(p.grad, placement_of(p).part_of(sum(g.float() for g in each) / size), "gradient reduced in float32")  # of bfloat16 gradients
+        # of bfloat16 gradients
+        close(p.grad, placement_of(p).part_of(sum(g.float() for g in each) / size), "gradient reduced in float32")
     text = str(thunder.last_traces(mine)[-1]) + str(thunder.last_backward_traces(mine)[-1])
     assert '"future of cpu bf16[8, 6]"' in text and '"future of cpu f32[4, 6]"' in text
 
@@ -186,7 +197,10 @@ def test_shards_over_one_dimension_of_a_mesh_and_replicas_over_the_other(ranks):
 class Checkpointed(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.GELU(), torch.nn.Dropout(0.0), torch.nn.Linear(9, 6)) for _ in range(2))
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.GELU(), torch.nn.Dropout(0.0), torch.nn.Linear(9, 6))
+            for _ in range(2)
+        )
 
     def forward(self, x):
         for block in self.blocks:
@@ -196,7 +210,14 @@ class Checkpointed(torch.nn.Module):
 
 def checkpoints(rank, size, strategy):
     compare(rank, size, made(Checkpointed), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64))
-    compare(rank, size, made(Checkpointed), lambda m: fsdp(m, sharding_strategy=strategy), batches(size, torch.float64), options={"memory_budget": 0.3})
+    compare(
+        rank,
+        size,
+        made(Checkpointed),
+        lambda m: fsdp(m, sharding_strategy=strategy),
+        batches(size, torch.float64),
+        options={"memory_budget": 0.3},
+    )
 
 
 def test_with_activation_checkpoints_and_a_memory_budget(ranks):
@@ -236,7 +257,10 @@ def refuses(rank, size):
 
     grown = fsdp(torch.nn.Sequential(torch.nn.Linear(4, 4)))
     grown.append(torch.nn.Linear(4, 4))
-    with pytest.raises(thunder.errors.CaptureError, match="parameter 1.weight was added to the module, or replaced, after it was prepared"):
+    with pytest.raises(
+        thunder.errors.CaptureError,
+        match="parameter 1.weight was added to the module, or replaced, after it was prepared",
+    ):
         thunder.jit(grown)(torch.randn(2, 4))
 
     @thunder.jit
@@ -318,7 +342,9 @@ def with_what_transforms_gave(rank, size, strategy):
 
     whole = tuned(thunder.jit(made(), transforms=[LowRank("2", 1)]))
     mine = prepare(tuned(thunder.jit(made(), transforms=[LowRank("2", 1)])))
-    assert {n: tuple(p.shape) for n, p in mine.named_parameters()}["2.lora_b"] == ((3, 1) if strategy is None else (2, 1))
+    assert {n: tuple(p.shape) for n, p in mine.named_parameters()}["2.lora_b"] == (
+        (3, 1) if strategy is None else (2, 1)
+    )
     optimizers = optimizer_of(whole), optimizer_of(mine)
     for step, x in enumerate(batches(size, torch.float64)):
         whole(x).square().mean().backward()
@@ -334,9 +360,17 @@ def with_what_transforms_gave(rank, size, strategy):
     for transforms, prepared in (([Quantize(), *listed], lambda m: m), ([Quantize()], prepare)):
         found = prepared(thunder.jit(made(), transforms=transforms))
         close(found(x).detach(), quantized(x).detach(), "of weights as int8")
-        assert found.get_parameter("0.weight").dtype is torch.int8 and len(found.get_parameter("0.weight")) == (5 if strategy is None else 3)
-    for late in (thunder.jit(prepare(made()), transforms=[Quantize()]), thunder.jit(made(), transforms=[*listed, Quantize()])):
-        with pytest.raises(thunder.errors.CaptureError, match="a transform put another tensor in the place of 0.weight, of which the ranks"):
+        assert found.get_parameter("0.weight").dtype is torch.int8 and len(found.get_parameter("0.weight")) == (
+            5 if strategy is None else 3
+        )
+    for late in (
+        thunder.jit(prepare(made()), transforms=[Quantize()]),
+        thunder.jit(made(), transforms=[*listed, Quantize()]),
+    ):
+        with pytest.raises(
+            thunder.errors.CaptureError,
+            match="a transform put another tensor in the place of 0.weight, of which the ranks",
+        ):
             late(x)
 
 
@@ -346,10 +380,17 @@ def test_with_transforms_that_replace_parameters(ranks):
 
 
 def changes_types(rank, size):
-    for prepare, wanted in ((ddp, torch.float64), (fsdp, torch.float64), (lambda m: fsdp(m, dtype=torch.bfloat16), torch.bfloat16)):
+    for prepare, wanted in (
+        (ddp, torch.float64),
+        (fsdp, torch.float64),
+        (lambda m: fsdp(m, dtype=torch.bfloat16), torch.bfloat16),
+    ):
         torch.manual_seed(0)
         module = torch.nn.Sequential(torch.nn.Linear(6, 7), torch.nn.Tanh(), torch.nn.Linear(7, 5))
-        mine, x = thunder.jit(prepare(copy.deepcopy(module))), torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+        mine, x = (
+            thunder.jit(prepare(copy.deepcopy(module))),
+            torch.randn(8, 6, generator=torch.Generator().manual_seed(0)),
+        )
         mine(x.to(wanted if wanted is torch.bfloat16 else torch.float32))
         mine.double()
         found, expected = mine(x.to(wanted)), module.to(wanted)(x.to(wanted))

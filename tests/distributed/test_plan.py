@@ -22,7 +22,11 @@ class MLP(torch.nn.Module):
 
     def __init__(self, width=7):
         super().__init__()
-        self.first, self.norm, self.last = torch.nn.Linear(6, width), torch.nn.LayerNorm(width), torch.nn.Linear(width, 6, bias=False)
+        self.first, self.norm, self.last = (
+            torch.nn.Linear(6, width),
+            torch.nn.LayerNorm(width),
+            torch.nn.Linear(width, 6, bias=False),
+        )
         self.frozen, self.tied = torch.nn.Linear(6, 6).requires_grad_(False), torch.nn.Linear(width, 6, bias=False)
         self.tied.weight = self.last.weight
         self.register_buffer("scale", torch.full((6,), 0.5))
@@ -61,8 +65,16 @@ def agrees(rank, size, strategy, buckets, options):
     compiled(x).backward()
     optimizer.step()
     assert found.parameters == sum(p.untyped_storage().nbytes() for p in compiled.parameters())
-    assert found.gradients == sum(p.grad.untyped_storage().nbytes() for p in compiled.parameters() if p.grad is not None) > 0
-    assert found.optimizer == sum(t.nbytes for state in optimizer.state.values() for name, t in state.items() if name != "step") > 0
+    assert (
+        found.gradients
+        == sum(p.grad.untyped_storage().nbytes() for p in compiled.parameters() if p.grad is not None)
+        > 0
+    )
+    assert (
+        found.optimizer
+        == sum(t.nbytes for state in optimizer.state.values() for name, t in state.items() if name != "step")
+        > 0
+    )
     assert found.others == x.nbytes + module.scale.nbytes
     ran = said([thunder.last_traces(compiled)[-1], thunder.last_backward_traces(compiled)[-1]])
     assert {c.kind: (c.count, c.nbytes) for c in found.collectives} == ran and ran
@@ -70,7 +82,8 @@ def agrees(rank, size, strategy, buckets, options):
 
 
 CASES = [
-    (None, None, {}), (ZERO2, FSDPBucketingStrategy.NONE, {}), (ZERO3, FSDPBucketingStrategy.LAYER, {}), (ZERO3, FSDPBucketingStrategy.BLOCK, {}),
+    (None, None, {}), (ZERO2, FSDPBucketingStrategy.NONE, {}), (ZERO3, FSDPBucketingStrategy.LAYER, {}),
+        (ZERO3, FSDPBucketingStrategy.BLOCK, {}),
     (ZERO2, FSDPBucketingStrategy.NONE, {"dtype": torch.bfloat16, "reduce_dtype": torch.float32}),
 ]  # fmt: skip
 
@@ -88,7 +101,11 @@ class Storages(TorchDispatchMode):
         self.live, self.outside, self.peak = {}, set(), 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        given = {
+            t.untyped_storage()._cdata
+            for t in torch.utils._pytree.tree_leaves((args, kwargs))
+            if isinstance(t, torch.Tensor)
+        }
         self.outside |= given - self.live.keys()
         result = func(*args, **(kwargs or {}))
         for t in torch.utils._pytree.tree_leaves(result):
@@ -137,14 +154,18 @@ def test_the_peak_is_that_of_a_run(grad):
 def lines(monkeypatch):
     """The lines that were found to compute something."""
     found, seconds_of = [], Machine.seconds_of
-    monkeypatch.setattr(Machine, "seconds_of", lambda self, line, scratch: found.append(line) or seconds_of(self, line, scratch))
+    monkeypatch.setattr(
+        Machine, "seconds_of", lambda self, line, scratch: found.append(line) or seconds_of(self, line, scratch)
+    )
     return found
 
 
 class Gated(torch.nn.Module):
     def __init__(self, width=512):
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(3)) for _ in range(3))
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(3)) for _ in range(3)
+        )
 
     def forward(self, x):
         for gate, up, down in self.layers:
@@ -179,7 +200,10 @@ def test_more_gpus_hold_less_each_and_communicate_longer():
         for fewer, more in zip(plans, plans[1:]):
             assert more.parameters <= fewer.parameters and more.peak <= fewer.peak and more.gathered >= fewer.gathered
             assert all(b.count == a.count for a, b in zip(fewer.collectives, more.collectives))
-            assert sum(c.seconds for c in more.collectives) > sum(c.seconds for c in fewer.collectives) or fewer.world_size == 1
+            assert (
+                sum(c.seconds for c in more.collectives) > sum(c.seconds for c in fewer.collectives)
+                or fewer.world_size == 1
+            )
         assert plans[0].parameters == 4 * (8192 * 8192 + 8192) * 2 and plans[3].parameters * 8 == plans[0].parameters
         assert plans[-1].parameters * 4096 == plans[0].parameters
     zero2, zero3 = planned(world_size=64), planned(world_size=64, sharding_strategy=ZERO3)
@@ -211,7 +235,9 @@ class Heads(torch.nn.Module):
 
     def forward(self, x):
         assert x.device.type == "cuda" and x.is_contiguous()
-        return torch.nn.functional.scaled_dot_product_attention(x * self.w + x, x.sin() * self.w, x.cos() * self.w, is_causal=True).sum()
+        return torch.nn.functional.scaled_dot_product_attention(
+            x * self.w + x, x.sin() * self.w, x.cos() * self.w, is_causal=True
+        ).sum()
 
 
 def test_what_runs_on_gpus_is_planned_without_one(lines):
@@ -219,15 +245,30 @@ def test_what_runs_on_gpus_is_planned_without_one(lines):
 
     plan(Heads(), torch.zeros(2, 8, 128, 64, dtype=torch.bfloat16), world_size=8)
     names = [line.sym.name for line in lines]
-    assert "sdpa_cudnn" in names and "sdpa_cudnn_backward" in names and any(name.startswith("TritonFusion") for name in names)
+    assert (
+        "sdpa_cudnn" in names
+        and "sdpa_cudnn_backward" in names
+        and any(name.startswith("TritonFusion") for name in names)
+    )
 
 
 def test_rows_are_planned_without_a_gpu_as_they_are_computed_with_one(lines):
     layer = torch.nn.Linear(4096, 1024, bias=False, dtype=torch.bfloat16, device="meta")
-    for rows, options, device, taken in ((1, {}, "cuda", 1), (2, {}, "cuda", 0), (2, {"matvec_rows": 2}, "cuda", 1), (1, {"numerics": "eager"}, "cuda", 0), (1, {}, "cpu", 0)):
+    for rows, options, device, taken in (
+        (1, {}, "cuda", 1),
+        (2, {}, "cuda", 0),
+        (2, {"matvec_rows": 2}, "cuda", 1),
+        (1, {"numerics": "eager"}, "cuda", 0),
+        (1, {}, "cpu", 0),
+    ):
         lines.clear()
         with torch.no_grad():
-            found = plan(thunder.jit(layer, **options), torch.empty(rows, 4096, dtype=torch.bfloat16), world_size=1, device=device)
+            found = plan(
+                thunder.jit(layer, **options),
+                torch.empty(rows, 4096, dtype=torch.bfloat16),
+                world_size=1,
+                device=device,
+            )
         assert [line.sym.name for line in lines].count("few_rows_linear") == taken
         assert found.busy >= layer.weight.nbytes / 10e12
 
@@ -264,11 +305,20 @@ def test_convolutions_and_attention_are_counted_as_products(lines):
         x = torch.empty(5, 4, 10, 10, dtype=torch.bfloat16)
     plan(convolution, x, world_size=1)
     plan(Heads(), torch.empty(2, 3, 128, 64, dtype=torch.bfloat16, device="meta"), world_size=1)
-    originals = [line.subsymbols[0] if line.sym.executor is not None else line for line in lines if not line.sym.is_fusion]
-    counts = {line.sym.qualified_name.split(".")[-2 if line.sym.name == "default" else -1]: multiply_adds(line) for line in originals}
-    assert counts["conv2d"] == counts["convolution_backward"] == 5 * 10 * 10 * 6 * (2 * 3 * 3), "the input has no gradient"
+    originals = [
+        line.subsymbols[0] if line.sym.executor is not None else line for line in lines if not line.sym.is_fusion
+    ]
+    counts = {
+        line.sym.qualified_name.split(".")[-2 if line.sym.name == "default" else -1]: multiply_adds(line)
+        for line in originals
+    }
+    assert counts["conv2d"] == counts["convolution_backward"] == 5 * 10 * 10 * 6 * (2 * 3 * 3), (
+        "the input has no gradient"
+    )
     scores = 2 * 3 * 128 * 128 * 64
-    assert counts["sdpa_cudnn"] == 2 * scores / 2 and counts["sdpa_cudnn_backward"] == 5 * scores / 2, "half of them are hidden"
+    assert counts["sdpa_cudnn"] == 2 * scores / 2 and counts["sdpa_cudnn_backward"] == 5 * scores / 2, (
+        "half of them are hidden"
+    )
 
 
 def test_the_optimizer_is_counted_as_named():
@@ -277,20 +327,29 @@ def test_the_optimizer_is_counted_as_named():
     assert planned(world_size=2, optimizer=12).optimizer == 6 * by_name["sgd"].parameters, "12 bytes for numbers of 2"
     with torch.no_grad():
         found = planned(world_size=2)
-    assert found.optimizer == found.gradients == found.saved == 0 and [c.kind for c in found.collectives] == ["all_gather"]
+    assert found.optimizer == found.gradients == found.saved == 0 and [c.kind for c in found.collectives] == [
+        "all_gather"
+    ]
 
 
 def test_time_follows_the_figures_of_the_machine():
     """A step of products alone takes the time of its operations; slow links are waited for."""
-    fast = dict(memory=1e30, update=1e30, start=0.0, launch=0.0, host=0.0, collective=0.0, hop=0.0, network_hop=0.0, sharing=0.0)
-    figures = {f: getattr(H200, f) for f in ("half", "single", "double", "float8", "attention", "attention_backward", "network")} | fast
+    fast = dict(
+        memory=1e30, update=1e30, start=0.0, launch=0.0, host=0.0, collective=0.0, hop=0.0, network_hop=0.0, sharing=0.0
+    )
+    figures = {
+        f: getattr(H200, f)
+        for f in ("half", "single", "double", "float8", "attention", "attention_backward", "network")
+    } | fast
     free = Machine("free", link=1e30, **figures)
     with torch.device("meta"):
         model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(3))).to(torch.bfloat16)
     x = torch.empty(32, 64, dtype=torch.bfloat16, device="meta")
     found = plan(model, x, world_size=8, machine=free)
     products = 3 + 3 + 2  # x has no gradient
-    assert found.seconds == pytest.approx(products * 2 * 32 * 64 * 64 / free.half, rel=1e-6) and found.waiting == pytest.approx(0.0, abs=1e-12)
+    assert found.seconds == pytest.approx(
+        products * 2 * 32 * 64 * 64 / free.half, rel=1e-6
+    ) and found.waiting == pytest.approx(0.0, abs=1e-12)
     slow = plan(model, x, world_size=8, machine=Machine("slow", link=1e6, **figures))
     moved = (found.communicated * 7 / 8) / 1e6
     assert sum(c.seconds for c in slow.collectives) == pytest.approx(moved) and slow.seconds >= moved
@@ -301,7 +360,9 @@ def test_a_ring_and_where_it_leaves_the_node():
     inside = H200.seconds_of_collective("all_gather", 8 << 30, 8, 1)
     assert inside == pytest.approx(H200.collective + 7 * H200.hop + 7 / 8 * (8 << 30) / H200.link)
     between = H200.seconds_of_collective("all_gather", 8 << 30, 16, 1)
-    assert between > inside and H200.seconds_of_collective("all_gather", 8 << 30, 16, 8) > between, "one GPU of each node has one network card's share"
+    assert between > inside and H200.seconds_of_collective("all_gather", 8 << 30, 16, 8) > between, (
+        "one GPU of each node has one network card's share"
+    )
     assert H200.seconds_of_collective("all_reduce", 8 << 30, 8, 1) == pytest.approx(2 * inside - H200.collective)
 
 
@@ -334,11 +395,15 @@ def test_options_of_a_compiled_module_are_its_own(lines):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"world_size": 0}, "world_size=0 is not an option"), ({"world_size": ()}, "names no number"), ({"world_size": True}, "world_size=True"),
+        ({"world_size": 0}, "world_size=0 is not an option"), ({"world_size": ()}, "names no number"),
+            ({"world_size": True}, "world_size=True"),
         ({"world_size": 12, "shards": 8}, "a number that divides 12"), ({"world_size": 8, "shards": 0}, "shards=0"),
-        ({"world_size": 8, "optimizer": "adagrad"}, "'adamw'"), ({"world_size": 8, "device": "tpu"}, "valid: 'cuda', 'cpu'"),
-        ({"world_size": 8, "sharding_strategy": "zero2"}, "FSDPType.ZERO2"), ({"world_size": 8, "bucketing_strategy": 3}, "FSDPBucketingStrategy"),
-        ({"world_size": 8, "sharding_strategy": None, "bucket_size_in_mb": -1}, "0 or more"), ({"world_size": 8, "sharding_strategy": None, "shards": 2}, "no option shards"),
+        ({"world_size": 8, "optimizer": "adagrad"}, "'adamw'"),
+            ({"world_size": 8, "device": "tpu"}, "valid: 'cuda', 'cpu'"),
+        ({"world_size": 8, "sharding_strategy": "zero2"}, "FSDPType.ZERO2"),
+            ({"world_size": 8, "bucketing_strategy": 3}, "FSDPBucketingStrategy"),
+        ({"world_size": 8, "sharding_strategy": None, "bucket_size_in_mb": -1}, "0 or more"),
+            ({"world_size": 8, "sharding_strategy": None, "shards": 2}, "no option shards"),
     ],
 )  # fmt: skip
 def test_options_that_are_none_say_so(options, words):

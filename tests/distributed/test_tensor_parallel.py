@@ -13,7 +13,11 @@ from thunder.distributed.placement import placement_of
 class Gated(torch.nn.Module):
     def __init__(self, bias=True):
         super().__init__()
-        self.gate, self.up, self.down = torch.nn.Linear(6, 8, bias=bias), torch.nn.Linear(6, 8, bias=bias), torch.nn.Linear(8, 6, bias=bias)
+        self.gate, self.up, self.down = (
+            torch.nn.Linear(6, 8, bias=bias),
+            torch.nn.Linear(6, 8, bias=bias),
+            torch.nn.Linear(8, 6, bias=bias),
+        )
 
     def forward(self, x):
         return x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
@@ -28,14 +32,19 @@ class Scaled(torch.nn.Module):
         self.number, self.features, self.rows = (torch.nn.Parameter(torch.randn(n)) for n in ((), 8, (4, 1)))
 
     def forward(self, x):
-        return self.down(torch.tanh(self.up(x)) * self.number + self.features * self.rows + torch.where(self.rows > 0, self.up(x), 0.5))
+        return self.down(
+            torch.tanh(self.up(x)) * self.number
+            + self.features * self.rows
+            + torch.where(self.rows > 0, self.up(x), 0.5)
+        )
 
 
 class Attention(torch.nn.Module):
     def __init__(self, heads=4, by_hand=False):
         super().__init__()
         self.heads, self.by_hand = heads, by_hand
-        self.q, self.k, self.v, self.o = (torch.nn.Linear(8, 8, bias=name != "k") for name in "qkvo")  # the gradient of k's bias is zero: softmax does not see it
+        # the gradient of k's bias is zero: softmax does not see it
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(8, 8, bias=name != "k") for name in "qkvo")
 
     def forward(self, x):
         b, t, c = x.shape
@@ -59,7 +68,8 @@ class Language(torch.nn.Module):
 
 
 class Grouped(torch.nn.Module):
-    """Attention as language models have it: rotated queries and keys, fewer heads of keys and values, a mask, an empty cache."""
+    """Attention as language models have it: rotated queries and keys, fewer heads of keys and values, a mask, an empty
+    cache."""
 
     def __init__(self, repeat):
         super().__init__()
@@ -68,7 +78,9 @@ class Grouped(torch.nn.Module):
         self.register_buffer("angles", torch.outer(torch.arange(5.0), torch.tensor([0.5, 0.5])))
 
     def rotated(self, x):
-        return x * self.angles.cos()[None, None] + torch.cat((-x[..., 1:], x[..., :1]), dim=-1) * self.angles.sin().unsqueeze(0)
+        return x * self.angles.cos()[None, None] + torch.cat(
+            (-x[..., 1:], x[..., :1]), dim=-1
+        ) * self.angles.sin().unsqueeze(0)
 
     def forward(self, x):
         b, t, _ = x.shape
@@ -79,7 +91,9 @@ class Grouped(torch.nn.Module):
         elif self.repeat == "repeat_interleave":
             k, v = (y.repeat_interleave(2, 1) for y in (k, v))
         mask = torch.ones(b, 1, t, t, dtype=torch.bool).tril()
-        y = torch.nn.functional.scaled_dot_product_attention(self.rotated(q), k, v, attn_mask=mask, enable_gqa=self.repeat == "in attention")
+        y = torch.nn.functional.scaled_dot_product_attention(
+            self.rotated(q), k, v, attn_mask=mask, enable_gqa=self.repeat == "in attention"
+        )
         return x + self.o(y.transpose(1, 2).reshape(b, t, 8))
 
 
@@ -93,7 +107,9 @@ def split_gated(m, group=None):
 
 
 def split_language(m, group=None, sequence_dim=None):
-    m = column_parallel(m, ["places", "attention.q", "attention.k", "attention.v", "head"], group, sequence_dim=sequence_dim)
+    m = column_parallel(
+        m, ["places", "attention.q", "attention.k", "attention.v", "head"], group, sequence_dim=sequence_dim
+    )
     return row_parallel(m, ["tokens", "attention.o"], group, sequence_dim=sequence_dim)
 
 
@@ -104,7 +120,9 @@ def counts(trace, *names) -> tuple[int, ...]:
 
 def train(module, prepare, data, of_rank=lambda x: x):
     """Trains as one process does. Returns the compiled module."""
-    mine = compare(torch.distributed.get_rank(), torch.distributed.get_world_size(), module, prepare, data, of_rank=of_rank)
+    mine = compare(
+        torch.distributed.get_rank(), torch.distributed.get_world_size(), module, prepare, data, of_rank=of_rank
+    )
     assert thunder.cache_misses(mine) == 1
     return mine
 
@@ -129,7 +147,11 @@ def gated(rank, size):
 
 
 def scaled(rank, size):
-    mine = train(made(Scaled), lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]), [x[:4] for x in batches(size, torch.float64)])
+    mine = train(
+        made(Scaled),
+        lambda m: row_parallel(column_parallel(m, ["up"]), ["down"]),
+        [x[:4] for x in batches(size, torch.float64)],
+    )
     assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (1, 0)
 
 
@@ -138,7 +160,11 @@ def language(rank, size, by_hand):
     # embeddings: a sum and a join; attention: a sum; head: a join
     assert counts(thunder.last_traces(mine)[-1], "all_reduce", "all_gather") == (2, 2)
     model = mine._model
-    assert model.tokens.weight.shape == (12 // size, 8) and model.places.weight.shape == (5, 8 // size) and model.head.bias.shape == (12 // size,)
+    assert (
+        model.tokens.weight.shape == (12 // size, 8)
+        and model.places.weight.shape == (5, 8 // size)
+        and model.head.bias.shape == (12 // size,)
+    )
 
 
 def grouped(rank, size, repeat):
@@ -149,7 +175,14 @@ def grouped(rank, size, repeat):
 
 def picks(x):
     """Each takes all of the second dimension of three, which becomes that of the number beside it."""
-    second = [x[..., 1], x[:, :, None, ::2], x[None, 0], x[1:, ...], x.unsqueeze(-1), torch.cat((x, torch.ones(2, 4, 1, dtype=x.dtype)), 2)]
+    second = [
+        x[..., 1],
+        x[:, :, None, ::2],
+        x[None, 0],
+        x[1:, ...],
+        x.unsqueeze(-1),
+        torch.cat((x, torch.ones(2, 4, 1, dtype=x.dtype)), 2),
+    ]
     third = [x.unsqueeze(1), x.unsqueeze(dim=0), x.expand(3, *x.shape), x[:, None].expand(-1, 2, -1, -1)]
     return [*((y, 1) for y in second), *((y, 2) for y in third)]
 
@@ -157,7 +190,18 @@ def picks(x):
 def picks_more(x):
     """These need more than a part, or another one."""
     twice = torch.cat((x, x), 1)
-    return [(y, 1) for y in (x[:, [1, 0, 3, 2]], x[:, 0::1], x[:, torch.tensor([3, 0, 1, 2])], twice[:, :4], twice[:, 2:6], x[:, 2:].repeat_interleave(2, 1), x.flip(1))]
+    return [
+        (y, 1)
+        for y in (
+            x[:, [1, 0, 3, 2]],
+            x[:, 0::1],
+            x[:, torch.tensor([3, 0, 1, 2])],
+            twice[:, :4],
+            twice[:, 2:6],
+            x[:, 2:].repeat_interleave(2, 1),
+            x.flip(1),
+        )
+    ]
 
 
 class Picking(torch.nn.Module):
@@ -167,7 +211,9 @@ class Picking(torch.nn.Module):
 
     def forward(self, x):
         h = self.up(x).transpose(1, 2)
-        return torch.cat([self.down(y.transpose(dim, -1)).sin().flatten() * (i + 1) for i, (y, dim) in enumerate(self.pick(h))])
+        return torch.cat(
+            [self.down(y.transpose(dim, -1)).sin().flatten() * (i + 1) for i, (y, dim) in enumerate(self.pick(h))]
+        )
 
 
 def picking(rank, size):
@@ -194,7 +240,8 @@ def shares_sequences(rank, size):
     data = batches(size, torch.float64, lambda g: torch.randint(0, 12, (3, 4), generator=g))
     mine = train(made(Language), lambda m: split_language(m, sequence_dim=1), data)
     forward, backward = thunder.last_traces(mine)[-1], thunder.last_backward_traces(mine)[-1]
-    # tokens and attention are summed to parts; what q, k and v read and what the head reads is gathered; places and the head's result are joined
+    # tokens and attention are summed to parts; what q, k and v read and what the head reads is gathered; places and the
+    # head's result are joined
     assert counts(forward, "all_reduce", "reduce_scatter", "all_gather") == (0, 2, 4)
     norms = [line for line in forward.bound_symbols if "layer_norm" in str(line)]
     assert [tuple(line.inputs[0].shape) for line in norms] == [(3, 2, 8)]  # of this rank's places
@@ -202,7 +249,11 @@ def shares_sequences(rank, size):
     assert counts(backward, "all_reduce")[0] >= 1
     whole = made(Language)
     odd = torch.randint(0, 12, (3, 3), generator=torch.Generator().manual_seed(0))
-    close(thunder.jit(split_language(made(Language), sequence_dim=1))(odd).detach(), whole(odd).detach(), "a sequence that the ranks do not divide")
+    close(
+        thunder.jit(split_language(made(Language), sequence_dim=1))(odd).detach(),
+        whole(odd).detach(),
+        "a sequence that the ranks do not divide",
+    )
 
 
 def test_ranks_share_sequences_between_layers(ranks):
@@ -228,7 +279,9 @@ def one_alone(rank, size):
     assert placement_of(model.head.weight).slice.dim == 0
     with pytest.raises(RuntimeError, match="parameter head.weight is distributed already"):
         row_parallel(model, ["head"])
-    with pytest.raises(ValueError, match="dimension 0 of places.weight has 5 elements; valid: a multiple of the 2 ranks"):
+    with pytest.raises(
+        ValueError, match="dimension 0 of places.weight has 5 elements; valid: a multiple of the 2 ranks"
+    ):
         row_parallel(model, ["places"])
     with torch.device("meta"):
         model = Language()
@@ -248,18 +301,32 @@ def with_data_parallelism(rank, size):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "layers"))
     of_rank = lambda x: x.chunk(2)[mesh.get_local_rank("data")]
     for strategy in (FSDPType.ZERO2, FSDPType.ZERO3):
-        prepare = lambda m: fsdp(split_language(m, mesh["layers"]), process_group=mesh["data"], sharding_strategy=strategy)
+        prepare = lambda m: fsdp(
+            split_language(m, mesh["layers"]), process_group=mesh["data"], sharding_strategy=strategy
+        )
         mine = train(made(Language), prepare, tokens(size), of_rank)
-        assert mine._model.attention.o.weight.shape == (4, 4) and mine._model.attention.q.weight.shape == (2, 8) and mine._model.norm.weight.shape == (4,)
+        assert (
+            mine._model.attention.o.weight.shape == (4, 4)
+            and mine._model.attention.q.weight.shape == (2, 8)
+            and mine._model.norm.weight.shape == (4,)
+        )
         assert counts(thunder.last_traces(mine)[-1], "all_reduce") == (2,)
-    whole, mine = made(Language), thunder.jit(fsdp(split_language(made(Language), mesh["layers"]), process_group=mesh["data"]))
+    whole, mine = (
+        made(Language),
+        thunder.jit(fsdp(split_language(made(Language), mesh["layers"]), process_group=mesh["data"])),
+    )
     x = tokens(size)[0]
     whole(x).square().mean().backward()
     mine(of_rank(x)).square().mean().backward()
     expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01)
     close(clip_grad_norm_(mine, 0.01), expected, "norm over shards of parts")
     agree(mine, whole, 0, gradients=True)
-    train(made(Gated), lambda m: ddp(split_gated(m, mesh["layers"]), process_group=mesh["data"], broadcast_from=None), [x[:4] for x in batches(1, torch.float64)], of_rank)
+    train(
+        made(Gated),
+        lambda m: ddp(split_gated(m, mesh["layers"]), process_group=mesh["data"], broadcast_from=None),
+        [x[:4] for x in batches(1, torch.float64)],
+        of_rank,
+    )
 
 
 def test_together_with_data_parallelism_on_a_mesh(ranks):

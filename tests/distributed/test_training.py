@@ -1,4 +1,5 @@
-"""Every way to train on several ranks, held against one process: five steps, with and without accumulation, in both precisions, with tied weights and uneven shards."""
+"""Every way to train on several ranks, held against one process: five steps, with and without accumulation, in both
+precisions, with tied weights and uneven shards."""
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from tests.distributed.training import STEPS, batches, compare, optimizer_of
 from thunder.distributed import FSDPType, column_parallel, ddp, fsdp, row_parallel
 from thunder.distributed.placement import placement_of
 
-WIDTH, INNER, TOKENS = 7, 12, 20  # over 2 and 4 ranks: rows of 7 come out even nowhere, those of 12 and 20 do, but not of half of 20 over 4, nor a quarter over 2
+# over 2 and 4 ranks: rows of 7 come out even nowhere, those of 12 and 20 do, but not of half of 20 over 4, nor a
+# quarter over 2
+WIDTH, INNER, TOKENS = 7, 12, 20
 
 
 class Tied(torch.nn.Module):
@@ -32,7 +35,8 @@ def split(module, group):
 
 
 def ways(size: int) -> dict:
-    """By name: how a module is prepared, over how many ranks data is spread, and over how many parameters are sharded and layers split."""
+    """By name: how a module is prepared, over how many ranks data is spread, and over how many parameters are sharded
+    and layers split."""
     found = {
         "ddp": (lambda m: ddp(m), size, 1, 1),
         "zero2": (lambda m: fsdp(m), size, size, 1),
@@ -41,16 +45,23 @@ def ways(size: int) -> dict:
     }
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("data", "layers"))
     for name, strategy in (("zero2 x tensor parallel", FSDPType.ZERO2), ("zero3 x tensor parallel", FSDPType.ZERO3)):
-        found[name] = (lambda m, s=strategy: fsdp(split(m, mesh["layers"]), process_group=mesh["data"], sharding_strategy=s), size // 2, size // 2, 2)
+        found[name] = (
+            lambda m, s=strategy: fsdp(split(m, mesh["layers"]), process_group=mesh["data"], sharding_strategy=s),
+            size // 2,
+            size // 2,
+            2,
+        )
     return found
 
 
 def held_shapes(shards: int, parts: int) -> dict[str, tuple[int, ...]]:
-    """What one rank holds: parts of split layers along the dimension they are split by, and of that rows, rounded up."""
+    """What one rank holds: parts of split layers along the dimension they are split by, and of that rows, rounded
+    up."""
     rows = lambda n: -(-n // shards)
     return {
         "embedding.weight": (rows(TOKENS // parts), WIDTH), "norm.weight": (rows(WIDTH),), "norm.bias": (rows(WIDTH),),
-        "up.weight": (rows(INNER // parts), WIDTH), "up.bias": (rows(INNER // parts),), "down.weight": (rows(WIDTH), INNER // parts), "down.bias": (rows(WIDTH),),
+        "up.weight": (rows(INNER // parts), WIDTH), "up.bias": (rows(INNER // parts),),
+        "down.weight": (rows(WIDTH), INNER // parts), "down.bias": (rows(WIDTH),),
     }  # fmt: skip
 
 
@@ -58,12 +69,23 @@ def trains(rank, size, dtype):
     for name, (prepare, spread, shards, parts) in ways(size).items():
         for accumulated in (0, 2):
             torch.manual_seed(0)
-            data = batches(size, dtype, lambda g: torch.randint(0, TOKENS, (2 * size, 5), generator=g), STEPS * (accumulated + 1))
+            data = batches(
+                size, dtype, lambda g: torch.randint(0, TOKENS, (2 * size, 5), generator=g), STEPS * (accumulated + 1)
+            )
             optimizers = []
             optimize = lambda m: optimizers.append(optimizer_of(m)) or optimizers[-1]
             of_rank = lambda x: x.chunk(spread)[rank * spread // size]
             try:
-                compiled = compare(rank, size, Tied().to(dtype), prepare, data, of_rank=of_rank, accumulated=accumulated, optimize=optimize)
+                compiled = compare(
+                    rank,
+                    size,
+                    Tied().to(dtype),
+                    prepare,
+                    data,
+                    of_rank=of_rank,
+                    accumulated=accumulated,
+                    optimize=optimize,
+                )
             except AssertionError as error:
                 raise AssertionError(f"{name}, {accumulated} accumulated: {error}") from error
             held = dict(compiled.named_parameters())
@@ -71,7 +93,9 @@ def trains(rank, size, dtype):
             assert compiled._model.head.weight is compiled._model.embedding.weight
             for n, p in held.items():
                 tensors = [p, *(t for t in optimizers[-1].state[p].values() if t.ndim)]
-                assert len(tensors) == 3 and all(t.untyped_storage().nbytes() == p.numel() * dtype.itemsize for t in tensors), f"{name}: {n}"
+                assert len(tensors) == 3 and all(
+                    t.untyped_storage().nbytes() == p.numel() * dtype.itemsize for t in tensors
+                ), f"{name}: {n}"
                 placement = placement_of(p)
                 assert placement is None or placement.accumulated.gradient is None, f"{name}: {n}"
             assert thunder.cache_misses(compiled) == (2 if accumulated and name != "tensor parallel" else 1), name

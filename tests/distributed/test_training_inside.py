@@ -15,7 +15,8 @@ from thunder.errors import CaptureError
 
 LAYERS = {"sharding_strategy": FSDPType.ZERO3, "bucketing_strategy": FSDPBucketingStrategy.LAYER}
 WAYS = {
-    "ddp": ddp, "zero2": fsdp, "zero3": lambda m: fsdp(m, sharding_strategy=FSDPType.ZERO3), "zero3 by layers": lambda m: fsdp(m, **LAYERS),
+    "ddp": ddp, "zero2": fsdp, "zero3": lambda m: fsdp(m, sharding_strategy=FSDPType.ZERO3),
+    "zero3 by layers": lambda m: fsdp(m, **LAYERS),
 }  # fmt: skip
 
 
@@ -31,7 +32,9 @@ def deeper():
 
 def communicated(traces) -> collections.Counter:
     names = (line.sym.name.removesuffix("_impl") for line in traces[-1].bound_symbols)
-    return collections.Counter(name for name in names if name.startswith(("all_gather", "all_reduce", "reduce_scatter")))
+    return collections.Counter(
+        name for name in names if name.startswith(("all_gather", "all_reduce", "reduce_scatter"))
+    )
 
 
 def trains(rank, size, way, steps_inside):
@@ -65,7 +68,8 @@ def trains(rank, size, way, steps_inside):
         apart = thunder.jit(mine)
         apart(x.chunk(size)[rank]).square().mean().backward()
         assert names == communicated(thunder.last_traces(apart)) + communicated(thunder.last_backward_traces(apart))
-    gathered = {"ddp": (0, 0), "zero2": (6, 0), "zero3": (7, 0), "zero3 by layers": (0, 4)}[way]  # that of layer 2 twice
+    # that of layer 2 twice
+    gathered = {"ddp": (0, 0), "zero2": (6, 0), "zero3": (7, 0), "zero3 by layers": (0, 4)}[way]
     assert (names["all_gather"], names["all_gather_together"]) == gathered
 
 
@@ -115,9 +119,17 @@ def asks_for_gradients(rank, size):
     whole, mine, sharded, split = made(), ddp(made()), fsdp(made()), column_parallel(torch.nn.Linear(4, 4), [""])
     x = batches(size, torch.float64)[0]
     gradients = thunder.jit(lambda module, x: torch.autograd.grad(module(x).square().mean(), list(module.parameters())))
-    for found, expected in zip(gradients(mine, x.chunk(size)[rank]), torch.autograd.grad(whole(x).square().mean(), list(whole.parameters())), strict=True):
+    for found, expected in zip(
+        gradients(mine, x.chunk(size)[rank]),
+        torch.autograd.grad(whole(x).square().mean(), list(whole.parameters())),
+        strict=True,
+    ):
         close(found, expected, "gradient")
-    with pytest.raises(CaptureError, match="torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each"):
+    with pytest.raises(
+        CaptureError,
+        match="torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of "
+        "each",
+    ):
         gradients(sharded, x)
     optimizer = optimizer_of(sharded)
 
@@ -131,7 +143,9 @@ def asks_for_gradients(rank, size):
     assert all(p.grad is None for p in sharded.parameters())
     with pytest.raises(CaptureError, match="of which the ranks compute with a part each"):
         thunder.jit(lambda x: split(x).sum().backward())(torch.ones(2, 4))
-    with pytest.raises(CaptureError, match="create_graph=True inside of it reaches 2.weight, which the ranks hold together"):
+    with pytest.raises(
+        CaptureError, match="create_graph=True inside of it reaches 2.weight, which the ranks hold together"
+    ):
         thunder.jit(lambda x: mine(x).sum().backward(create_graph=True))(x)
 
 

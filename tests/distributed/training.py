@@ -29,7 +29,9 @@ def close(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
     """Norm-relative agreement, to the bound of the dtype."""
     bound = BOUND[wanted.dtype]
     error = (found - wanted).norm() / wanted.norm().clamp(min=torch.finfo(wanted.dtype).tiny)
-    assert found.shape == wanted.shape and error <= bound, f"{what}: {tuple(found.shape)} and {tuple(wanted.shape)}, relative error {error:.2e} above {bound:.0e}"
+    assert found.shape == wanted.shape and error <= bound, (
+        f"{what}: {tuple(found.shape)} and {tuple(wanted.shape)}, relative error {error:.2e} above {bound:.0e}"
+    )
 
 
 def held(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
@@ -39,12 +41,15 @@ def held(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 
 def compare(
-    rank: int, size: int, module: torch.nn.Module, prepare: Callable, data: list[torch.Tensor], *, loss: Callable = lambda y: y.square().mean(), options: dict | None = None,
+    rank: int, size: int, module: torch.nn.Module, prepare: Callable, data: list[torch.Tensor], *,
+        loss: Callable = lambda y: y.square().mean(), options: dict | None = None,
     of_rank: Callable | None = None, accumulated: int = 0, optimize: Callable = optimizer_of,
 ):  # fmt: skip
-    """Trains `prepare(a copy)` on this rank's data, and the module itself on all: losses, gradients and parameters agree in each step. Returns the compiled module.
+    """Trains `prepare(a copy)` on this rank's data, and the module itself on all: losses, gradients and parameters
+    agree in each step. Returns the compiled module.
 
-    of_rank: this rank's part of the data of all. accumulated: before the last backward of each step come so many under no_sync, each with data of its own.
+    of_rank: this rank's part of the data of all. accumulated: before the last backward of each step come so many under
+    no_sync, each with data of its own.
     """
     of_rank = of_rank or (lambda x: x.chunk(size)[rank])
     whole = copy.deepcopy(module)

@@ -33,14 +33,20 @@ def samples_of(symbol, dtype: torch.dtype, which: str = "sampler"):
     for sample in _accepted(sampler(maker(dtype))) if sampler is not None else ():
         if isinstance(sample, torch.Tensor):
             yield (sample,), {}
-        elif isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict):
+        elif (
+            isinstance(sample, tuple)
+            and len(sample) == 2
+            and isinstance(sample[0], tuple)
+            and isinstance(sample[1], dict)
+        ):
             yield sample
         else:
             yield tuple(sample), {}
 
 
 def _accepted(samples):
-    """The samples up to one that cannot be made in this type (a matrix product of bools, the sign of a complex number)."""
+    """The samples up to one that cannot be made in this type (a matrix product of bools, the sign of a complex
+    number)."""
     while True:
         try:
             yield next(samples)
@@ -57,7 +63,11 @@ class Opened(Executor):
     """Opens up every operation that has a decomposition: what is left are primitives, which PyTorch runs."""
 
     def implementation(self, line):
-        return None if line.sym.module == "ltorch" and line.sym.decomposition is not None else torch_ex.implementation(line)
+        return (
+            None
+            if line.sym.module == "ltorch" and line.sym.decomposition is not None
+            else torch_ex.implementation(line)
+        )
 
 
 def by_decomposition(compiled, inputs):
@@ -111,11 +121,13 @@ def proxies_of(compiled):
 SAMPLED = sorted(name for name, symbol in LTORCH.items() if symbol.sampler is not None)
 
 
-# ---------------------------------------------------------------------------------------------------------------- gradients
+# ----------------------------------------------------------------------------------------------------------------
+# gradients
 
 
 class Case:
-    """A sample whose gradient PyTorch knows. leaves: the tensors, of which some require grad. forward, gradients: what eager computes for `cotangents`."""
+    """A sample whose gradient PyTorch knows. leaves: the tensors, of which some require grad. forward, gradients: what
+    eager computes for `cotangents`."""
 
     def __init__(self, program, leaves: list[torch.Tensor], which: str):
         self.program, self.leaves, self.which = program, leaves, which
@@ -130,7 +142,14 @@ class Case:
         self.gradients = self.differentiated(outputs)
 
     def differentiated(self, outputs: list[torch.Tensor], cotangents=None) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(outputs, self.wanted, self.cotangents if cotangents is None else cotangents, retain_graph=True, allow_unused=True, materialize_grads=True)
+        return torch.autograd.grad(
+            outputs,
+            self.wanted,
+            self.cotangents if cotangents is None else cotangents,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
 
     def step(self, run) -> None:
         """Forward and backward, for what counts them."""
@@ -139,12 +158,15 @@ class Case:
 
 
 def gradient_cases(name: str, dtypes=(torch.float64, torch.complex128)):
-    """The samples of an operation that PyTorch differentiates: with grad for all of their tensors, and, of two or more, for the first and the last alone."""
+    """The samples of an operation that PyTorch differentiates: with grad for all of their tensors, and, of two or more,
+    for the first and the last alone."""
     for dtype in dtypes:
         for args, kwargs in samples_of(LTORCH[name], dtype):
             program, tensors = as_program(LTORCH[name], args, kwargs)
             floating = [i for i, t in enumerate(tensors) if t.dtype.is_floating_point or t.dtype.is_complex]
-            choices = {"all": floating} | ({"first": floating[:1], "last": floating[-1:]} if len(floating) > 1 and dtype is torch.float64 else {})
+            choices = {"all": floating} | (
+                {"first": floating[:1], "last": floating[-1:]} if len(floating) > 1 and dtype is torch.float64 else {}
+            )
             for which, chosen in choices.items():
                 leaves = [t.clone().requires_grad_(i in chosen) if i in floating else t for i, t in enumerate(tensors)]
                 try:

@@ -1,4 +1,5 @@
-"""Calls of operations whose ints come from the shape of another tensor, at several sizes: what property tests of symbolic sizes generate."""
+"""Calls of operations whose ints come from the shape of another tensor, at several sizes: what property tests of
+symbolic sizes generate."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import torch
 
 from thunder.core.proxies import map_structure
 
-REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError, OverflowError, ArithmeticError)
+REFUSALS = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    NotImplementedError,
+    AssertionError,
+    OverflowError,
+    ArithmeticError,
+)
 MOST = 100  # an int beyond it stays a constant
 
 
@@ -27,7 +37,9 @@ def resized(t: torch.Tensor, shape) -> torch.Tensor:
     """A tensor of another shape with the values of `t`, repeated."""
     count = torch.Size(shape).numel()
     flat = t.detach().reshape(-1)
-    return (flat.repeat(-(-count // max(1, flat.numel())))[:count] if flat.numel() else flat.new_zeros(count)).reshape(shape)
+    return (flat.repeat(-(-count // max(1, flat.numel())))[:count] if flat.numel() else flat.new_zeros(count)).reshape(
+        shape
+    )
 
 
 class Call:
@@ -62,7 +74,8 @@ class Call:
         return self.function(*[filled(a) for a in args], **{k: filled(v) for k, v in kwargs.items()})
 
     def inputs(self) -> Iterator[list[torch.Tensor]]:
-        """What the program is called with: as sampled, all sizes one larger, all doubled, one int larger and one smaller."""
+        """What the program is called with: as sampled, all sizes one larger, all doubled, one int larger and one
+        smaller."""
 
         def made(ints, size):
             return [torch.zeros(()).expand(ints), *(resized(t, [size(n) for n in t.shape]) for t in self.tensors)]
@@ -84,4 +97,6 @@ def outcome(program: Callable, inputs: list[torch.Tensor], gradients: bool):
     map_structure(lambda x: outputs.append(x) if isinstance(x, torch.Tensor) and x.requires_grad else None, result)
     if not leaves or not outputs:
         return result, None
-    return result, torch.autograd.grad(outputs, leaves, [torch.ones_like(o) for o in outputs], allow_unused=True, materialize_grads=True)
+    return result, torch.autograd.grad(
+        outputs, leaves, [torch.ones_like(o) for o in outputs], allow_unused=True, materialize_grads=True
+    )

@@ -94,7 +94,10 @@ def sampled() -> list[str]:
     return sorted(
         name
         for name, symbol in LTORCH.items()
-        if symbol.sampler is not None and not name.startswith("empty") and symbol.torch_functions and not symbol.tags & {OpTags.RANDOM_OP, OpTags.OPAQUE}
+        if symbol.sampler is not None
+        and not name.startswith("empty")
+        and symbol.torch_functions
+        and not symbol.tags & {OpTags.RANDOM_OP, OpTags.OPAQUE}
     )
 
 
@@ -116,22 +119,49 @@ def test_results_are_those_of_torch_autocast(name):
             got = compiled(operation, *changed)
             for g, e in zip(got, expected, strict=True):
                 if isinstance(e, torch.Tensor):
-                    assert g.dtype is e.dtype, f"{name}{[getattr(x, 'dtype', x) for x in changed[0]]}: {g.dtype}, eager {e.dtype}"
+                    assert g.dtype is e.dtype, (
+                        f"{name}{[getattr(x, 'dtype', x) for x in changed[0]]}: {g.dtype}, eager {e.dtype}"
+                    )
                     torch.testing.assert_close(g, e, rtol=0, atol=0, equal_nan=True)
             compared += 1
     assert compared, "eager refused every sample"
 
 
 def test_the_lists_for_the_cpu_are_complete():
-    """Every operation that PyTorch's list for the CPU names, and thunder defines, has a policy. PyTorch casts inside of the others."""
-    listed = {n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if torch._C._dispatch_has_kernel_for_dispatch_key(n, "AutocastCPU")}
+    """Every operation that PyTorch's list for the CPU names, and thunder defines, has a policy. PyTorch casts inside of
+    the others."""
+    listed = {
+        n.split("::")[1].split(".")[0]
+        for n in torch._C._dispatch_get_all_op_names()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(n, "AutocastCPU")
+    }
     # those of pad come through F.pad, cross_entropy_loss is F.cross_entropy; the rest is no public function
-    known = {"reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d", "cross_entropy_loss", "nll_loss2d"}
-    internal = {"_addmm_activation", "_convolution", "_grid_sampler_2d_cpu_fallback", "_lu_with_info", "_native_multi_head_attention", "mkldnn_rnn_layer"}
+    known = {
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "replication_pad1d",
+        "replication_pad2d",
+        "replication_pad3d",
+        "cross_entropy_loss",
+        "nll_loss2d",
+    }
+    internal = {
+        "_addmm_activation",
+        "_convolution",
+        "_grid_sampler_2d_cpu_fallback",
+        "_lu_with_info",
+        "_native_multi_head_attention",
+        "mkldnn_rnn_layer",
+    }
     internal |= {"multilabel_margin_loss_forward", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d"}
     missing = []
     for name in sorted(listed - known - internal):
-        symbol = LTORCH.get(name) or LTORCH.get(name.removeprefix("linalg_")) or LTORCH.get(f"{name}_with_indices") or lookup(getattr(torch, name, None))
+        symbol = (
+            LTORCH.get(name)
+            or LTORCH.get(name.removeprefix("linalg_"))
+            or LTORCH.get(f"{name}_with_indices")
+            or lookup(getattr(torch, name, None))
+        )
         if symbol is not None and (symbol.autocast is None or "cpu" not in kinds_of(symbol.autocast)):
             missing.append(name)
     assert not missing
@@ -163,5 +193,8 @@ def test_doubles_and_integers_are_left_alone():
 
 def test_binary_cross_entropy_is_refused_on_cuda():
     a = proxy_of(torch.rand(3), "a").replace(device="cuda:0")
-    with recording(Recorder(Context(Names(), autocast=policy((("cuda", torch.float16),))))), pytest.raises(RuntimeError, match="unsafe to autocast"):
+    with (
+        recording(Recorder(Context(Names(), autocast=policy((("cuda", torch.float16),))))),
+        pytest.raises(RuntimeError, match="unsafe to autocast"),
+    ):
         LTORCH["binary_cross_entropy"](a, a)

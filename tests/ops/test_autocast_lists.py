@@ -1,6 +1,7 @@
 """The operations that PyTorch's own tests of autocast name, and PyTorch's rules for them: a second, foreign list.
 
-The lists for the CPU run. Those for CUDA are typed: PyTorch's rules for CUDA apply to fake tensors, which need no device.
+The lists for the CPU run. Those for CUDA are typed: PyTorch's rules for CUDA apply to fake tensors, which need no
+device.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ from thunder.ops.autocast import policy
 from thunder.ops.methods import call_torch
 from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
-# refused under autocast; not typed for a GPU where there is none, or of a size that depends on data; made of other operations on fake tensors; refused by the kernel alone
+# refused under autocast; not typed for a GPU where there is none, or of a size that depends on data; made of other
+# operations on fake tensors; refused by the kernel alone
 OTHERWISE_ON_FAKES = set(
     (
-        "binary_cross_entropy getitem grid_sample grouped_mm _grouped_mm im2col affine_grid linalg_cross stft istft argwhere nonzero masked_select unique unique_consecutive bincount "
-        "corrcoef cov ctc_loss gaussian_nll_loss geqrf gru gru_cell lstm lstm_cell rnn_tanh rnn_relu gru_of_packed_sequences lstm_of_packed_sequences "
-        "rnn_tanh_of_packed_sequences rnn_relu_of_packed_sequences histogram histogramdd linalg_lstsq choose_qparams_optimized combinations grid_sampler_2d grid_sampler_3d "
+        "binary_cross_entropy getitem grid_sample grouped_mm _grouped_mm im2col affine_grid linalg_cross stft istft "
+        "argwhere nonzero masked_select unique unique_consecutive bincount "
+        "corrcoef cov ctc_loss gaussian_nll_loss geqrf gru gru_cell lstm lstm_cell rnn_tanh rnn_relu "
+        "gru_of_packed_sequences lstm_of_packed_sequences "
+        "rnn_tanh_of_packed_sequences rnn_relu_of_packed_sequences histogram histogramdd linalg_lstsq "
+        "choose_qparams_optimized combinations grid_sampler_2d grid_sampler_3d "
         "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine"
     ).split()
 )
-WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell", "grid_sampler", "equal"}  # PyTorch cannot type them on fake tensors
+# PyTorch cannot type them on fake tensors
+WITHOUT_FAKES = {"cudnn_convolution", "cudnn_convolution_transpose", "gru_cell", "grid_sampler", "equal"}
 
 
 def entries(lists: object) -> dict[str, tuple]:
@@ -40,7 +46,13 @@ def entries(lists: object) -> dict[str, tuple]:
     for group, items in sorted(vars(lists("cpu")).items()):
         spaces = (torch.Tensor,) if group.startswith("methods") else (torch, torch._C._nn, F, torch.linalg)
         for i, (name, args, *rest) in enumerate(items):
-            name = name.removeprefix("linalg_") if group.startswith("linalg") else "__truediv__" if name == "__div__" else name
+            name = (
+                name.removeprefix("linalg_")
+                if group.startswith("linalg")
+                else "__truediv__"
+                if name == "__div__"
+                else name
+            )
             function = next(f for space in spaces if (f := getattr(space, name, None)) is not None)
             if name == "linear" and len(args) > 2:  # a bias of two dimensions: documented for one
                 args = (*args[:2], args[2][0])
@@ -88,7 +100,11 @@ def typed_by_pytorch(function, args: tuple, kwargs: dict, kinds: tuple) -> list[
         return torch.empty(x.shape, dtype=x.dtype, device="cuda") if isinstance(x, torch.Tensor) else x
 
     with FakeTensorMode(), compat.autocast_on(kinds):
-        return [x.dtype for x in flat(function(*map_structure(fake, args), **map_structure(fake, kwargs))) if isinstance(x, torch.Tensor)]
+        return [
+            x.dtype
+            for x in flat(function(*map_structure(fake, args), **map_structure(fake, kwargs)))
+            if isinstance(x, torch.Tensor)
+        ]
 
 
 def typed_by_thunder(function, args: tuple, kwargs: dict, kinds: tuple) -> list[torch.dtype]:

@@ -14,15 +14,30 @@ from thunder.errors import CaptureError
 from thunder.ops.elementwise import BINARY
 from thunder.ops.torch_types import to_torch_dtype
 
-TYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+TYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
 # PyTorch says once that complex numbers of halves are new, and of its own ldexp that it resizes a result
-pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}:UserWarning") for text in ("ComplexHalf support is experimental", "An output with one or more elements was resized")]
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{text}:UserWarning")
+    for text in ("ComplexHalf support is experimental", "An output with one or more elements was resized")
+]
 NAMES = [*BINARY, "add", "sub", "div", "rsub", "eq", "ne", "lt", "le", "gt", "ge"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_types_of_all_pairs(name):
-    """Tensors with dimensions, 0-dim tensors and Python numbers of all types, in both places: PyTorch's type, or a refusal where it refuses."""
+    """Tensors with dimensions, 0-dim tensors and Python numbers of all types, in both places: PyTorch's type, or a
+    refusal where it refuses."""
     function = getattr(torch, name)
     values = [torch.ones(2, dtype=d) for d in TYPES] + [torch.ones((), dtype=d) for d in TYPES] + [True, 2, 2.5, 1 + 2j]
     pairs = 0
@@ -45,8 +60,10 @@ def test_types_of_all_pairs(name):
 
 Y = torch.linspace(-4.0, 4.0, 12).reshape(3, 4)
 INPLACE = {
-    "relu": {}, "relu6": {}, "leaky_relu": {"negative_slope": 0.2}, "elu": {"alpha": 0.5}, "celu": {"alpha": 0.5}, "selu": {}, "silu": {}, "mish": {},
-    "hardtanh": {"min_val": -0.5}, "hardswish": {}, "hardsigmoid": {}, "threshold": {"threshold": 0.1, "value": 2.0}, "rrelu": {},
+    "relu": {}, "relu6": {}, "leaky_relu": {"negative_slope": 0.2}, "elu": {"alpha": 0.5}, "celu": {"alpha": 0.5},
+    "selu": {}, "silu": {}, "mish": {},
+    "hardtanh": {"min_val": -0.5}, "hardswish": {}, "hardsigmoid": {}, "threshold": {"threshold": 0.1, "value": 2.0},
+    "rrelu": {},
 }  # fmt: skip
 
 
@@ -93,16 +110,59 @@ OPERATORS = {
     "users": lambda x: (x + Loud(), x == Loud()),
     "numpy": lambda x: (x + np.float32(2), np.float64(2) + 0 * 1, x * np.int64(3)),
     "reflected": lambda x: (2 - x, 2 / x, 2**x, 2 // x, 5 % x, 2 + x, 2 * x, 2 < x, 3 == x),
-    "integers": lambda x: (x.long() << 2, 2 << x.long(), x.long() >> 1, 6 & x.long(), 1 | x.long(), 3 ^ x.long(), ~x.long()),
+    "integers": lambda x: (
+        x.long() << 2,
+        2 << x.long(),
+        x.long() >> 1,
+        6 & x.long(),
+        1 | x.long(),
+        3 ^ x.long(),
+        ~x.long(),
+    ),
     "booleans": lambda x: (~(x > 1), (x > 1) & True, True | (x > 1), (x > 1) ^ (x < 2)),
     "unary": lambda x: (+x, -x, abs(-x)),
-    "dunders": lambda x: (x.__rsub__(3), x.__rpow__(2), x.__rtruediv__(2), x.__rfloordiv__(2), x.__rmod__(2), x.__radd__(1), x.__rmul__(2), x.__pow__(2), x.__mod__(2)),
-    "keywords": lambda x: (torch.add(input=x, other=x, alpha=2), torch.sum(input=x, axis=0), torch.pow(x, exponent=2), torch.clamp(input=x, max=1.5)),
-    "keepdims": lambda x: (torch.sum(x, dim=(0,), keepdims=True), x.mean(axis=0, keepdims=True), torch.var(x, dim=0, keepdim=True, correction=0)),
-    "orders": lambda x: (x.sort(descending=True)[0], torch.sort(x, stable=True, dim=0)[1], x.argsort(0, True), torch.argsort(x, stable=True)),
-    "pairs": lambda x: (x.max(0).values, torch.min(x, dim=0, keepdim=True).indices, x.aminmax().max, torch.aminmax(x, dim=0).min, torch.max(x, other=x * 2)),
+    "dunders": lambda x: (
+        x.__rsub__(3),
+        x.__rpow__(2),
+        x.__rtruediv__(2),
+        x.__rfloordiv__(2),
+        x.__rmod__(2),
+        x.__radd__(1),
+        x.__rmul__(2),
+        x.__pow__(2),
+        x.__mod__(2),
+    ),
+    "keywords": lambda x: (
+        torch.add(input=x, other=x, alpha=2),
+        torch.sum(input=x, axis=0),
+        torch.pow(x, exponent=2),
+        torch.clamp(input=x, max=1.5),
+    ),
+    "keepdims": lambda x: (
+        torch.sum(x, dim=(0,), keepdims=True),
+        x.mean(axis=0, keepdims=True),
+        torch.var(x, dim=0, keepdim=True, correction=0),
+    ),
+    "orders": lambda x: (
+        x.sort(descending=True)[0],
+        torch.sort(x, stable=True, dim=0)[1],
+        x.argsort(0, True),
+        torch.argsort(x, stable=True),
+    ),
+    "pairs": lambda x: (
+        x.max(0).values,
+        torch.min(x, dim=0, keepdim=True).indices,
+        x.aminmax().max,
+        torch.aminmax(x, dim=0).min,
+        torch.max(x, other=x * 2),
+    ),
     "out_none": lambda x: (torch.add(x, x, out=None), torch.max(x, 0, out=None)[0]),
-    "where": lambda x: (torch.where(x > 1, x, 0.0), torch.where(x > 1, 1, 2), x.where(x > 1, -1.0), torch.where(condition=x > 1, input=x, other=x * 2)),
+    "where": lambda x: (
+        torch.where(x > 1, x, 0.0),
+        torch.where(x > 1, 1, 2),
+        x.where(x > 1, -1.0),
+        torch.where(condition=x > 1, input=x, other=x * 2),
+    ),
 }
 
 
@@ -128,7 +188,10 @@ def test_operands_that_nobody_takes(function):
         assert str(got.value).split()[:3] == str(want.value).split()[:3]
 
 
-@pytest.mark.parametrize("program", [lambda x, y: torch.add(x, x, out=y), lambda x, y: torch.arange(3, out=y), lambda x, y: torch.div(x, 3, out=y)])
+@pytest.mark.parametrize(
+    "program",
+    [lambda x, y: torch.add(x, x, out=y), lambda x, y: torch.arange(3, out=y), lambda x, y: torch.div(x, 3, out=y)],
+)
 def test_out_is_written_to(program):
     ours, eagers = torch.ones(3), torch.ones(3)
     thunder.jit(program)(torch.ones(3), ours)
@@ -137,6 +200,9 @@ def test_out_is_written_to(program):
 
 
 def test_out_that_would_change_its_shape_is_refused():
-    with warnings.catch_warnings(), pytest.raises(CaptureError, match="would change the shape of its argument from \\(3,\\) to \\(\\)"):
+    with (
+        warnings.catch_warnings(),
+        pytest.raises(CaptureError, match="would change the shape of its argument from \\(3,\\) to \\(\\)"),
+    ):
         warnings.simplefilter("ignore")
         thunder.jit(lambda x, y: torch.max(x, 0, out=(y, y.long())))(torch.ones(3), torch.ones(3))

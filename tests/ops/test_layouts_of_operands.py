@@ -1,4 +1,5 @@
-"""Operations on tensors of other layouts than row-major: results and gradients are eager's. Kernels called by their ATen names take some operands as they lie in memory."""
+"""Operations on tensors of other layouts than row-major: results and gradients are eager's. Kernels called by their
+ATen names take some operands as they lie in memory."""
 
 import itertools
 
@@ -40,24 +41,49 @@ def run(function, args, kwargs, layout) -> tuple:
 
 
 @pytest.mark.filterwarnings("ignore")  # deprecated functions are as good as others
-@pytest.mark.parametrize("name", [n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and not n.startswith("empty") and torch_function(LTORCH[n])])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in SAMPLED
+        if OpTags.RANDOM_OP not in LTORCH[n].tags and not n.startswith("empty") and torch_function(LTORCH[n])
+    ],
+)
 def test_operands_of_other_layouts(name):
     function = torch_function(LTORCH[name])
-    for sample, layout in itertools.product(itertools.islice(samples_of(LTORCH[name], torch.float64), 2), LAYOUTS.values()):
+    for sample, layout in itertools.product(
+        itertools.islice(samples_of(LTORCH[name], torch.float64), 2), LAYOUTS.values()
+    ):
         args, kwargs = laid_out(sample, layout)
         try:
             expected = run(function, args, kwargs, layout)
-        except (RuntimeError, TypeError, NotImplementedError):  # some take no others, or have no derivative for what the sample gives
+        except (
+            RuntimeError,
+            TypeError,
+            NotImplementedError,
+        ):  # some take no others, or have no derivative for what the sample gives
             continue
         found = run(thunder.jit(lambda *args, **kwargs: function(*args, **kwargs)), args, kwargs, layout)
         torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("shape, strides", [((1, 4, 3, 5), (4, 1, 20, 4)), ((1, 4, 3, 5), (60, 1, 20, 4)), ((2, 4, 1, 1), (4, 1, 1, 1)), ((2, 1, 3, 5), (15, 1, 5, 1)), ((1, 4, 3, 5), (1, 15, 5, 1))])
+@pytest.mark.parametrize(
+    "shape, strides",
+    [
+        ((1, 4, 3, 5), (4, 1, 20, 4)),
+        ((1, 4, 3, 5), (60, 1, 20, 4)),
+        ((2, 4, 1, 1), (4, 1, 1, 1)),
+        ((2, 1, 3, 5), (15, 1, 5, 1)),
+        ((1, 4, 3, 5), (1, 15, 5, 1)),
+    ],
+)
 def test_images_that_might_be_channels_last(shape, strides):
     """A layout is what the strides say, also where a size of 1 makes two of them the same elements."""
     x = torch.randn(200, dtype=torch.float64).as_strided(shape, strides).requires_grad_()
     w = torch.randn(shape[1], dtype=torch.float64, requires_grad=True)
-    found, expected = (run(f, (x, shape[1], w, w), {}, lambda t: t) for f in (thunder.jit(torch.nn.functional.group_norm), torch.nn.functional.group_norm))
+    found, expected = (
+        run(f, (x, shape[1], w, w), {}, lambda t: t)
+        for f in (thunder.jit(torch.nn.functional.group_norm), torch.nn.functional.group_norm)
+    )
     torch.testing.assert_close(found, expected)
     assert found[0].stride() == expected[0].stride()

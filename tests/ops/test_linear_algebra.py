@@ -20,21 +20,25 @@ SPD = torch.eye(3, dtype=D) * 4 + 1
 @pytest.mark.parametrize(
     "program",
     [
-        lambda x: torch.linalg.svd(x, False).S, lambda x: torch.linalg.svd(x).S, lambda x: torch.svd(x)[1], lambda x: torch.linalg.eigh(x).eigenvalues, lambda x: torch.linalg.eigh(x)[0] * x,
+        lambda x: torch.linalg.svd(x, False).S, lambda x: torch.linalg.svd(x).S, lambda x: torch.svd(x)[1],
+            lambda x: torch.linalg.eigh(x).eigenvalues, lambda x: torch.linalg.eigh(x)[0] * x,
         lambda x: torch.linalg.eig(x).eigenvalues.abs(),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("x", [torch.eye(3, dtype=D), SPD], ids=["equal", "two equal"])
 def test_equal_values_have_a_gradient_where_vectors_are_not_read(program, x):
-    """The gradient of the vectors divides by the differences of the values: it plays no part where nobody differentiates the vectors."""
+    """The gradient of the vectors divides by the differences of the values: it plays no part where nobody
+    differentiates the vectors."""
     torch.testing.assert_close(gradients(thunder.jit(program), x), gradients(program, x))
 
 
 @pytest.mark.parametrize(
     "program",
     [
-        lambda x: torch.linalg.qr(x)[0], lambda x: torch.linalg.qr(x)[1], lambda x: torch.linalg.lu(x).L, lambda x: torch.linalg.lu(x).U, lambda x: torch.linalg.svd(x, False).U.abs(),
-        lambda x: torch.linalg.svd(x, False)[2].abs(), lambda x: torch.lu_unpack(*torch.linalg.lu_factor(x))[1], lambda x: torch.linalg.lstsq(x, x[:, :1], driver="gels")[0],
+        lambda x: torch.linalg.qr(x)[0], lambda x: torch.linalg.qr(x)[1], lambda x: torch.linalg.lu(x).L,
+            lambda x: torch.linalg.lu(x).U, lambda x: torch.linalg.svd(x, False).U.abs(),
+        lambda x: torch.linalg.svd(x, False)[2].abs(), lambda x: torch.lu_unpack(*torch.linalg.lu_factor(x))[1],
+            lambda x: torch.linalg.lstsq(x, x[:, :1], driver="gels")[0],
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("shape", [(3, 3), (4, 3), (3, 5)])
@@ -45,7 +49,11 @@ def test_one_result_alone(program, shape):
 
 def test_what_is_not_differentiable_is_refused_in_pytorchs_words():
     x = torch.randn(4, 3, requires_grad=True)
-    for program in (lambda x: torch.linalg.qr(x, "complete")[0], lambda x: torch.linalg.qr(x, "r")[1], lambda x: torch.geqrf(x)[0]):
+    for program in (
+        lambda x: torch.linalg.qr(x, "complete")[0],
+        lambda x: torch.linalg.qr(x, "r")[1],
+        lambda x: torch.geqrf(x)[0],
+    ):
         with pytest.raises((RuntimeError, NotImplementedError)) as want:
             program(x).sum().backward()
         with pytest.raises((RuntimeError, NotImplementedError)) as got:
@@ -59,7 +67,13 @@ def test_results_have_the_names_that_pytorch_gives_them():
 
     def program(x):
         found = torch.linalg.slogdet(x)
-        return found.sign * found.logabsdet, torch.linalg.eigh(x).eigenvectors, torch.linalg.solve_ex(x, x).info, torch.slogdet(x), torch.linalg.svd(x)
+        return (
+            found.sign * found.logabsdet,
+            torch.linalg.eigh(x).eigenvectors,
+            torch.linalg.solve_ex(x, x).info,
+            torch.slogdet(x),
+            torch.linalg.svd(x),
+        )
 
     got, want = thunder.jit(program)(x), program(x)
     torch.testing.assert_close(got, want, rtol=0, atol=0)
@@ -77,7 +91,9 @@ def test_the_backward_of_a_transform_is_a_transform():
     compiled = thunder.jit(lambda x: torch.fft.rfft(x, 6).abs())
     compiled(torch.randn(2, 5, requires_grad=True)).sum().backward()
     text = str(thunder.last_backward_traces(compiled)[-1])
-    assert "torch.ops.aten._fft_c2c.default(" in text and "_with_graph" not in str(thunder.last_traces(compiled)[-1]).replace("abs_with_graph", "")
+    assert "torch.ops.aten._fft_c2c.default(" in text and "_with_graph" not in str(
+        thunder.last_traces(compiled)[-1]
+    ).replace("abs_with_graph", "")
 
 
 def test_a_solution_keeps_its_factors_for_the_backward():
@@ -89,11 +105,20 @@ def test_a_solution_keeps_its_factors_for_the_backward():
         torch.linalg.solve(matrix, B).sum().backward()
         torch.testing.assert_close(found, (A.grad, B.grad), rtol=0, atol=0)
         A.grad = B.grad = None
-    assert "solve(" not in str(thunder.last_backward_traces(compiled)[-1]).replace("lu_solve(", "").replace("_transposed(", "")
+    assert "solve(" not in str(thunder.last_backward_traces(compiled)[-1]).replace("lu_solve(", "").replace(
+        "_transposed(", ""
+    )
 
 
 @pytest.mark.parametrize("shapes", [((2, 3, 3), (3, 4)), ((3, 3), (5, 3, 2)), ((2, 1, 3, 3), (4, 3, 3))], ids=str)
-@pytest.mark.parametrize("program", [torch.linalg.solve, lambda A, B: torch.linalg.solve_ex(A, B)[0], lambda A, B: torch.linalg.solve_triangular(A, B, upper=True)])
+@pytest.mark.parametrize(
+    "program",
+    [
+        torch.linalg.solve,
+        lambda A, B: torch.linalg.solve_ex(A, B)[0],
+        lambda A, B: torch.linalg.solve_triangular(A, B, upper=True),
+    ],
+)
 def test_batches_are_stretched_and_their_gradients_summed(program, shapes):
     A, B = (torch.randn(s, dtype=D, generator=torch.Generator().manual_seed(0)) for s in shapes)
     A = (A + 4 * torch.eye(3, dtype=D)).requires_grad_()
@@ -107,7 +132,9 @@ def test_tangents_of_triangles_are_right():
     x, t = (torch.tril(torch.randn(3, 3, dtype=D, generator=torch.Generator().manual_seed(i))) for i in range(2))
     x = x + 3 * torch.eye(3, dtype=D)
     got = thunder.jit(lambda x, t: torch.func.jvp(torch.cholesky_inverse, (x,), (t,))[1])(x, t)
-    torch.testing.assert_close(got, (torch.cholesky_inverse(x + 1e-6 * t) - torch.cholesky_inverse(x - 1e-6 * t)) / 2e-6, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        got, (torch.cholesky_inverse(x + 1e-6 * t) - torch.cholesky_inverse(x - 1e-6 * t)) / 2e-6, rtol=1e-6, atol=1e-8
+    )
 
 
 def test_out_gives_back_named_results():

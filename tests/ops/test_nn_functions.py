@@ -1,4 +1,5 @@
-"""Functions of neural networks that are defined in terms of others, that write to their arguments, or that only some devices have: programs against eager."""
+"""Functions of neural networks that are defined in terms of others, that write to their arguments, or that only some
+devices have: programs against eager."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from thunder.errors import CaptureError
 from thunder.examine import examine
 from thunder.ops.random import _philox
 
-pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]  # PyTorch's own, of what it deprecates
+# PyTorch's own, of what it deprecates
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
 
 def rand(*shape):
@@ -56,35 +58,49 @@ INDEX = torch.tensor([1, 3, 1])
 # (name, program, arguments)
 PROGRAMS = [
     ("torch.kl_div", lambda a, b: torch.kl_div(a, b, 2, log_target=True), (rand(4, 3), rand(4, 3))),
-    ("torch.margin_ranking_loss", lambda a, b, t: torch.margin_ranking_loss(a, b, t, 0.5), (rand(4), rand(4), signs(4))),
+    ("torch.margin_ranking_loss", lambda a, b, t: torch.margin_ranking_loss(a, b, t, 0.5),
+        (rand(4), rand(4), signs(4))),
     ("torch.hinge_embedding_loss", lambda a, t: torch.hinge_embedding_loss(a, t, reduction=0), (rand(4), signs(4))),
-    ("torch.cosine_embedding_loss", lambda a, b, t: torch.cosine_embedding_loss(a, b, t, 0.1, 2), (rand(4, 3), rand(4, 3), signs(4))),
-    ("torch.poisson_nll_loss", lambda a, b: torch.poisson_nll_loss(a, b, True, True, 1e-8, 1), (rand(4, 3), rand(4, 3))),
-    ("torch.triplet_margin_loss", lambda a, b, c: torch.triplet_margin_loss(a, b, c, swap=True), (rand(4, 3), rand(4, 3), rand(4, 3))),
-    ("torch.binary_cross_entropy_with_logits", lambda a, b, p: torch.binary_cross_entropy_with_logits(a, b, pos_weight=p), (rand(4, 3), rand(4, 3), rand(3))),
+    ("torch.cosine_embedding_loss", lambda a, b, t: torch.cosine_embedding_loss(a, b, t, 0.1, 2),
+        (rand(4, 3), rand(4, 3), signs(4))),
+    ("torch.poisson_nll_loss", lambda a, b: torch.poisson_nll_loss(a, b, True, True, 1e-8, 1),
+        (rand(4, 3), rand(4, 3))),
+    ("torch.triplet_margin_loss", lambda a, b, c: torch.triplet_margin_loss(a, b, c, swap=True),
+        (rand(4, 3), rand(4, 3), rand(4, 3))),
+    ("torch.binary_cross_entropy_with_logits",
+        lambda a, b, p: torch.binary_cross_entropy_with_logits(a, b, pos_weight=p), (rand(4, 3), rand(4, 3), rand(3))),
     ("torch.ctc_loss", lambda *given: torch.ctc_loss(*given, 0, 2, True), CTC),
     ("gumbel_softmax", lambda a: F.gumbel_softmax(a, 0.7), (rand(4, 3),)),
     ("gumbel_softmax, hard, of a transposed tensor", lambda a: F.gumbel_softmax(a.t(), hard=True), (rand(4, 3),)),
-    ("triplet_margin_with_distance_loss", lambda a, b, c: F.triplet_margin_with_distance_loss(a, b, c, distance_function=F.pairwise_distance), (rand(4, 3), rand(4, 3), rand(4, 3))),
-    ("upsample", lambda a: (F.upsample(a, scale_factor=2), F.upsample_nearest(a, 7), F.upsample_bilinear(a, scale_factor=2)), (rand(2, 3, 4, 4),)),
+    ("triplet_margin_with_distance_loss",
+        lambda a, b, c: F.triplet_margin_with_distance_loss(a, b, c, distance_function=F.pairwise_distance),
+            (rand(4, 3), rand(4, 3), rand(4, 3))),
+    ("upsample", lambda a: (F.upsample(a, scale_factor=2), F.upsample_nearest(a, 7),
+        F.upsample_bilinear(a, scale_factor=2)), (rand(2, 3, 4, 4),)),
     ("grid_sampler", lambda a, g: torch.grid_sampler(a, g, 0, 1, True), (rand(2, 3, 4, 4), rand(2, 5, 5, 2))),
     ("affine_grid_generator", lambda t: torch.affine_grid_generator(t, (2, 3, 4, 5), False), (rand(2, 2, 3),)),
     ("native_channel_shuffle", lambda a: torch.native_channel_shuffle(a, 3), (rand(2, 6, 3, 3),)),
     ("max_pool1d_with_indices", lambda a: torch.max_pool1d_with_indices(a, 2), (rand(2, 3, 6),)),
     ("adaptive_max_pool1d", lambda a: torch.adaptive_max_pool1d(a, 3), (rand(2, 3, 7),)),
-    ("a table and its renormalized rows", lambda w: (F.embedding(INDEX, w * 1, max_norm=0.5), torch.embedding_renorm_(w.clone(), INDEX, 0.5, 2.0)), (rand(5, 4),)),
-    ("bags of renormalized rows", lambda w: F.embedding_bag(INDEX, w * 1, torch.tensor([0, 1]), max_norm=0.5, norm_type=1.0), (rand(5, 4),)),
+    ("a table and its renormalized rows",
+        lambda w: (F.embedding(INDEX, w * 1, max_norm=0.5), torch.embedding_renorm_(w.clone(), INDEX, 0.5, 2.0)),
+            (rand(5, 4),)),
+    ("bags of renormalized rows", lambda w: F.embedding_bag(INDEX, w * 1, torch.tensor([0, 1]), max_norm=0.5,
+        norm_type=1.0), (rand(5, 4),)),
     ("int_repr", quantized(lambda q: (q.int_repr(), q.dequantize() * 2)), (rand(4, 3),)),
     ("fbgemm", packed_product, (rand(4, 8), rand(6, 8), rand(6))),
     ("an observer that looks", observed, (rand(4, 3), ON, ON, *MINIMA)),
     ("an observer that does not look", observed, (rand(4, 3), OFF, ON, *MINIMA)),
     ("batch_norm_update_stats", stats, (rand(4, 3, 2), rand(3), rand(3))),
     ("native_batch_norm", native, (rand(4, 3, 2), rand(3), rand(3))),
-    ("_native_batch_norm_legit", lambda x: torch.ops.aten._native_batch_norm_legit(x, None, None, True, 0.1, 1e-5), (rand(4, 3, 2),)),
-    ("Tensor.type", lambda x: (x.type(torch.float64), x.type("torch.IntTensor"), x.type(torch.DoubleTensor), x if x.type() == "torch.FloatTensor" else -x), (rand(4, 3),)),
+    ("_native_batch_norm_legit", lambda x: torch.ops.aten._native_batch_norm_legit(x, None, None, True, 0.1, 1e-5),
+        (rand(4, 3, 2),)),
+    ("Tensor.type", lambda x: (x.type(torch.float64), x.type("torch.IntTensor"), x.type(torch.DoubleTensor),
+        x if x.type() == "torch.FloatTensor" else -x), (rand(4, 3),)),
     ("polygamma_", lambda x: (x * 1).polygamma_(1), (rand(4, 3),)),
     ("sym_max", lambda x: (x * torch.sym_max(x.shape[0], 3), x * torch.sym_min(x.shape[0], 3)), (rand(4, 3),)),
-    ("in place", lambda x: [F.relu(x * 2, inplace=True), F.elu_(x - 1), F.rrelu(x * 1, training=True, inplace=True), F.threshold_(x * 1, 0.2, 0.5), F.alpha_dropout(x * 1, inplace=True),
+    ("in place", lambda x: [F.relu(x * 2, inplace=True), F.elu_(x - 1), F.rrelu(x * 1, training=True, inplace=True),
+        F.threshold_(x * 1, 0.2, 0.5), F.alpha_dropout(x * 1, inplace=True),
                             F.alpha_dropout(x * 1, training=True, inplace=True)],
      (rand(4, 3),)),
 ]  # fmt: skip
@@ -94,7 +110,9 @@ def differentiates(program, given, which: int) -> bool:
     """Whether PyTorch has the derivative with respect to the first arguments."""
     leaves = [x.clone().requires_grad_(i < which and x.is_floating_point()) for i, x in enumerate(given)]
     try:
-        sum(t.double().sum() for t in tree_leaves(program(*leaves)) if isinstance(t, torch.Tensor) and t.requires_grad).backward()
+        sum(
+            t.double().sum() for t in tree_leaves(program(*leaves)) if isinstance(t, torch.Tensor) and t.requires_grad
+        ).backward()
     except (RuntimeError, AttributeError):
         return False
     return True
@@ -113,7 +131,11 @@ def test_program_equals_eager(program, given, grad):
         out = [t for t in tree_leaves(run(*leaves)) if isinstance(t, torch.Tensor)]
         differentiable = [o for o in out if o.requires_grad]
         wanted = [x for x in leaves if x.requires_grad]
-        gradients = torch.autograd.grad([o.double().sin().sum() for o in differentiable], wanted, allow_unused=True) if differentiable else ()
+        gradients = (
+            torch.autograd.grad([o.double().sin().sum() for o in differentiable], wanted, allow_unused=True)
+            if differentiable
+            else ()
+        )
         results.append((out, [o.requires_grad for o in out], gradients))
     (want, wanted_flags, want_gradients), (got, got_flags, got_gradients) = results
     torch.testing.assert_close(got, want, rtol=0, atol=0)
@@ -124,7 +146,9 @@ def test_program_equals_eager(program, given, grad):
 def test_a_numbers_of_seed_and_offset_are_philoxs():
     """The first word of the known answers that the generator's authors publish, for a counter and a key of zeros."""
     assert int(_philox((1,), 0, 0, "cpu")[0]) == 0x6627E8D5
-    drawn = thunder.jit(lambda: ltorch.uniform_philox((10000,), -1.0, 1.0, device="cpu", dtype=torch.float32, seed=7, offset=4))
+    drawn = thunder.jit(
+        lambda: ltorch.uniform_philox((10000,), -1.0, 1.0, device="cpu", dtype=torch.float32, seed=7, offset=4)
+    )
     before = torch.get_rng_state()
     x = drawn()
     assert torch.equal(torch.get_rng_state(), before) and torch.equal(x, drawn())
@@ -132,7 +156,13 @@ def test_a_numbers_of_seed_and_offset_are_philoxs():
 
 
 def test_uniform_and_exponential_draw_as_pytorch():
-    compiled = thunder.jit(lambda x: (ltorch.uniform((3, 4), -1.0, 1.0, device="cpu", dtype=torch.float32), ltorch.uniform_like(x), ltorch.exponential(x, 2.0)))
+    compiled = thunder.jit(
+        lambda x: (
+            ltorch.uniform((3, 4), -1.0, 1.0, device="cpu", dtype=torch.float32),
+            ltorch.uniform_like(x),
+            ltorch.exponential(x, 2.0),
+        )
+    )
     torch.manual_seed(0)
     got = compiled(rand(2, 3))
     torch.manual_seed(0)
@@ -142,7 +172,8 @@ def test_uniform_and_exponential_draw_as_pytorch():
 
 @pytest.mark.parametrize("program, words", [
     (lambda w: torch.fbgemm_linear_quantize_weight(w), "Python numbers that depend on"),
-    (lambda w: torch.fbgemm_linear_fp16_weight_fp32_activation(w, torch.fbgemm_pack_gemm_matrix_fp16(w), None), "without a bias"),
+    (lambda w: torch.fbgemm_linear_fp16_weight_fp32_activation(w, torch.fbgemm_pack_gemm_matrix_fp16(w), None),
+        "without a bias"),
 ])  # fmt: skip
 def test_what_cannot_be_typed_is_refused(program, words):
     with pytest.raises(CaptureError, match=words):
@@ -150,7 +181,8 @@ def test_what_cannot_be_typed_is_refused(program, words):
 
 
 @pytest.mark.parametrize("program", [
-    lambda x: torch.batch_norm_stats(x, 1e-5), lambda x: torch.batch_norm_elemt(x, None, None, x[0, :, 0], x[0, :, 0], 1e-5),
+    lambda x: torch.batch_norm_stats(x, 1e-5),
+        lambda x: torch.batch_norm_elemt(x, None, None, x[0, :, 0], x[0, :, 0], 1e-5),
     lambda x: torch.batch_norm_gather_stats(x, x[:1, :, 0], x[:1, :, 0], None, None, 0.1, 1e-5, 8),
 ])  # fmt: skip
 def test_kernels_of_other_devices_are_refused_in_pytorchs_words(program):

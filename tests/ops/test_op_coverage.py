@@ -1,4 +1,5 @@
-"""The tool that lets PyTorch's operator database examine every operator: a part of the database, and that it notices what is wrong. `make test-all` runs all of it."""
+"""The tool that lets PyTorch's operator database examine every operator: a part of the database, and that it notices
+what is wrong. `make test-all` runs all of it."""
 
 import pytest
 import torch
@@ -65,9 +66,17 @@ def _writing(run, *tensors):
 
 WRONG = {
     "values": (lambda run, *tensors: run(*tensors) * 2, "wrong", "values differ"),
-    "dtype": (lambda run, *tensors: run(*tensors).double(), "wrong", "dtype is torch.float64 where PyTorch's is torch.float32"),
+    "dtype": (
+        lambda run, *tensors: run(*tensors).double(),
+        "wrong",
+        "dtype is torch.float64 where PyTorch's is torch.float32",
+    ),
     "strides": (lambda run, *tensors: run(*tensors).mT.contiguous().mT, "wrong", "strides is"),
-    "the same memory": (lambda run, *tensors: tensors[0].copy_(run(*tensors)), "wrong", "it shares memory with arguments [0, ('memory', 0)]"),
+    "the same memory": (
+        lambda run, *tensors: tensors[0].copy_(run(*tensors)),
+        "wrong",
+        "it shares memory with arguments [0, ('memory', 0)]",
+    ),
     "generator": (_drawing, "wrong", "the generator stands elsewhere"),
     "an error": (lambda run, *tensors: run(*tensors).view(-5), "wrong", "RuntimeError: "),
     "a clear error": (_refusing, "clear", "cannot capture this program: no"),

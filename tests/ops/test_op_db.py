@@ -1,4 +1,5 @@
-"""PyTorch's own samples of operations, `op_db`, as a second and foreign source: everything it knows and `lookup` knows runs through a trace."""
+"""PyTorch's own samples of operations, `op_db`, as a second and foreign source: everything it knows and `lookup` knows
+runs through a trace."""
 
 from __future__ import annotations
 
@@ -24,41 +25,61 @@ pytestmark = [
 ]
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 KNOWN = [info for info in op_db if lookup(info.op) is not None]
-IN_PLACE = [i for i in op_db if i.inplace_variant is not None and (inplace_of(i.inplace_variant) or lookup(i.inplace_variant) or lookup(i.op))]
+IN_PLACE = [
+    i
+    for i in op_db
+    if i.inplace_variant is not None and (inplace_of(i.inplace_variant) or lookup(i.inplace_variant) or lookup(i.op))
+]
 # entries whose function is one of PyTorch's testing code, around operations that are known
 WRAPPED = [info for info in op_db if lookup(info.op) is None and inspect.isfunction(info.op)]
 
 # what cannot be captured, and why
 REFUSED = {
     "tensor_split": "the number of parts in a tensor",
-    "nn.functional.batch_norm": "updates running statistics of its caller", "nn.functional.instance_norm": "updates running statistics of its caller",
-    "native_batch_norm": "updates running statistics of its caller", "_native_batch_norm_legit": "updates running statistics of its caller",
-    "squeeze": "changes a shape in place", "unsqueeze": "changes a shape in place", "transpose": "changes a shape in place", "t": "changes a shape in place",
-    "as_strided": "changes a shape in place", "swapaxes": "changes a shape in place", "swapdims": "changes a shape in place",
+    "nn.functional.batch_norm": "updates running statistics of its caller", "nn.functional.instance_norm": "updates "
+        "running statistics of its caller",
+    "native_batch_norm": "updates running statistics of its caller", "_native_batch_norm_legit": "updates running "
+        "statistics of its caller",
+    "squeeze": "changes a shape in place", "unsqueeze": "changes a shape in place", "transpose": "changes a shape in "
+        "place", "t": "changes a shape in place",
+    "as_strided": "changes a shape in place", "swapaxes": "changes a shape in place", "swapdims": "changes a shape "
+        "in place",
 }  # fmt: skip
 # decompositions that decide by sizes or numbers which only the run tells, for some arguments
 BY_DATA = {"narrow", "tensor_split", "nn.functional.one_hot"}
 # their values are whatever was in memory
 UNDEFINED = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "empty_permuted"}
-# PyTorch's own results are not the same from call to call: the driver gelsy begins with pivots that happen to be in memory
+# PyTorch's own results are not the same from call to call: the driver gelsy begins with pivots that happen to be in
+# memory
 VARYING = {"linalg.lstsq"}
-# refused by PyTorch when the program runs, not when it is captured: the first are about data, the others are arguments that only PyTorch checks.
-# The list may only become shorter.
+# refused by PyTorch when the program runs, not when it is captured: the first are about data, the others are arguments
+# that only PyTorch checks. The list may only become shorter.
 LATE = {"gather", "scatter", "scatter_add", "take", "cov"} | {
     f"nn.functional.{name}"
     for name in (
-        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d",
-        "avg_pool2d", "avg_pool3d", "max_pool1d", "max_pool3d", "conv1d", "conv2d", "conv3d", "triplet_margin_loss", "huber_loss",
+        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
+        "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d",
+        "avg_pool2d", "avg_pool3d", "max_pool1d", "max_pool3d", "conv1d", "conv2d", "conv3d", "triplet_margin_loss",
+        "huber_loss",
     )
-} | {"index_add", "linalg.cross", "as_strided_scatter", "nn.functional.group_norm", "nn.functional.max_unpool3d"}  # fmt: skip
+} | {"index_add", "linalg.cross", "as_strided_scatter", "nn.functional.group_norm",
+    "nn.functional.max_unpool3d"}  # fmt: skip
 # samples that are refused though PyTorch takes them
 GAPS = {
-    "nn.functional.batch_norm": "an input of one dimension", "nn.functional.batch_norm_without_cudnn": "an input of one dimension",
+    "nn.functional.batch_norm": "an input of one dimension", "nn.functional.batch_norm_without_cudnn": "an input of "
+        "one dimension",
 }  # fmt: skip
 
 
 def entries(infos):
-    return [pytest.param(i, id=i.formatted_name, marks=[pytest.mark.xfail(strict=True, reason=GAPS[i.name])] if i.name in GAPS else ()) for i in infos]
+    return [
+        pytest.param(
+            i,
+            id=i.formatted_name,
+            marks=[pytest.mark.xfail(strict=True, reason=GAPS[i.name])] if i.name in GAPS else (),
+        )
+        for i in infos
+    ]
 
 
 def first_dtype(info):
@@ -82,7 +103,9 @@ def calls(info, dtypes, count: int):
 
 
 def spoken(args, kwargs) -> str:
-    return str(map_structure(lambda x: f"{x.dtype}{list(x.shape)}" if isinstance(x, torch.Tensor) else x, (args, kwargs)))
+    return str(
+        map_structure(lambda x: f"{x.dtype}{list(x.shape)}" if isinstance(x, torch.Tensor) else x, (args, kwargs))
+    )
 
 
 def refusal(function, args, kwargs) -> Exception | None:
@@ -97,7 +120,10 @@ def refusal(function, args, kwargs) -> Exception | None:
 def check(info, trace, inputs, want) -> None:
     want = tensors_in(want)
     for proxy, tensor in zip(trace.output, want, strict=True):
-        assert fits(proxy.shape, tensor.shape) and (to_torch_dtype(proxy.dtype), proxy.device.type) == (tensor.dtype, tensor.device.type)
+        assert fits(proxy.shape, tensor.shape) and (to_torch_dtype(proxy.dtype), proxy.device.type) == (
+            tensor.dtype,
+            tensor.device.type,
+        )
     torch.default_generator.manual_seed(42)
     got = carried_out(trace, inputs)
     if info.name not in UNDEFINED:
@@ -108,7 +134,9 @@ def check(info, trace, inputs, want) -> None:
 @pytest.mark.parametrize("info", entries(KNOWN))
 def test_forward_and_types_equal_pytorchs(info):
     tried = 0
-    more = calls(info, (torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8, torch.float16), 2)
+    more = calls(
+        info, (torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64, torch.uint8, torch.float16), 2
+    )
     for args, kwargs, want in itertools.chain(calls(info, (first_dtype(info),), 8), more):
         tried += 1
         for function in {info.op, info.method_variant}:
@@ -125,14 +153,18 @@ def test_forward_and_types_equal_pytorchs(info):
 
 @pytest.mark.parametrize("info", WRAPPED, ids=lambda i: i.formatted_name)
 def test_wrapped_operations_equal_pytorchs(info):
-    """Samples behind a Python function: those that consist of known operations are compared; an opaque operation is the frontend's matter."""
+    """Samples behind a Python function: those that consist of known operations are compared; an opaque operation is the
+    frontend's matter."""
     for args, kwargs, want in calls(info, (first_dtype(info),), 4):
         try:
             trace, inputs = traced(info.op, args, kwargs, inside=True)
         except (*REFUSALS, CaptureError, AttributeError):
             pytest.skip("needs the interpreter: it calls what only real tensors take")
         if any(opaque.is_opaque(line.sym) for line in trace.bound_symbols):
-            pytest.skip("opaque: " + ", ".join(sorted({line.sym.name for line in trace.bound_symbols if opaque.is_opaque(line.sym)})))
+            pytest.skip(
+                "opaque: "
+                + ", ".join(sorted({line.sym.name for line in trace.bound_symbols if opaque.is_opaque(line.sym)}))
+            )
         check(info, trace, inputs, want)
 
 
@@ -164,7 +196,11 @@ def test_decompositions_equal_the_operation(info):
 NONE_OR_ZEROS = {"linalg.norm": "order 0, by PyTorch's own graph"}
 
 
-@pytest.mark.parametrize("info", [i for i in KNOWN if i.supports_autograd and torch.float64 in i.supported_dtypes("cpu")], ids=lambda i: i.formatted_name)
+@pytest.mark.parametrize(
+    "info",
+    [i for i in KNOWN if i.supports_autograd and torch.float64 in i.supported_dtypes("cpu")],
+    ids=lambda i: i.formatted_name,
+)
 def test_gradients_equal_autograds(info):
     for sample in itertools.islice(info.sample_inputs_func(info, "cpu", torch.float64, True), 4):
         args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
@@ -184,18 +220,23 @@ def test_gradients_equal_autograds(info):
         try:
             expected = torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
         except RuntimeError as error:
-            assert "is ill-defined" in str(error) or "not differentiable" in str(error), error  # for these cotangents: phases of eigenvectors
+            # for these cotangents: phases of eigenvectors
+            assert "is ill-defined" in str(error) or "not differentiable" in str(error), error
             continue
         torch.default_generator.manual_seed(42)
         got, gradients = differentiated(trace, inputs, cotangents)
         if info.name not in UNDEFINED:
             exact = {} if info.name in VARYING else {"rtol": 0, "atol": 0}
-            torch.testing.assert_close(got, list({id(o): o for o in want}.values()), **exact, equal_nan=True, check_stride=False)
+            torch.testing.assert_close(
+                got, list({id(o): o for o in want}.values()), **exact, equal_nan=True, check_stride=False
+            )
         found = [g for x, g in zip(inputs, gradients, strict=True) if x.requires_grad]
         for x, g, e in zip(leaves, found, expected, strict=True):
             assert (g is None) == (e is None) or info.name in NONE_OR_ZEROS, spoken(args, kwargs)
             assert g is None or (g.shape, g.dtype) == (x.shape, x.dtype)
-            torch.testing.assert_close(g, e if g is None or e is not None else torch.zeros_like(g), rtol=1e-9, atol=1e-9, equal_nan=True)
+            torch.testing.assert_close(
+                g, e if g is None or e is not None else torch.zeros_like(g), rtol=1e-9, atol=1e-9, equal_nan=True
+            )
 
 
 @pytest.mark.parametrize("info", IN_PLACE, ids=lambda i: i.formatted_name)
@@ -226,7 +267,11 @@ def test_in_place_forms_on_a_temporary(info):
         check(info, trace, inputs, want)
 
 
-@pytest.mark.parametrize("info", [i for i in KNOWN if i.error_inputs_func is not None and not i.name.startswith("__")], ids=lambda i: i.formatted_name)
+@pytest.mark.parametrize(
+    "info",
+    [i for i in KNOWN if i.error_inputs_func is not None and not i.name.startswith("__")],
+    ids=lambda i: i.formatted_name,
+)
 def test_errors_are_pytorchs(info):
     for sample in (e.sample_input for e in info.error_inputs_func(info, "cpu")):
         args, kwargs = (sample.input, *sample.args), dict(sample.kwargs)
@@ -252,5 +297,8 @@ def test_errors_are_pytorchs(info):
 
 def test_how_many_entries_are_known(capsys):
     with capsys.disabled():
-        print(f"\nop_db: {len(op_db)} entries, {len(KNOWN)} by operations of ours, {len(WRAPPED)} behind functions of its own, {len(IN_PLACE)} in-place forms")
+        print(
+            f"\nop_db: {len(op_db)} entries, {len(KNOWN)} by operations of ours, {len(WRAPPED)} behind functions of "
+            f"its own, {len(IN_PLACE)} in-place forms"
+        )
     assert len(KNOWN) >= 420

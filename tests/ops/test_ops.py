@@ -5,7 +5,18 @@ import torch
 
 import thunder
 from benchmarks.training import CountCalls
-from tests.ops.harness import SAMPLED, as_program, by_decomposition, fits, gradient_cases, proxies_of, samples_of, saved_bytes, tensors_in, torch_function
+from tests.ops.harness import (
+    SAMPLED,
+    as_program,
+    by_decomposition,
+    fits,
+    gradient_cases,
+    proxies_of,
+    samples_of,
+    saved_bytes,
+    tensors_in,
+    torch_function,
+)
 from thunder.core.symbol import OpTags
 from thunder.errors import ThunderError
 from thunder.ops import LTORCH, collectives
@@ -16,8 +27,14 @@ from thunder.ops.torch_types import to_torch_dtype
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}:UserWarning")
     for text in (
-        ".*padding='same' with even kernel lengths", "reduction. 'mean' divides the total loss", "index_reduce\\(\\) is in beta", "Casting complex values to real",
-        "ComplexHalf support is experimental", "To copy construct from a tensor", ".*size_average and reduce args", "(at|torch)\\S+ is deprecated",
+        ".*padding='same' with even kernel lengths",
+        "reduction. 'mean' divides the total loss",
+        "index_reduce\\(\\) is in beta",
+        "Casting complex values to real",
+        "ComplexHalf support is experimental",
+        "To copy construct from a tensor",
+        ".*size_average and reduce args",
+        "(at|torch)\\S+ is deprecated",
     )
 ]
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.complex64)
@@ -65,14 +82,18 @@ def test_forward_and_types_equal_pytorchs(name):
         with torch.no_grad():
             got = tensors_in(run(compiled, tensors))
         for g, w, p in zip(got, want, proxies_of(compiled), strict=True):
-            assert fits(p.shape, w.shape) and (to_torch_dtype(p.dtype), p.device.type) == (w.dtype, w.device.type), tensors
+            assert fits(p.shape, w.shape) and (to_torch_dtype(p.dtype), p.device.type) == (w.dtype, w.device.type), (
+                tensors
+            )
             if name not in UNDEFINED:
                 torch.testing.assert_close(g, w, rtol=0, atol=0, equal_nan=True)
         tried += 1
     assert tried, "no sample was accepted by PyTorch"
 
 
-@pytest.mark.parametrize("name", [n for n in SAMPLED if LTORCH[n].decomposition is not None and OpTags.RANDOM_OP not in LTORCH[n].tags])
+@pytest.mark.parametrize(
+    "name", [n for n in SAMPLED if LTORCH[n].decomposition is not None and OpTags.RANDOM_OP not in LTORCH[n].tags]
+)
 def test_decomposition_equals_the_operation(name):
     opened = 0
     for program, tensors in cases(name, (torch.float64, torch.int64, torch.bool)):
@@ -81,12 +102,17 @@ def test_decomposition_equals_the_operation(name):
             want = tensors_in(run(compiled, tensors))
         trace = thunder.last_traces(compiled)[1]
         inputs = [tensors[i] for i, _ in enumerate(tensors)]
-        used = {a.name: t for a, t in zip(thunder.last_traces(compiled)[0].args, _inputs(compiled, inputs), strict=True)}
+        used = {
+            a.name: t for a, t in zip(thunder.last_traces(compiled)[0].args, _inputs(compiled, inputs), strict=True)
+        }
         got, _ = by_decomposition(compiled, [used[a.name] for a in trace.args])
         if name not in UNDEFINED:
             for g, w in zip(tensors_in(got), want, strict=True):
-                # float64 to 1e-7; results of other types (dtype= arguments, integer samples) to PyTorch's own tolerance for that type
-                close = {"rtol": LOOSE.get(name, 1e-7), "atol": LOOSE.get(name, 1e-7)} if w.dtype is torch.float64 else {}
+                # float64 to 1e-7; results of other types (dtype= arguments, integer samples) to PyTorch's own tolerance
+                # for that type
+                close = (
+                    {"rtol": LOOSE.get(name, 1e-7), "atol": LOOSE.get(name, 1e-7)} if w.dtype is torch.float64 else {}
+                )
                 torch.testing.assert_close(g, w, equal_nan=True, **close)
         opened += 1
     assert opened, "no sample was opened"
@@ -116,10 +142,19 @@ def test_gradient_equals_autograds(name):
         torch.testing.assert_close(case.differentiated(outputs), case.gradients, rtol=1e-10, atol=1e-10, equal_nan=True)
         if case.which != "all":
             continue
-        layouts = ([torch.ones((), dtype=c.dtype).expand(c.shape) for c in case.cotangents], [c.t().contiguous().t() if c.dim() == 2 else c for c in case.cotangents])
+        layouts = (
+            [torch.ones((), dtype=c.dtype).expand(c.shape) for c in case.cotangents],
+            [c.t().contiguous().t() if c.dim() == 2 else c for c in case.cotangents],
+        )
         eager = [o for o in case.forward if o.requires_grad]
         for cotangents in layouts:
-            torch.testing.assert_close(case.differentiated(outputs, cotangents), case.differentiated(eager, cotangents), rtol=1e-10, atol=1e-10, equal_nan=True)
+            torch.testing.assert_close(
+                case.differentiated(outputs, cotangents),
+                case.differentiated(eager, cotangents),
+                rtol=1e-10,
+                atol=1e-10,
+                equal_nan=True,
+            )
 
 
 def connected(program):
@@ -127,28 +162,37 @@ def connected(program):
     return lambda *given: tuple(o for o in tensors_in(program(*given)) if o.requires_grad)
 
 
-@pytest.mark.parametrize("name", [n for n in DIFFERENTIATED if LTORCH[n].grad_rule is not None and OpTags.RANDOM_OP not in LTORCH[n].tags])
+@pytest.mark.parametrize(
+    "name", [n for n in DIFFERENTIATED if LTORCH[n].grad_rule is not None and OpTags.RANDOM_OP not in LTORCH[n].tags]
+)
 def test_rules_agree_with_difference_quotients(name):
     """One sample each, where PyTorch's own derivative does: not at a jump, or where a subgradient is chosen."""
     for case in gradient_cases(name, (torch.float64,)):
         double = case.which == "all" and all(x.dtype is torch.float64 for x in case.wanted)
-        if double and torch.autograd.gradcheck(connected(case.program), case.leaves, fast_mode=True, raise_exception=False, check_undefined_grad=False):
-            assert torch.autograd.gradcheck(connected(thunder.jit(case.program)), case.leaves, fast_mode=True, check_undefined_grad=False)
+        if double and torch.autograd.gradcheck(
+            connected(case.program), case.leaves, fast_mode=True, raise_exception=False, check_undefined_grad=False
+        ):
+            assert torch.autograd.gradcheck(
+                connected(thunder.jit(case.program)), case.leaves, fast_mode=True, check_undefined_grad=False
+            )
             break
 
 
 # operations that call a little more than eager does, and why
 MORE_CALLS = {
-    "clamp": "a zero that where makes a tensor of", "clip": "as clamp", "resolve_neg": "a result that is its argument is a view of it",
-    "copysign": "zeros for the sign, which eager makes of the whole shape at once", "getitem": "a 0-dim index is read by eager, which waits for it",
+    "clamp": "a zero that where makes a tensor of", "clip": "as clamp", "resolve_neg": "a result that is its "
+        "argument is a view of it",
+    "copysign": "zeros for the sign, which eager makes of the whole shape at once", "getitem": "a 0-dim index is "
+        "read by eager, which waits for it",
     "matmul": "the rows of the left side, which eager saved folded", "setitem": "the functional form copies",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_training_is_never_heavier_than_eager(name):
-    """Bytes saved for the backward, and ATen calls of forward and backward. Where PyTorch's own graph is kept, detaching its ends is all that comes on top; a result that is a view
-    of memory of its own is detached, since PyTorch refuses writes to views that an autograd function returns."""
+    """Bytes saved for the backward, and ATen calls of forward and backward. Where PyTorch's own graph is kept,
+    detaching its ends is all that comes on top; a result that is a view of memory of its own is detached, since PyTorch
+    refuses writes to views that an autograd function returns."""
     for case in gradient_cases(name, (torch.float64,)):
         if case.which != "all":
             continue
@@ -172,7 +216,8 @@ def test_number_of_gradients_that_are_compared():
     counts = [sum(1 for _ in gradient_cases(name)) for name in DIFFERENTIATED]
     operations, samples = sum(n > 0 for n in counts), sum(counts)
     print(f"gradients compared: {operations} operations, {samples} samples")
-    assert operations >= 320 and samples >= 2074, (operations, samples)  # torch 2.11 refuses a few samples of torch 2.13's 322 and 2088
+    # torch 2.11 refuses a few samples of torch 2.13's 322 and 2088
+    assert operations >= 320 and samples >= 2074, (operations, samples)
 
 
 @pytest.mark.parametrize("name", [n for n in SAMPLED if getattr(torch.Tensor, f"{n}_", None) is not None])
@@ -221,13 +266,29 @@ def test_at_least_200_torch_functions_are_defined():
 
 def test_every_operation_has_samples_or_is_listed():
     """An operation without samples is untested: the list of those may only become shorter."""
-    without = {n for n, s in LTORCH.items() if s.sampler is None and torch_function(s) is not None and not n.startswith("_foreach_")}  # those in test_foreach.py
-    without -= {"equal", "allclose", *collectives.__all__}  # no tensor: test_unbacked.py; a process group: tests/distributed
+    # those in test_foreach.py
+    without = {
+        n
+        for n, s in LTORCH.items()
+        if s.sampler is None and torch_function(s) is not None and not n.startswith("_foreach_")
+    }
+    # no tensor: test_unbacked.py; a process group: tests/distributed
+    without -= {"equal", "allclose", *collectives.__all__}
     assert len(without) <= 40, sorted(without)
 
 
 PROMOTED = (torch.add, torch.mul, torch.true_divide, torch.pow, torch.maximum, torch.eq, torch.where)
-TYPES = (torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64)
+TYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+)
 
 
 @pytest.mark.parametrize("function", PROMOTED, ids=lambda f: f.__name__)

@@ -1,4 +1,5 @@
-"""Random operations: PyTorch draws, one operation after the other, so that results and the generator's state are eager's."""
+"""Random operations: PyTorch draws, one operation after the other, so that results and the generator's state are
+eager's."""
 
 import pytest
 import torch
@@ -13,10 +14,19 @@ PROGRAMS = {
     "randn": lambda x: torch.randn(size=(2, 3)) * x[0, 0, 0],
     "rand_like": lambda x: torch.rand_like(x),
     "randn_like": lambda x: torch.randn_like(x, dtype=torch.float64),
-    "randint": lambda x: (torch.randint(10, (3,)), torch.randint(2, 5, (2, 2), dtype=torch.int32), torch.randint(low=1, high=9, size=(2,))),
+    "randint": lambda x: (
+        torch.randint(10, (3,)),
+        torch.randint(2, 5, (2, 2), dtype=torch.int32),
+        torch.randint(low=1, high=9, size=(2,)),
+    ),
     "randint_like": lambda x: torch.randint_like(x, 2, 7),
     "randperm": lambda x: torch.randperm(7),
-    "normal": lambda x: (torch.normal(x, 0.5), torch.normal(0.0, x), torch.normal(x, x), torch.normal(1.0, 2.0, (3, 2))),
+    "normal": lambda x: (
+        torch.normal(x, 0.5),
+        torch.normal(0.0, x),
+        torch.normal(x, x),
+        torch.normal(1.0, 2.0, (3, 2)),
+    ),
     "bernoulli": lambda x: (torch.bernoulli(x), x.bernoulli(0.3), x.bernoulli()),
     "multinomial": lambda x: (torch.multinomial(x[0], 2), x[1].multinomial(num_samples=5, replacement=True)),
     "poisson": lambda x: torch.poisson(x * 4),
@@ -82,7 +92,8 @@ def test_probability_out_of_range(p):
     assert str(got.value) == str(want.value)
 
 
-# ---------------------------------------------------------------------------------------------------------------- generators that the program sets
+# ----------------------------------------------------------------------------------------------------------------
+# generators that the program sets
 
 
 def _seeded(x, generator):
@@ -128,7 +139,12 @@ def test_generators_are_set_in_every_call(program, requires_grad):
         found = []
         for _ in range(3):
             result = run(x, generator)
-            found += [*(result if isinstance(result, tuple) else (result,)), torch.get_rng_state(), generator.get_state(), torch.rand(1)]
+            found += [
+                *(result if isinstance(result, tuple) else (result,)),
+                torch.get_rng_state(),
+                generator.get_state(),
+                torch.rand(1),
+            ]
         return found
 
     for got, want in zip(calls(thunder.jit(program)), calls(program), strict=True):

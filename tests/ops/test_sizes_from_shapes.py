@@ -1,4 +1,5 @@
-"""Ints and sizes that come from another tensor's shape, under cache="symbolic values": results are eager's at every size.
+"""Ints and sizes that come from another tensor's shape, under cache="symbolic values": results are eager's at every
+size.
 
 Programs are generated of PyTorch's own samples (`tests/ops/sizes.py`); a program may be compiled again for other sizes.
 """
@@ -25,14 +26,18 @@ pytestmark = [
 
 # entries whose results are not a function of their arguments, and why
 UNDEFINED = {
-    "empty": "memory", "empty_like": "memory", "new_empty": "memory", "new_empty_strided": "memory", "empty_strided": "memory",
+    "empty": "memory", "empty_like": "memory", "new_empty": "memory", "new_empty_strided": "memory",
+    "empty_strided": "memory",
     "empty_permuted": "memory", "linalg.lstsq": "pivots that happen to be in memory",
-    "randn": "its sample seeds PyTorch's generator in native code", "normal": "its sample seeds PyTorch's generator in native code",
+    "randn": "its sample seeds PyTorch's generator in native code", "normal": "its sample seeds PyTorch's generator "
+        "in native code",
 }  # fmt: skip
 # what is refused at any size, and why
 REFUSED = {
-    "resize_": "changes memory", "resize_as_": "changes memory", "nn.functional.batch_norm": "an input of one dimension",
-    "tensor_split": "the number of parts in a tensor", "roll": "dimensions that a tensor without elements does not have",
+    "resize_": "changes memory", "resize_as_": "changes memory", "nn.functional.batch_norm": "an input of one "
+        "dimension",
+    "tensor_split": "the number of parts in a tensor", "roll": "dimensions that a tensor without elements does not "
+        "have",
 }  # fmt: skip
 STRUCTURES = 4  # samples of one entry that differ in more than sizes
 
@@ -45,13 +50,19 @@ def calls(info):
         call = Call(info.op, ((sample.input, *sample.args), dict(sample.kwargs)))
         if info.name == "grid_sampler_2d":  # modes that are none of PyTorch's: it reads memory
             call.ints.clear()
-        kind = str(map_structure(lambda x: (x.ndim, x.dtype) if isinstance(x, torch.Tensor) else "n" if is_size(x) else x, call.arguments))
+        kind = str(
+            map_structure(
+                lambda x: (x.ndim, x.dtype) if isinstance(x, torch.Tensor) else "n" if is_size(x) else x, call.arguments
+            )
+        )
         if kind not in seen and len(seen) < STRUCTURES and all(t.layout is torch.strided for t in call.tensors):
             seen.add(kind)
             yield call, info.supports_autograd and dtype is torch.float64
 
 
-@pytest.mark.parametrize("info", [i for i in op_db if i.name not in UNDEFINED and i.supported_dtypes("cpu")], ids=lambda i: i.formatted_name)
+@pytest.mark.parametrize(
+    "info", [i for i in op_db if i.name not in UNDEFINED and i.supported_dtypes("cpu")], ids=lambda i: i.formatted_name
+)
 def test_results_are_eagers_at_every_size(info):
     for call, gradients in calls(info):
         compiled = thunder.jit(call.program, cache="symbolic values")
@@ -93,7 +104,8 @@ WHOLE_SIZES = {
     "inverse of a transform": lambda x: torch.fft.irfftn(torch.fft.rfftn(x), s=x.shape),
     "max_unpool2d": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=x.shape),
     "conv_transpose2d": lambda x: UPSCALING(x, output_size=torch.Size(2 * n + 1 for n in x.shape[2:])),
-    "and, or, shift": lambda x: x.new_zeros(x.shape[2] & 3, x.shape[3] | 8, x.shape[2] << 1, 2 ^ x.shape[3], ~-x.shape[2]),
+    "and, or, shift": lambda x: x.new_zeros(x.shape[2] & 3, x.shape[3] | 8, x.shape[2] << 1, 2 ^ x.shape[3],
+    ~-x.shape[2]),
     "divmod": lambda x: x.new_zeros(divmod(x.shape[2], 2)),
 }  # fmt: skip
 ONE_PROGRAM = set(WHOLE_SIZES) - {"tensor of a size", "split into sizes", "max_unpool2d"}
@@ -139,7 +151,10 @@ def test_gradients_that_are_compiled_later_are_those_of_their_sizes(name):
 
     compiled = thunder.jit(program, cache="symbolic values")
     for n, m in ((2, 4), (3, 4), (3, 7), (2, 5), (3, 4)):
-        x, w = torch.rand(m, m if n == m else n, dtype=torch.float64).requires_grad_(), torch.rand(n, dtype=torch.float64).requires_grad_()
+        x, w = (
+            torch.rand(m, m if n == m else n, dtype=torch.float64).requires_grad_(),
+            torch.rand(n, dtype=torch.float64).requires_grad_(),
+        )
         torch.testing.assert_close(gradients(compiled, x, w), gradients(program, x, w))
 
 

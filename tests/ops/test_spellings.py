@@ -51,7 +51,9 @@ CALLS = {
     "stack": lambda x, m, i: torch.stack((x, x), dim=2),
     "hstack": lambda x, m, i: torch.hstack([m, m]),
     "split": lambda x, m, i: torch.split(x, split_size_or_sections=2, dim=1),
-    "linear_matrix_bias": lambda x, m, i: F.linear(m, m, m @ m.T) + F.linear(m, m, m[:, :1]) * F.linear(input=m, weight=m, bias=m[:1, :3]),
+    "linear_matrix_bias": lambda x, m, i: (
+        F.linear(m, m, m @ m.T) + F.linear(m, m, m[:, :1]) * F.linear(input=m, weight=m, bias=m[:1, :3])
+    ),
     "linear_tensor_bias": lambda x, m, i: [F.linear(x, m, x[..., :3]), F.linear(x, m, bias=m[:, :3])],
     "split_tensor": lambda x, m, i: torch.split(tensor=x, split_size_or_sections=[1, 2], dim=1),
     "split_sizes": lambda x, m, i: torch.split_with_sizes(input=x, split_sizes=[1, 2], dim=1),
@@ -140,12 +142,21 @@ CALLS = {
     "matrix_power": lambda x, m, i: torch.linalg.matrix_power(m[:, :3], n=2),
     "convolution": lambda x, m, i: torch.convolution(x, x.mT[:, :3, :3], None, [1], [1], [1], False, [0], 1),
     "normalize": lambda x, m, i: F.normalize(x, dim=-1),
-    "arange_by_name": lambda x, m, i: [torch.arange(end=5), torch.arange(2, end=9, step=3), torch.arange(end=4, dtype=torch.float64)],
+    "arange_by_name": lambda x, m, i: [
+        torch.arange(end=5),
+        torch.arange(2, end=9, step=3),
+        torch.arange(end=4, dtype=torch.float64),
+    ],
     "numpys_names": lambda x, m, i: [torch.add(x1=m, x2=m), torch.sin(x=m), torch.sum(a=m, axis=0, keepdims=True)],
     "full_by_name": lambda x, m, i: torch.full(size=(2, 3), fill_value=1.5),
     "full_in_another_order": lambda x, m, i: x.new_full(fill_value=2, size=(3,)),
     "randint_by_name": lambda x, m, i: torch.randint(high=3, size=(0, 2)),
-    "new_of_sizes": lambda x, m, i: [m.new(2, 3).fill_(1), m.new(torch.Size([3, 1])).zero_(), m.new().shape, i.new(torch.Size([2])).fill_(4)],
+    "new_of_sizes": lambda x, m, i: [
+        m.new(2, 3).fill_(1),
+        m.new(torch.Size([3, 1])).zero_(),
+        m.new().shape,
+        i.new(torch.Size([2])).fill_(4),
+    ],
     "new_of_data": lambda x, m, i: [m.new([2, 3]), m.new((1, 2)), i.new([[4]])],
     "cosine_similarity": lambda x, m, i: F.cosine_similarity(x, m, dim=-1),
 }
@@ -172,7 +183,8 @@ def test_calls_give_what_eager_gives(name):
 
 
 def named(function) -> set[tuple[str, ...]]:
-    """The names of a function's arguments that may be given by position: of each of its schemas, or of its signature."""
+    """The names of a function's arguments that may be given by position: of each of its schemas, or of its
+    signature."""
     if isinstance(function, types.FunctionType):
         parameters = inspect.signature(function).parameters.values()
         return {tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)}
@@ -181,11 +193,17 @@ def named(function) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.filterwarnings("ignore")  # deprecated functions are as good as others
-@pytest.mark.parametrize("name", [n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and not n.startswith("empty")])
+@pytest.mark.parametrize(
+    "name", [n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and not n.startswith("empty")]
+)
 def test_the_names_that_pytorch_has_for_arguments(name):
     """Whatever eager takes by name: all arguments, and those behind the first."""
     symbol = LTORCH[name]
-    functions = [f for f in symbol.torch_functions if getattr(torch.Tensor, getattr(f, "__name__", ""), None) is not f and "unsafe" not in f.__name__]
+    functions = [
+        f
+        for f in symbol.torch_functions
+        if getattr(torch.Tensor, getattr(f, "__name__", ""), None) is not f and "unsafe" not in f.__name__
+    ]
     for function, names in ((f, n) for f in functions for n in sorted(named(f))):
         for args, kwargs in itertools.islice(samples_of(symbol, torch.float32), 2):
             for first in range(min(2, len(args))):
@@ -221,7 +239,22 @@ def test_what_cannot_be_captured_says_why(name):
         thunder.trace()(call, X, M)
 
 
-ATOMS = [0, -1, slice(None), slice(1, None), slice(None, -1, 2), slice(5, 1), None, ..., True, False, [1, 0], [[0], [1]], "row", "one"]
+ATOMS = [
+    0,
+    -1,
+    slice(None),
+    slice(1, None),
+    slice(None, -1, 2),
+    slice(5, 1),
+    None,
+    ...,
+    True,
+    False,
+    [1, 0],
+    [[0], [1]],
+    "row",
+    "one",
+]
 INDICES = {"row": torch.tensor([0, 1, 1]), "one": torch.tensor(1)}
 
 

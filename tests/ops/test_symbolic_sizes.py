@@ -1,4 +1,5 @@
-"""Sizes that stay symbolic: shapes come out as expressions that hold for other sizes too, without a guard that fixes one."""
+"""Sizes that stay symbolic: shapes come out as expressions that hold for other sizes too, without a guard that fixes
+one."""
 
 from __future__ import annotations
 
@@ -49,11 +50,18 @@ PROGRAMS = {
     "softmax": lambda x, b, s: ltorch.softmax(x, 1),
     "layer_norm": lambda x, b, s: ltorch.layer_norm(x, (8,)),
     "attention": lambda x, b, s: attention(x),
-    "conv1d": lambda x, b, s: ltorch.conv1d(x.transpose(1, 2), TensorProxy("k", shape=(4, 8, 3), device="cpu", dtype="float32"), None, 1, 1),
+    "conv1d": lambda x, b, s: ltorch.conv1d(
+        x.transpose(1, 2), TensorProxy("k", shape=(4, 8, 3), device="cpu", dtype="float32"), None, 1, 1
+    ),
     "avg_pool1d": lambda x, b, s: ltorch.avg_pool1d(x.transpose(1, 2), 2, 2),
     "interpolate": lambda x, b, s: ltorch.interpolate(x.transpose(1, 2), None, 2),
-    "embedding": lambda x, b, s: ltorch.embedding(TensorProxy("i", shape=(b, s), device="cpu", dtype="int64"), TensorProxy("e", shape=(9, 8), device="cpu", dtype="float32")),
-    "cross_entropy": lambda x, b, s: ltorch.cross_entropy(x.view(-1, 8), TensorProxy("l", shape=(b * s,), device="cpu", dtype="int64")),
+    "embedding": lambda x, b, s: ltorch.embedding(
+        TensorProxy("i", shape=(b, s), device="cpu", dtype="int64"),
+        TensorProxy("e", shape=(9, 8), device="cpu", dtype="float32"),
+    ),
+    "cross_entropy": lambda x, b, s: ltorch.cross_entropy(
+        x.view(-1, 8), TensorProxy("l", shape=(b * s,), device="cpu", dtype="int64")
+    ),
     "setitem": lambda x, b, s: ltorch.setitem(x, (slice(None), 0), 1.0),
 }
 
@@ -73,7 +81,11 @@ def test_shapes_hold_for_other_sizes(name):
     b, s = (IntegerProxy(n, decisions) for n in decisions.values)
     symbolic = shape_of(PROGRAMS[name], b, s)
     told = decisions.relations
-    fixed = [f"{a} {relation} {c}" for (a, relation, c), outcome in told.items() if (relation == "==") is outcome and relation in ("==", "!=")]
+    fixed = [
+        f"{a} {relation} {c}"
+        for (a, relation, c), outcome in told.items()
+        if (relation == "==") is outcome and relation in ("==", "!=")
+    ]
     assert not fixed, f"a size was fixed: {fixed}"
     for values in ({"b": 3, "s": 6}, {"b": 5, "s": 11}):
         assert hold(told, values), f"a guard does not hold for {values}: {told}"

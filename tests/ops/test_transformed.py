@@ -15,21 +15,28 @@ from thunder.ops.methods import call_torch
 
 # PyTorch's own warnings about samples it is given, and about operations that torch.vmap computes in a loop
 pytestmark = [pytest.mark.filterwarnings(f"ignore:{text}") for text in (
-    "There is a performance drop", ".*padding='same' with even kernel lengths", "reduction. 'mean' divides the total loss", "index_reduce\\(\\) is in beta", "Casting complex values to real",
+    "There is a performance drop", ".*padding='same' with even kernel lengths", "reduction. 'mean' divides the total "
+        "loss", "index_reduce\\(\\) is in beta", "Casting complex values to real",
     "To copy construct from a tensor", ".*size_average and reduce args", "(at|torch)\\S+ is deprecated",
 )]  # fmt: skip
-DETERMINED = [n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and n not in ("empty", "empty_like", "eigh", "svd")]
+DETERMINED = [
+    n for n in SAMPLED if OpTags.RANDOM_OP not in LTORCH[n].tags and n not in ("empty", "empty_like", "eigh", "svd")
+]
 
 
 def called(function):
     """A torch function that takes proxies as well, where a program is recorded."""
-    return lambda *args, **kwargs: function(*args, **kwargs) if current_recorder() is None else call_torch(function, args, kwargs)
+    return lambda *args, **kwargs: (
+        function(*args, **kwargs) if current_recorder() is None else call_torch(function, args, kwargs)
+    )
 
 
 def programs(name, dtype=torch.float64):
     """(program from tensors to a tuple of tensors, tensors) of an operation's samples that PyTorch takes."""
     for args, kwargs in samples_of(LTORCH[name], dtype):
-        program, tensors = as_program(types.SimpleNamespace(torch_functions=(called(torch_function(LTORCH[name])),)), args, kwargs)
+        program, tensors = as_program(
+            types.SimpleNamespace(torch_functions=(called(torch_function(LTORCH[name])),)), args, kwargs
+        )
         try:
             result = tensors_in(program(*tensors))
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
@@ -41,17 +48,26 @@ def programs(name, dtype=torch.float64):
 def close_to(found, wanted, tolerance):
     for f, w in zip(found, wanted, strict=True):
         # float64 to the tolerance; other types (dtype= arguments) to what rounding them once more may cost
-        tolerances = {"rtol": tolerance, "atol": tolerance} if w.dtype is torch.float64 else {"rtol": 0.05, "atol": 0.02} if w.dtype is torch.bfloat16 else {}
+        tolerances = (
+            {"rtol": tolerance, "atol": tolerance}
+            if w.dtype is torch.float64
+            else {"rtol": 0.05, "atol": 0.02}
+            if w.dtype is torch.bfloat16
+            else {}
+        )
         torch.testing.assert_close(f, w, equal_nan=True, **tolerances)
 
 
 # an operation whose result's shape depends on values, for an element of a batch
 NOT_MAPPED = {
-    **dict.fromkeys(("setitem", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"), "dynamic shape"),
+    **dict.fromkeys(("setitem", "nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
+        "dynamic shape"),
     "as_strided_scatter": "aten::as_strided_scatter requires special handling",
-    "cov": "Batching rule not implemented for aten::equal", "histogramdd": "Batching rule not implemented for aten::histogramdd",
+    "cov": "Batching rule not implemented for aten::equal", "histogramdd": "Batching rule not implemented for "
+        "aten::histogramdd",
     **{name: "Batching rule not implemented for aten::" + name.partition("_of_")[0] for name in (
-        "gru", "lstm", "rnn_relu", "rnn_tanh", "gru_of_packed_sequences", "lstm_of_packed_sequences", "rnn_relu_of_packed_sequences", "rnn_tanh_of_packed_sequences", "lstm_cell",
+        "gru", "lstm", "rnn_relu", "rnn_tanh", "gru_of_packed_sequences", "lstm_of_packed_sequences",
+        "rnn_relu_of_packed_sequences", "rnn_tanh_of_packed_sequences", "lstm_cell",
         # before torch 2.13
         "split_copy", "unbind_copy",
     )},
@@ -74,10 +90,11 @@ def test_vmap_is_the_operation_on_each_element(name):
         close_to(found, wanted, 1e-9)
 
 
-# torch.func's forward mode is wrong (reduce="prod" with zeros left out, the other triangle of triangular_solve) or means a symmetric or triangular tangent; the tangent
-# is compared with a difference, or not at all
+# torch.func's forward mode is wrong (reduce="prod" with zeros left out, the other triangle of triangular_solve) or
+# means a symmetric or triangular tangent; the tangent is compared with a difference, or not at all
 DIFFERENCES = {"scatter_reduce", "triangular_solve", "embedding_backward"}
-REVERSE = {"as_strided_scatter"}  # PyTorch's reverse mode is wrong, of which tangents are made: gradcheck fails in eager
+# PyTorch's reverse mode is wrong, of which tangents are made: gradcheck fails in eager
+REVERSE = {"as_strided_scatter"}
 SYMMETRIC = {"cholesky", "cholesky_inverse", "linalg_cholesky", "linalg_cholesky_ex", "linalg_eigh"}
 
 
@@ -85,7 +102,10 @@ SYMMETRIC = {"cholesky", "cholesky_inverse", "linalg_cholesky", "linalg_cholesky
 def test_jvp_is_forward_mode(name):
     for program, tensors in itertools.islice(programs(name), 2):
         places = [i for i, t in enumerate(tensors) if t.is_floating_point()]
-        tangents = [torch.randn(tensors[i].shape, dtype=tensors[i].dtype, generator=torch.Generator().manual_seed(i)) for i in places]
+        tangents = [
+            torch.randn(tensors[i].shape, dtype=tensors[i].dtype, generator=torch.Generator().manual_seed(i))
+            for i in places
+        ]
         moved = differentiable(program, tensors, places)
         primals = [tensors[i] for i in places]
         if not places or not moved(*primals):
@@ -98,10 +118,16 @@ def test_jvp_is_forward_mode(name):
             steps = [moved(*(x + sign * 1e-6 * t for x, t in zip(primals, tangents))) for sign in (1, -1)]
             wanted = [(a - b) / 2e-6 for a, b in zip(*steps)]
         try:
-            trace, inputs = traced(lambda given, t: JVP(differentiable(program, given, places))(tuple(given[i] for i in places), t)[1], (tensors, tuple(tangents)), {}, inside=True)
+            trace, inputs = traced(
+                lambda given, t: JVP(differentiable(program, given, places))(tuple(given[i] for i in places), t)[1],
+                (tensors, tuple(tangents)),
+                {},
+                inside=True,
+            )
             found = carried_out(trace, inputs)
         except RuntimeError as error:
-            assert "not differentiable with respect to" in str(error) or "invalid gradient" in str(error), error  # PyTorch's reverse mode refuses
+            # PyTorch's reverse mode refuses
+            assert "not differentiable with respect to" in str(error) or "invalid gradient" in str(error), error
             continue
         close_to(found, wanted, 1e-6 if name in DIFFERENCES else 1e-7)
 
@@ -112,7 +138,9 @@ def differentiable(program, tensors, places):
     def run(*given):
         table = dict(zip(places, given, strict=True))
         results = program(*(table.get(i, t) for i, t in enumerate(tensors)))
-        return tuple(r for r in results if (r.is_floating_point() if isinstance(r, torch.Tensor) else r.dtype.category == 2))
+        return tuple(
+            r for r in results if (r.is_floating_point() if isinstance(r, torch.Tensor) else r.dtype.category == 2)
+        )
 
     return run
 
@@ -127,11 +155,22 @@ def test_second_derivative_is_that_of_autograd(name):
             outputs = differentiable(program, tensors, places)(*leaves)
             if not any(o.requires_grad for o in outputs):
                 continue
-            cotangents = [torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(3)).requires_grad_() for o in outputs]
-            gradients = torch.autograd.grad(outputs, leaves, cotangents, create_graph=True, allow_unused=True, materialize_grads=True)
+            cotangents = [
+                torch.randn(o.shape, dtype=o.dtype, generator=torch.Generator().manual_seed(3)).requires_grad_()
+                for o in outputs
+            ]
+            gradients = torch.autograd.grad(
+                outputs, leaves, cotangents, create_graph=True, allow_unused=True, materialize_grads=True
+            )
             given = [torch.randn(g.shape, dtype=g.dtype, generator=torch.Generator().manual_seed(4)) for g in gradients]
             connected = [(g, v) for g, v in zip(gradients, given) if g.requires_grad]
-            wanted = torch.autograd.grad([g for g, _ in connected], leaves + cotangents, [v for _, v in connected], allow_unused=True, materialize_grads=True)
+            wanted = torch.autograd.grad(
+                [g for g, _ in connected],
+                leaves + cotangents,
+                [v for _, v in connected],
+                allow_unused=True,
+                materialize_grads=True,
+            )
         except (RuntimeError, NotImplementedError):
             continue  # PyTorch has no second derivative
 

@@ -1,4 +1,5 @@
-"""Operations recorded one call at a time, without the interpreter: quick enough for PyTorch's own thousands of samples."""
+"""Operations recorded one call at a time, without the interpreter: quick enough for PyTorch's own thousands of
+samples."""
 
 from __future__ import annotations
 
@@ -24,10 +25,13 @@ class Recording(TorchFunctionMode):
         return call_torch(function, args, kwargs or {})
 
 
-def traced(function, args: tuple, kwargs: dict, *, inside: bool = False, grad: bool = False) -> tuple[Trace, list[torch.Tensor]]:
+def traced(
+    function, args: tuple, kwargs: dict, *, inside: bool = False, grad: bool = False
+) -> tuple[Trace, list[torch.Tensor]]:
     """(trace of `function(*args, **kwargs)` with its tensors flat, the tensors it takes).
 
-    inside: function is a Python function and what it calls is recorded; otherwise it is a torch function and is recorded itself. grad: what requires grad does.
+    inside: function is a Python function and what it calls is recorded; otherwise it is a torch function and is
+    recorded itself. grad: what requires grad does.
     """
     names = Names()
     recorder = Recorder(Context(names))
@@ -40,7 +44,15 @@ def traced(function, args: tuple, kwargs: dict, *, inside: bool = False, grad: b
         for known, tensor in zip(inputs, tensors, strict=True):
             if tensor is x:
                 return known
-        inputs.append(TensorProxy(names.claim(f"x{len(inputs)}"), shape=tuple(x.shape), device=x.device, dtype=x.dtype, requires_grad=grad and x.requires_grad))
+        inputs.append(
+            TensorProxy(
+                names.claim(f"x{len(inputs)}"),
+                shape=tuple(x.shape),
+                device=x.device,
+                dtype=x.dtype,
+                requires_grad=grad and x.requires_grad,
+            )
+        )
         tensors.append(x)
         return inputs[-1]
 
@@ -60,8 +72,11 @@ def carried_out(trace: Trace, tensors: list[torch.Tensor], executors=None) -> li
     return list(dispatch(trace, resolve_executors([]) if executors is None else executors).python_callable()(*tensors))
 
 
-def differentiated(trace: Trace, tensors: list[torch.Tensor], cotangents: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-    """The distinct outputs that the trace computes for these tensors, and the gradient of each tensor, given the cotangents of the outputs that require grad."""
+def differentiated(
+    trace: Trace, tensors: list[torch.Tensor], cotangents: list[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """The distinct outputs that the trace computes for these tensors, and the gradient of each tensor, given the
+    cotangents of the outputs that require grad."""
     executors = resolve_executors([])
     cut = partition(joint_trace(trace, executors))
     with torch.no_grad():

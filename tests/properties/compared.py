@@ -425,8 +425,13 @@ def kind_of(words: str) -> tuple:
     """What a shrunk program has to keep of the words that say how it is wrong."""
     ours, _, theirs = words.partition("   IN EAGER   ")
     effect = "leaves an effect" in ours
-    return effect, *(_RAISED.findall(side)[:1] for side in (ours,
-        theirs)), "same as" in ours, "same as" in theirs, "Proxy" in ours
+    return (
+        effect,
+        *(_RAISED.findall(side)[:1] for side in (ours, theirs)),
+        "same as" in ours,
+        "same as" in theirs,
+        "Proxy" in ours,
+    )
 
 
 def script(program: Program) -> str:

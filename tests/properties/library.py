@@ -184,8 +184,12 @@ def names() -> list[str]:
                 continue  # names for annotations
             if isinstance(value, types.ModuleType) or isinstance(value, type) and issubclass(value, BaseException):
                 continue
-            if home.split(".")[0].lstrip("_") not in (module_name.split(".")[0], "builtins", "operator",
-                "") and not getattr(module, "__all__", None):
+            if home.split(".")[0].lstrip("_") not in (
+                module_name.split(".")[0],
+                "builtins",
+                "operator",
+                "",
+            ) and not getattr(module, "__all__", None):
                 continue
             if isinstance(value, type) and issubclass(value, ast.AST) and n not in ("AST", "Module", "Name"):
                 continue  # a hundred classes that are made in one way
@@ -280,8 +284,16 @@ def changes(at: str, text: str, rng: random.Random) -> str:
     """A statement that changes an argument."""
     if text.startswith(("[", "collections.deque", "L(", "collections.UserList")):
         return rng.choice([f"{at}.append({at}[0])", f"{at}[0] = {at}[1]", f"{at}.reverse()", f"{at}.pop()"])
-    if text.startswith(("{'", "collections.Ordered", "collections.defaultdict", "collections.Counter",
-        "collections.UserDict", "collections.ChainMap")):
+    if text.startswith(
+        (
+            "{'",
+            "collections.Ordered",
+            "collections.defaultdict",
+            "collections.Counter",
+            "collections.UserDict",
+            "collections.ChainMap",
+        )
+    ):
         return rng.choice([f"{at}['a'] = 5", f"{at}['n'] = 6", f"v = {at}.pop('a'); {at}['a'] = v"])
     if text.startswith("{"):
         return f"{at}.add(7)"

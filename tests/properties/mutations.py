@@ -46,14 +46,21 @@ class Writer:
         if kind == "default" and self.layout != "function":
             kind = "argument"
         if kind == "argument":
-            return Root(f"a{i}", f"ARGS[{1 + sum(r.kind == 'argument' for r in getattr(self, 'roots', ()))}]", text,
-                kind)
+            return Root(
+                f"a{i}", f"ARGS[{1 + sum(r.kind == 'argument' for r in getattr(self, 'roots', ()))}]", text, kind
+            )
         reach = {
             "global": f"g{i}", "keyword": f"KWARGS['k{i}']", "module": f"m{i}.v", "attribute": f"model.s{i}",
             "closure": f"f.__closure__[f.__code__.co_freevars.index('c{i}')].cell_contents", "default": "",
         }[kind]  # fmt: skip
-        read = {"global": f"g{i}", "keyword": f"k{i}", "module": f"m{i}.v", "attribute": f"self.s{i}",
-        "closure": f"c{i}", "default": f"d{i}"}[kind]
+        read = {
+            "global": f"g{i}",
+            "keyword": f"k{i}",
+            "module": f"m{i}.v",
+            "attribute": f"self.s{i}",
+            "closure": f"c{i}",
+            "default": f"d{i}",
+        }[kind]
         return Root(read, reach, text, kind)
 
     def source(self) -> str:
@@ -132,8 +139,9 @@ class Writer:
         rng, p, value = self.rng, place.read, place.value
         if self.precise:
             if isinstance(value, bool | int | float) and abs(value) < 1e6:
-                return rng.choice([f"t = t + {p}", f"out.append({p})", f"if {p} > 1:\n    t = t * 2",
-                    f"out.append({p} == 1)"])
+                return rng.choice(
+                    [f"t = t + {p}", f"out.append({p})", f"if {p} > 1:\n    t = t * 2", f"out.append({p} == 1)"]
+                )
             return f"out.append({p})" if isinstance(value, str) else None
         q = rng.choice(places).read
         chance = rng.random()
@@ -234,8 +242,9 @@ class Writer:
                     options.append(f"{p.reach}.unread = {new}")
             if type(p.value) is list:
                 options.append(f"{p.reach}.append({self.world.leaf()})")
-            plain = type(p.parent) in (list, dict,
-                types.SimpleNamespace) or type(p.parent).__name__ in self.world.classes
+            plain = (
+                type(p.parent) in (list, dict, types.SimpleNamespace) or type(p.parent).__name__ in self.world.classes
+            )
             if plain and p.chain and p.chain[-1] not in touched and (p.chain[-1][0]) and not self._read_at(p, read):
                 options.append(f"{p.reach} = {self.world.leaf()}")
         self.rng.shuffle(options)

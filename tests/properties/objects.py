@@ -304,14 +304,23 @@ class World:
             return found
         elif isinstance(value, type):
             if value.__module__ == MODULE:
-                found += [(f".{k}", v) for k,
-                    v in vars(value).items() if k[:2] != "__" and k[:1] != "_" and not isinstance(v,
-                    property | staticmethod | classmethod | functools.cached_property)]
+                found += [
+                    (f".{k}", v)
+                    for k, v in vars(value).items()
+                    if k[:2] != "__"
+                    and k[:1] != "_"
+                    and not isinstance(v, property | staticmethod | classmethod | functools.cached_property)
+                ]
             return found
         with contextlib.suppress(Exception):
             own = object.__getattribute__(value, "__dict__")
-            if not isinstance(value, types.FunctionType) and kind.__module__ in (MODULE, "types", "builtins",
-                "collections", "typing"):
+            if not isinstance(value, types.FunctionType) and kind.__module__ in (
+                MODULE,
+                "types",
+                "builtins",
+                "collections",
+                "typing",
+            ):
                 found += [(f".{k}", v) for k, v in own.items() if type(k) is str and k.isidentifier() and k[:2] != "__"]
         if kind.__module__ == MODULE:
             for name in getattr(kind, "__slots__", ()) if not isinstance(getattr(kind, "__slots__", ""), str) else ():
@@ -476,8 +485,19 @@ EFFECTS = [
     "next({p})", "{p}[0], {p}[1] = {p}[1], {p}[0]", "{p} |= {{'u': 1}}", "{p}.discard(1)", "{p}.fill(2)",
     "{p}[...] = 1",
 ]  # fmt: skip
-REFUSED_BY_EAGER = (TypeError, AttributeError, ValueError, KeyError, IndexError, NotImplementedError, RuntimeError,
-    ArithmeticError, StopIteration, LookupError, RecursionError)
+REFUSED_BY_EAGER = (
+    TypeError,
+    AttributeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    NotImplementedError,
+    RuntimeError,
+    ArithmeticError,
+    StopIteration,
+    LookupError,
+    RecursionError,
+)
 
 
 def reads_of(value: Any) -> list[str]:
@@ -494,25 +514,67 @@ def changed_values(world: World, at: str, value: Any, others: list[str]) -> list
     """Expressions of other values for the place `at`, whose value is `value` now."""
     found = [f"copy.copy({at})", f"copy.deepcopy({at})", "None", "0", world.value(1), world.rng.choice(others)]
     if isinstance(value, bool | int | float):
-        found += [f"{at} + 1", f"-{at}", f"float({at})", f"bool({at})", f"int({at})", f"np.float64({at})",
-            f"str({at})", f"torch.tensor({at})", f"I({at})", f"{at} * 1.0", "True", "1", "1.0", "2"] * 2
+        found += [
+            f"{at} + 1",
+            f"-{at}",
+            f"float({at})",
+            f"bool({at})",
+            f"int({at})",
+            f"np.float64({at})",
+            f"str({at})",
+            f"torch.tensor({at})",
+            f"I({at})",
+            f"{at} * 1.0",
+            "True",
+            "1",
+            "1.0",
+            "2",
+        ] * 2
     elif isinstance(value, str):
         found += [f"{at} + 'x'", f"{at}.upper()", f"S({at})", "'b'", f"''.join(list({at}))"]
     elif isinstance(value, torch.Tensor):
-        found += [f"{at} + 1", f"{at}.double()", f"{at}[None]", f"{at}.detach().clone()",
-            f"{at}.detach().float().requires_grad_()", f"nn.Parameter({at}.detach().float())", f"{at}.tolist()",
-            f"{at}.detach().numpy()", f"{at}.mT", f"{at}.long()"]
+        found += [
+            f"{at} + 1",
+            f"{at}.double()",
+            f"{at}[None]",
+            f"{at}.detach().clone()",
+            f"{at}.detach().float().requires_grad_()",
+            f"nn.Parameter({at}.detach().float())",
+            f"{at}.tolist()",
+            f"{at}.detach().numpy()",
+            f"{at}.mT",
+            f"{at}.long()",
+        ]
     elif isinstance(value, list | tuple | collections.deque):
-        found += [f"list({at})", f"tuple({at})", f"L({at})", f"collections.deque({at})", f"list({at})[::-1]",
-            f"list({at}) + [1]", f"list({at})[:-1]"]
+        found += [
+            f"list({at})",
+            f"tuple({at})",
+            f"L({at})",
+            f"collections.deque({at})",
+            f"list({at})[::-1]",
+            f"list({at}) + [1]",
+            f"list({at})[:-1]",
+        ]
     elif isinstance(value, dict):
-        found += [f"dict({at})", f"collections.OrderedDict({at})", f"D({at})", f"dict(reversed({at}.items()))",
-            f"{{**{at}, 'n': 1}}", f"types.MappingProxyType({at})", f"collections.defaultdict(int, {at})"]
+        found += [
+            f"dict({at})",
+            f"collections.OrderedDict({at})",
+            f"D({at})",
+            f"dict(reversed({at}.items()))",
+            f"{{**{at}, 'n': 1}}",
+            f"types.MappingProxyType({at})",
+            f"collections.defaultdict(int, {at})",
+        ]
     elif isinstance(value, np.ndarray):
         found += [f"{at} + 1", f"{at}.astype('float32')", f"{at}.reshape(-1)", f"{at}.tolist()", f"{at}.copy()"]
     elif isinstance(value, types.FunctionType | functools.partial):
-        found += ["(lambda v=1, **k: (v, 'new'))", "adds(4)", f"functools.partial({at}, 3)",
-            "functools.partial(adds(1), 2)", "str"]
+        found += [
+            "(lambda v=1, **k: (v, 'new'))",
+            "adds(4)",
+            f"functools.partial({at}, 3)",
+            "functools.partial(adds(1), 2)",
+            "str",
+        ]
     elif isinstance(value, enum.Enum):
         found += ["Colour.BLUE", f"{at}.value", "Level.HIGH", "5"]
     elif isinstance(value, type):
@@ -530,18 +592,37 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
     i = rng.choice([0, 0, -1, 1])
     found: list[str] = []
     if isinstance(value, list | collections.deque | collections.UserList):
-        found += [f"{at}.append({new})", f"{at}.insert(0, {new})", f"{at}.pop()", f"{at}.clear()", f"{at}.reverse()",
-            f"{at}.extend([1, {new}])", f"del {at}[0]", f"{at}[{i}] = {new}",
-            f"{at}[0], {at}[-1] = {at}[-1], {at}[0]"]
+        found += [
+            f"{at}.append({new})",
+            f"{at}.insert(0, {new})",
+            f"{at}.pop()",
+            f"{at}.clear()",
+            f"{at}.reverse()",
+            f"{at}.extend([1, {new}])",
+            f"del {at}[0]",
+            f"{at}[{i}] = {new}",
+            f"{at}[0], {at}[-1] = {at}[-1], {at}[0]",
+        ]
         if isinstance(value, list):
-            found += [f"{at}.sort(key=str)", f"{at}[:] = [{new}]", f"{at}[100:] = []",
-                f"{at}[len({at}) // 2:len({at}) // 2 + 1] = [{new}]"]
+            found += [
+                f"{at}.sort(key=str)",
+                f"{at}[:] = [{new}]",
+                f"{at}[100:] = []",
+                f"{at}[len({at}) // 2:len({at}) // 2 + 1] = [{new}]",
+            ]
         elif isinstance(value, collections.deque):
             found += [f"{at}.rotate(1)", f"{at}.appendleft({new})", f"{at}.popleft()"]
     elif isinstance(value, dict | collections.UserDict | collections.ChainMap):
-        found += [f"{at}[{key}] = {new}", f"{at}['new'] = {new}", f"{at}.pop({key}, None)", f"{at}.clear()",
-            f"{at}.update(a={new})", f"v = next(iter({at})); {at}[v] = {at}.pop(v)", f"{at}.popitem()",
-            f"del {at}[next(iter({at}))]"]
+        found += [
+            f"{at}[{key}] = {new}",
+            f"{at}['new'] = {new}",
+            f"{at}.pop({key}, None)",
+            f"{at}.clear()",
+            f"{at}.update(a={new})",
+            f"v = next(iter({at})); {at}[v] = {at}.pop(v)",
+            f"{at}.popitem()",
+            f"del {at}[next(iter({at}))]",
+        ]
         if isinstance(value, collections.defaultdict):
             found += [f"{at}.default_factory = {rng.choice(['None', 'list', 'float', 'lambda: 5'])}"] * 3
         if isinstance(value, collections.OrderedDict):
@@ -549,8 +630,13 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
         if isinstance(value, collections.Counter):
             found += [f"{at}.update('az')", f"{at}.subtract('a')"]
     elif isinstance(value, set):
-        found += [f"{at}.add({rng.choice('012357')})", f"{at}.discard({rng.choice('0123')})", f"{at}.clear()",
-            f"{at}.update([7, 8])", f"{at}.add(True)"]
+        found += [
+            f"{at}.add({rng.choice('012357')})",
+            f"{at}.discard({rng.choice('0123')})",
+            f"{at}.clear()",
+            f"{at}.update([7, 8])",
+            f"{at}.add(True)",
+        ]
     elif isinstance(value, weakref.WeakValueDictionary):
         found += [f"{at}['b'] = Net", f"{at}.pop('a', None)"]
     elif isinstance(value, torch.nn.Module):
@@ -569,17 +655,38 @@ def inside(world: World, at: str, value: Any, others: list[str]) -> list[str]:
             f"{at}.w.grad = torch.ones(3)", f"{at}.add_module('z', nn.Tanh())",
         ]  # fmt: skip
     elif isinstance(value, torch.Tensor):
-        found += [f"{at}.data = {at}.data + 1", f"{at}.requires_grad_()", f"{at}.requires_grad_(False)",
-            f"{at}.detach().add_(1)", f"{at}.data = torch.ones(4)", f"{at}.data = {at}.data.double()",
-            f"{at}.grad = torch.ones_like({at})", f"{at}.zz = 1", f"{at}.detach().t_()", f"{at}.detach().zero_()",
-            f"{at}.resize_(1)"]
+        found += [
+            f"{at}.data = {at}.data + 1",
+            f"{at}.requires_grad_()",
+            f"{at}.requires_grad_(False)",
+            f"{at}.detach().add_(1)",
+            f"{at}.data = torch.ones(4)",
+            f"{at}.data = {at}.data.double()",
+            f"{at}.grad = torch.ones_like({at})",
+            f"{at}.zz = 1",
+            f"{at}.detach().t_()",
+            f"{at}.detach().zero_()",
+            f"{at}.resize_(1)",
+        ]
     elif isinstance(value, np.ndarray):
-        found += [f"{at}[0] = 7", f"{at} += 1", f"{at}.sort()", f"{at}.shape = (-1,)", f"{at}.dtype = 'int64'",
-            f"{at}.fill(3)", f"{at}.flags.writeable = False"]
+        found += [
+            f"{at}[0] = 7",
+            f"{at} += 1",
+            f"{at}.sort()",
+            f"{at}.shape = (-1,)",
+            f"{at}.dtype = 'int64'",
+            f"{at}.fill(3)",
+            f"{at}.flags.writeable = False",
+        ]
     elif isinstance(value, types.FunctionType):
-        found += [f"{at}.__defaults__ = ({new},)", f"{at}.__defaults__ = None", f"{at}.zz = {new}",
-            f"{at}.__code__ = (lambda v=1, w=2: (v, w, 'c')).__code__", f"{at}.__kwdefaults__ = {{'w': {new}}}",
-            f"{at}.__name__ = 'other'"]
+        found += [
+            f"{at}.__defaults__ = ({new},)",
+            f"{at}.__defaults__ = None",
+            f"{at}.zz = {new}",
+            f"{at}.__code__ = (lambda v=1, w=2: (v, w, 'c')).__code__",
+            f"{at}.__kwdefaults__ = {{'w': {new}}}",
+            f"{at}.__name__ = 'other'",
+        ]
         found += [f"{at}.__closure__[{j}].cell_contents = {new}" for j in range(len(value.__closure__ or ()))] * 3
     elif isinstance(value, functools.partial):
         found += [f"{at}.keywords['w'] = 3", f"{at}.__setstate__((adds(3), ({new},), {{}}, None))", f"{at}.zz = 2"]

@@ -86,8 +86,22 @@ class Meta(type):
     def __getattr__(cls, n): LOG.append(('class getattr', n)); raise AttributeError(n)
 """
 
-BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift",
-    "divmod"]
+BINARY = [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+    "divmod",
+]
 SIGNS = ["+", "-", "*", "/", "//", "%", "**", "@", "&", "|", "^", "<<", ">>"]
 COMPARED = ["lt", "le", "eq", "ne", "gt", "ge"]
 COMPARE_SIGNS = ["<", "<=", "==", "!=", ">", ">="]
@@ -95,10 +109,25 @@ ANSWERS = [
     "self.v", "NotImplemented", "NotImplemented", "(self.v, 1)", "type(self)(self.v)", "x_of(self) * 2", "3", "o",
     "super().{name}(o)", "{fail}", "self", "None", "x_of(o)",
 ]  # fmt: skip
-COMPARE_ANSWERS = ["True", "False", "NotImplemented", "NotImplemented", "self.v", "{fail}", "'yes'", "[]",
-    "x_of(self)", "super().{name}(o)"]
-FAIL = ["fail(TypeError('{name}'))", "fail(Error(3))", "fail(AttributeError('{name}'))", "fail(IndexError(1))",
-    "fail(StopIteration(2))"]
+COMPARE_ANSWERS = [
+    "True",
+    "False",
+    "NotImplemented",
+    "NotImplemented",
+    "self.v",
+    "{fail}",
+    "'yes'",
+    "[]",
+    "x_of(self)",
+    "super().{name}(o)",
+]
+FAIL = [
+    "fail(TypeError('{name}'))",
+    "fail(Error(3))",
+    "fail(AttributeError('{name}'))",
+    "fail(IndexError(1))",
+    "fail(StopIteration(2))",
+]
 OTHERS = {
     "__neg__": ["-self.v", "{fail}", "x_of(self)"], "__pos__": ["self"], "__invert__": ["~3"], "__abs__": ["4",
     "x_of(self)"], "__round__(self, n=None)": ["(n, 2)"],
@@ -232,11 +261,30 @@ class Writer:
         rng, name = self.rng, f"K{i}"
         bases = [rng.choice(self.classes)] if self.classes and rng.random() < 0.6 else []
         if not bases and rng.random() < 0.25:
-            bases = [rng.choice(["list", "dict", "int", "str", "tuple", "Exception", "collections.OrderedDict",
-                "collections.UserDict", "types.SimpleNamespace", "float", "set", "nn.Module"])]
+            bases = [
+                rng.choice(
+                    [
+                        "list",
+                        "dict",
+                        "int",
+                        "str",
+                        "tuple",
+                        "Exception",
+                        "collections.OrderedDict",
+                        "collections.UserDict",
+                        "types.SimpleNamespace",
+                        "float",
+                        "set",
+                        "nn.Module",
+                    ]
+                )
+            ]
         own = bases[0] if bases else ""
-        lines = ["def __init__(self, v=1):\n    " + ("super().__init__()\n    " if own in ("nn.Module",
-            "collections.UserDict") else "") + "self.v = v"]
+        lines = [
+            "def __init__(self, v=1):\n    "
+            + ("super().__init__()\n    " if own in ("nn.Module", "collections.UserDict") else "")
+            + "self.v = v"
+        ]
         if own in ("int", "str", "tuple", "float", "set"):
             lines = ["def __init__(self, v=1): self.v = v", f"def __new__(cls, v=1): return {own}.__new__(cls)"]
         for _ in range(rng.randint(1, 6)):
@@ -276,40 +324,92 @@ class Writer:
         if d <= 0 or self.rng.random() < 0.35:
             return self.pick(["n", "n", "1", "2", "0", "len(l)", "TOTAL", "x.shape[0]", "x.dim()", "len(s)"])
         a, b = self.integer(d - 1), self.integer(d - 1)
-        return self.pick([f"({a} + {b})", f"({a} - {b})", f"({a} * {b})", f"({a} % 3)", f"max({a}, {b})",
-            f"({a} if {self.truth(d - 1)} else {b})", f"len({self.sequence(d - 1)})", f"sum([{a}, {b}])", f"abs({a})",
-            f"int({self.truth(d - 1)})", f"({a} // 2)", f"(lambda v: v + {b})({a})"])
+        return self.pick(
+            [
+                f"({a} + {b})",
+                f"({a} - {b})",
+                f"({a} * {b})",
+                f"({a} % 3)",
+                f"max({a}, {b})",
+                f"({a} if {self.truth(d - 1)} else {b})",
+                f"len({self.sequence(d - 1)})",
+                f"sum([{a}, {b}])",
+                f"abs({a})",
+                f"int({self.truth(d - 1)})",
+                f"({a} // 2)",
+                f"(lambda v: v + {b})({a})",
+            ]
+        )
 
     def truth(self, d: int = 2) -> str:
         if d <= 0 or self.rng.random() < 0.3:
-            return self.pick(["n > 1", "n % 2 == 0", "s == 'ab'", "l", "not l", "x.requires_grad",
-                "x.dtype is torch.float32", "True", "'a' in s", "n in l", "x.ndim == 1", "len(LOG) < 5"])
-        return self.pick([f"({self.truth(d - 1)} and {self.truth(d - 1)})",
-            f"({self.truth(d - 1)} or {self.truth(d - 1)})", f"not {self.truth(d - 1)}",
-            f"({self.integer(d - 1)} {self.pick(COMPARE_SIGNS)} {self.integer(d - 1)})",
-            f"(0 <= {self.integer(d - 1)} < 3)", f"any(v > 1 for v in {self.ints(d - 1)})",
-            f"isinstance({self.any(d - 1)}, (int, str))", f"{self.integer(d - 1)} in {self.ints(d - 1)}"])
+            return self.pick(
+                [
+                    "n > 1",
+                    "n % 2 == 0",
+                    "s == 'ab'",
+                    "l",
+                    "not l",
+                    "x.requires_grad",
+                    "x.dtype is torch.float32",
+                    "True",
+                    "'a' in s",
+                    "n in l",
+                    "x.ndim == 1",
+                    "len(LOG) < 5",
+                ]
+            )
+        return self.pick(
+            [
+                f"({self.truth(d - 1)} and {self.truth(d - 1)})",
+                f"({self.truth(d - 1)} or {self.truth(d - 1)})",
+                f"not {self.truth(d - 1)}",
+                f"({self.integer(d - 1)} {self.pick(COMPARE_SIGNS)} {self.integer(d - 1)})",
+                f"(0 <= {self.integer(d - 1)} < 3)",
+                f"any(v > 1 for v in {self.ints(d - 1)})",
+                f"isinstance({self.any(d - 1)}, (int, str))",
+                f"{self.integer(d - 1)} in {self.ints(d - 1)}",
+            ]
+        )
 
     def text(self, d: int = 2) -> str:
         if d <= 0 or self.rng.random() < 0.3:
             return self.pick(["s", "'ab'", "''", "'x'", "str(n)"])
-        return self.pick([f"({self.text(d - 1)} + {self.text(d - 1)})",
-            f"f'{{{self.integer(0)}:>3}}|{{{self.integer(0)}!r}}'", f"{self.text(d - 1)}.upper()",
-            f"'{{}}-{{k}}'.format({self.integer(d - 1)}, k={self.integer(0)})",
-            f"'%s %d' % ({self.text(d - 1)}, {self.integer(d - 1)})", f"','.join(str(v) for v in {self.ints(d - 1)})",
-            f"{self.text(d - 1)}[::-1]", f"repr({self.ints(d - 1)})", f"f'{{x.shape}} {{{self.ints(0)}}}'"])
+        return self.pick(
+            [
+                f"({self.text(d - 1)} + {self.text(d - 1)})",
+                f"f'{{{self.integer(0)}:>3}}|{{{self.integer(0)}!r}}'",
+                f"{self.text(d - 1)}.upper()",
+                f"'{{}}-{{k}}'.format({self.integer(d - 1)}, k={self.integer(0)})",
+                f"'%s %d' % ({self.text(d - 1)}, {self.integer(d - 1)})",
+                f"','.join(str(v) for v in {self.ints(d - 1)})",
+                f"{self.text(d - 1)}[::-1]",
+                f"repr({self.ints(d - 1)})",
+                f"f'{{x.shape}} {{{self.ints(0)}}}'",
+            ]
+        )
 
     def ints(self, d: int = 2) -> str:
         if d <= 0 or self.rng.random() < 0.3:
             return self.pick(["l", "[1, 2]", "list(range(3))", "[n, 1]", "list(x.shape)"])
         v = self.name("v")
-        return self.pick([f"[{v} + {self.integer(0)} for {v} in {self.ints(d - 1)} if {v} != {self.integer(0)}]",
-            f"sorted({self.ints(d - 1)})", f"({self.ints(d - 1)} + {self.ints(d - 1)})", f"{self.ints(d - 1)}[:2]",
-            f"[{self.integer(d - 1)}, *{self.ints(d - 1)}]", f"list(map(lambda {v}: {v} * 2, {self.ints(d - 1)}))",
-            f"[{v} for {v}, _ in zip({self.ints(d - 1)}, 'abc')]", f"list(filter(None, {self.ints(d - 1)}))",
-            f"list(itertools.accumulate({self.ints(d - 1)}))", f"[({v} := {self.integer(0)}), {v}]",
-            f"list(numbers({self.integer(0)} % 4))", f"list({{{v}: 1 for {v} in {self.ints(d - 1)}}})",
-            f"list(reversed({self.ints(d - 1)}))"])
+        return self.pick(
+            [
+                f"[{v} + {self.integer(0)} for {v} in {self.ints(d - 1)} if {v} != {self.integer(0)}]",
+                f"sorted({self.ints(d - 1)})",
+                f"({self.ints(d - 1)} + {self.ints(d - 1)})",
+                f"{self.ints(d - 1)}[:2]",
+                f"[{self.integer(d - 1)}, *{self.ints(d - 1)}]",
+                f"list(map(lambda {v}: {v} * 2, {self.ints(d - 1)}))",
+                f"[{v} for {v}, _ in zip({self.ints(d - 1)}, 'abc')]",
+                f"list(filter(None, {self.ints(d - 1)}))",
+                f"list(itertools.accumulate({self.ints(d - 1)}))",
+                f"[({v} := {self.integer(0)}), {v}]",
+                f"list(numbers({self.integer(0)} % 4))",
+                f"list({{{v}: 1 for {v} in {self.ints(d - 1)}}})",
+                f"list(reversed({self.ints(d - 1)}))",
+            ]
+        )
 
     def sequence(self, d: int = 2) -> str:
         return self.pick([self.ints, self.text])(d)
@@ -319,13 +419,26 @@ class Writer:
             return self.pick(["x", "x", "x * 2", "torch.ones(3)", "w"])
         a, b = self.tensor(d - 1), self.tensor(d - 1)
         v = self.name("v")
-        return self.pick([f"({a} + {b})", f"({a} * {self.integer(d - 1)})", f"{a}.sin()", f"sum([{a}, {b}])",
-            f"torch.stack([{a}, {b}]).sum(0)", f"({a} if {self.truth(d - 1)} else {b})",
-            f"sum({a} * {v} for {v} in {self.ints(d - 1)})", f"torch.where({a} > 1, {a}, {b})",
-            f"[{a}, {b}][{self.integer(0)} % 2]", f"{{'k': {a}}}['k']",
-            f"(lambda v, *r, k=1: v * k)({a}, {self.integer(0)}, k={self.integer(0)})",
-            f"functools.reduce(torch.add, [{a}, {b}])", f"torch.cat([{a}[:1], {b}[1:]])", f"(-{a})",
-            f"({self.integer(0)} - {a})", f"{a}.clone().add_({self.integer(0)})"])
+        return self.pick(
+            [
+                f"({a} + {b})",
+                f"({a} * {self.integer(d - 1)})",
+                f"{a}.sin()",
+                f"sum([{a}, {b}])",
+                f"torch.stack([{a}, {b}]).sum(0)",
+                f"({a} if {self.truth(d - 1)} else {b})",
+                f"sum({a} * {v} for {v} in {self.ints(d - 1)})",
+                f"torch.where({a} > 1, {a}, {b})",
+                f"[{a}, {b}][{self.integer(0)} % 2]",
+                f"{{'k': {a}}}['k']",
+                f"(lambda v, *r, k=1: v * k)({a}, {self.integer(0)}, k={self.integer(0)})",
+                f"functools.reduce(torch.add, [{a}, {b}])",
+                f"torch.cat([{a}[:1], {b}[1:]])",
+                f"(-{a})",
+                f"({self.integer(0)} - {a})",
+                f"{a}.clone().add_({self.integer(0)})",
+            ]
+        )
 
     def any(self, d: int = 2) -> str:
         return self.pick([self.integer, self.truth, self.text, self.ints, self.tensor])(d)
@@ -334,11 +447,22 @@ class Writer:
         return self.pick(["o", "q", "o", "q", f"{self.pick(self.classes)}({self.pick(['1', 'x', '[1, 2]', 'n', ''])})"])
 
     def iterable(self) -> str:
-        return self.pick([self.ints(1), f"range({self.integer(0)} % 5)", f"enumerate({self.ints(1)})",
-            f"numbers({self.integer(0)} % 4)", f"outer({self.integer(0)} % 3)", "{'a': 1, 'b': x}.items()",
-            f"zip({self.ints(0)}, 'abc')", self.text(1), f"({self.integer(0)} for _ in range(2))",
-            f"itertools.chain({self.ints(0)}, {self.ints(0)})",
-            f"itertools.islice(itertools.count(), {self.integer(0)} % 4)", "x"])
+        return self.pick(
+            [
+                self.ints(1),
+                f"range({self.integer(0)} % 5)",
+                f"enumerate({self.ints(1)})",
+                f"numbers({self.integer(0)} % 4)",
+                f"outer({self.integer(0)} % 3)",
+                "{'a': 1, 'b': x}.items()",
+                f"zip({self.ints(0)}, 'abc')",
+                self.text(1),
+                f"({self.integer(0)} for _ in range(2))",
+                f"itertools.chain({self.ints(0)}, {self.ints(0)})",
+                f"itertools.islice(itertools.count(), {self.integer(0)} % 4)",
+                "x",
+            ]
+        )
 
     # --- statements
     def block(self, n: int | None = None, flow: bool = False) -> str:
@@ -352,9 +476,25 @@ class Writer:
         try:
             if self.depth > 4:
                 return self.simple()
-            return self.pick([self.simple, self.simple, self.use, self.use, self.use, self.done, self.branch,
-                self.loop, self.trial, self.context, self.function, self.generator, self.matched, self.inner_class,
-                self.jump])()
+            return self.pick(
+                [
+                    self.simple,
+                    self.simple,
+                    self.use,
+                    self.use,
+                    self.use,
+                    self.done,
+                    self.branch,
+                    self.loop,
+                    self.trial,
+                    self.context,
+                    self.function,
+                    self.generator,
+                    self.matched,
+                    self.inner_class,
+                    self.jump,
+                ]
+            )()
         finally:
             self.depth -= 1
 
@@ -381,16 +521,22 @@ class Writer:
         return f"try:\n{indent(statement)}\nexcept Exception as e:\n    out.append((type(e).__name__, str(e)[:12]))"
 
     def use(self) -> str:
-        text = self.pick(USES).format(o=self.thing(), q=self.pick(["o", "q", "p"]),
-            b=self.pick(SIGNS[:7] if self.rng.random() < 0.7 else SIGNS), c=self.pick(COMPARE_SIGNS),
-            C=self.pick(self.classes), K=self.pick(self.classes))
+        text = self.pick(USES).format(
+            o=self.thing(),
+            q=self.pick(["o", "q", "p"]),
+            b=self.pick(SIGNS[:7] if self.rng.random() < 0.7 else SIGNS),
+            c=self.pick(COMPARE_SIGNS),
+            C=self.pick(self.classes),
+            K=self.pick(self.classes),
+        )
         if ":=" in text and not text.split(" :=")[0].strip("(").isidentifier():
             return "pass"
         return self.guarded(f"out.append({text})")
 
     def done(self) -> str:
-        text = self.pick(DONE).format(o=self.pick(["o", "q"]), q=self.pick(["o", "q", "p"]), b=self.pick(SIGNS),
-            C=self.pick(self.classes))
+        text = self.pick(DONE).format(
+            o=self.pick(["o", "q"]), q=self.pick(["o", "q", "p"]), b=self.pick(SIGNS), C=self.pick(self.classes)
+        )
         return self.guarded(text)
 
     def branch(self) -> str:
@@ -417,14 +563,41 @@ class Writer:
             self.loops -= 1
 
     def raising(self) -> str:
-        return self.pick(["raise Error(n)", "raise KeyError('k')", "raise ValueError", "l[99]", "{}['k']", "1 / 0",
-            "None.a", "int('x')", "raise Error(1) from KeyError(2)", "assert n == -5, 'no'", "undefined_name", "x.zz",
-            "x @ torch.ones(7)", "raise", "next(iter([]))", "raise ExceptionGroup('g', [Error(1), KeyError(2)])",
-            "[].pop()", "len(3)", "raise StopIteration(3)", "torch.cat([])", "a, b = [1]", "'a' + 1"])
+        return self.pick(
+            [
+                "raise Error(n)",
+                "raise KeyError('k')",
+                "raise ValueError",
+                "l[99]",
+                "{}['k']",
+                "1 / 0",
+                "None.a",
+                "int('x')",
+                "raise Error(1) from KeyError(2)",
+                "assert n == -5, 'no'",
+                "undefined_name",
+                "x.zz",
+                "x @ torch.ones(7)",
+                "raise",
+                "next(iter([]))",
+                "raise ExceptionGroup('g', [Error(1), KeyError(2)])",
+                "[].pop()",
+                "len(3)",
+                "raise StopIteration(3)",
+                "torch.cat([])",
+                "a, b = [1]",
+                "'a' + 1",
+            ]
+        )
 
     def trial(self) -> str:
-        inside = self.block() + (f"\nif {self.truth(1)}: {self.raising()}" if self.rng.random() < 0.5 else f"\n"
-            f"{self.raising()}" if self.rng.random() < 0.6 else "")
+        inside = self.block() + (
+            f"\nif {self.truth(1)}: {self.raising()}"
+            if self.rng.random() < 0.5
+            else f"\n{self.raising()}"
+            if self.rng.random() < 0.6
+            else ""
+        )
         text = f"try:\n{indent(inside)}"
         if self.rng.random() < 0.15:
             text += (
@@ -432,12 +605,23 @@ class Writer:
                 f"except* Exception as g:\n{indent(self.block(1))}"
             )
             return text
-        kinds = self.rng.sample(["KeyError", "(ValueError, IndexError)", "Error", "LookupError", "ZeroDivisionError",
-            "Exception"], self.rng.randint(1, 3))
+        kinds = self.rng.sample(
+            ["KeyError", "(ValueError, IndexError)", "Error", "LookupError", "ZeroDivisionError", "Exception"],
+            self.rng.randint(1, 3),
+        )
         for kind in kinds:
-            then = self.pick(["out.append(str(e))", self.block(1), "out.append(type(e.__context__).__name__)",
-                "raise", f"raise Error(5) from {self.pick(['e', 'None'])}", "out.append(e.args)",
-                "out.append(repr(e.__cause__))", "e.add_note('n'); out.append(e.__notes__)"])
+            then = self.pick(
+                [
+                    "out.append(str(e))",
+                    self.block(1),
+                    "out.append(type(e.__context__).__name__)",
+                    "raise",
+                    f"raise Error(5) from {self.pick(['e', 'None'])}",
+                    "out.append(e.args)",
+                    "out.append(repr(e.__cause__))",
+                    "e.add_note('n'); out.append(e.__notes__)",
+                ]
+            )
             text += f"\nexcept {kind} as e:\n{indent(then)}"
         if self.rng.random() < 0.3:
             text += f"\nelse:\n{indent(self.block(1))}"
@@ -446,9 +630,20 @@ class Writer:
         return self.guarded(text)
 
     def context(self) -> str:
-        manager = self.pick(["Guard()", "Guard(KeyError)", "Guard((Exception,), 3)", "scope(n)",
-            "contextlib.suppress(KeyError, ZeroDivisionError)", "torch.no_grad()", "contextlib.nullcontext(4)",
-            "scope(1), Guard(ValueError)", "torch.autocast('cpu', enabled=False)", "torch.enable_grad()"])
+        manager = self.pick(
+            [
+                "Guard()",
+                "Guard(KeyError)",
+                "Guard((Exception,), 3)",
+                "scope(n)",
+                "contextlib.suppress(KeyError, ZeroDivisionError)",
+                "torch.no_grad()",
+                "contextlib.nullcontext(4)",
+                "scope(1), Guard(ValueError)",
+                "torch.autocast('cpu', enabled=False)",
+                "torch.enable_grad()",
+            ]
+        )
         start = f"with {manager} as c:" if "," not in manager or manager.startswith("Guard((") else f"with {manager}:"
         if "suppress" in manager:
             start = f"with {manager}:"
@@ -462,19 +657,46 @@ class Writer:
 
     def function(self) -> str:
         g = self.name("g")
-        parameters, call = self.pick([("", ""), ("a, b=2", self.any(1)), ("*a, **k",
-            f"{self.any(1)}, z={self.integer(0)}"), ("a, /, b=3, *, c=4", f"{self.any(1)}, c={self.integer(0)}"),
-            ("a=[]", ""), ("a", f"*[{self.any(0)}]"), ("a, b", f"b={self.integer(0)}, **{{'a': {self.any(0)}}}"),
-            ("a, b", "1")])
-        decorator = self.pick(["", "", "", "@logged\n", "@times(2)\n", "@functools.lru_cache\n", "@staticmethod\n",
-            "@functools.wraps(numbers)\n"])
+        parameters, call = self.pick(
+            [
+                ("", ""),
+                ("a, b=2", self.any(1)),
+                ("*a, **k", f"{self.any(1)}, z={self.integer(0)}"),
+                ("a, /, b=3, *, c=4", f"{self.any(1)}, c={self.integer(0)}"),
+                ("a=[]", ""),
+                ("a", f"*[{self.any(0)}]"),
+                ("a, b", f"b={self.integer(0)}, **{{'a': {self.any(0)}}}"),
+                ("a, b", "1"),
+            ]
+        )
+        decorator = self.pick(
+            [
+                "",
+                "",
+                "",
+                "@logged\n",
+                "@times(2)\n",
+                "@functools.lru_cache\n",
+                "@staticmethod\n",
+                "@functools.wraps(numbers)\n",
+            ]
+        )
         outside = self.pick(["", "", "nonlocal n\n", "nonlocal x\n", "global TOTAL\nTOTAL += 1\n"])
         change = "n += 1\n" if "nonlocal n" in outside else "x = x * 2\n" if "nonlocal x" in outside else ""
-        result = self.pick(["n", "x", "s", "locals().get('a')", "a" if "a" in parameters.replace("*a", "") else "1",
-            f"(lambda: {self.integer(1)})()", "x.shape", "[n for n in range(2)]"])
+        result = self.pick(
+            [
+                "n",
+                "x",
+                "s",
+                "locals().get('a')",
+                "a" if "a" in parameters.replace("*a", "") else "1",
+                f"(lambda: {self.integer(1)})()",
+                "x.shape",
+                "[n for n in range(2)]",
+            ]
+        )
         text = (
-            f"{decorator}def {g}({parameters}):\n{indent(outside + change)}    return {result}\n"
-            f"out.append({g}({call}))"
+            f"{decorator}def {g}({parameters}):\n{indent(outside + change)}    return {result}\nout.append({g}({call}))"
         )
         return self.guarded(text)
 
@@ -503,17 +725,40 @@ class Writer:
 
     def matched(self) -> str:
         subject = self.pick([self.ints(1), self.any(1), "{'k': n, 'z': [1, x]}", "(n, x)", "o", "l", "s"])
-        cases = self.rng.sample(["[]", "[a]", "[a, *rest]", "{'k': int(v), **more}", "int(v) if v > 1",
-            "str() | bytes() as t", "(int(a), torch.Tensor() as b)", "[_, (1 | 2) as b, *_]", "torch.Tensor()",
-            "None", f"{self.pick(self.classes)}(v=vv)", "True", "'ab'", "-1", "{}"], 3)
-        return self.guarded(f"match {subject}:\n" + "\n".join(f"    case {c}:\n"
-            f"{indent(self.block(1), 8)}" for c in cases) + "\n    case _:\n        out.append('none')")
+        cases = self.rng.sample(
+            [
+                "[]",
+                "[a]",
+                "[a, *rest]",
+                "{'k': int(v), **more}",
+                "int(v) if v > 1",
+                "str() | bytes() as t",
+                "(int(a), torch.Tensor() as b)",
+                "[_, (1 | 2) as b, *_]",
+                "torch.Tensor()",
+                "None",
+                f"{self.pick(self.classes)}(v=vv)",
+                "True",
+                "'ab'",
+                "-1",
+                "{}",
+            ],
+            3,
+        )
+        return self.guarded(
+            f"match {subject}:\n"
+            + "\n".join(f"    case {c}:\n{indent(self.block(1), 8)}" for c in cases)
+            + "\n    case _:\n        out.append('none')"
+        )
 
     def inner_class(self) -> str:
         c = self.name("Z")
         base = self.pick([*self.classes, "", "nn.Module", "dict"])
-        lines = [self.method(c) for _ in range(self.rng.randint(1, 2))] + [self.pick(["k = n", "x = x", "d = Data()",
-            "def __init__(self, v=2):\n    super().__init__()\n    self.v = v * n"])]
+        lines = [self.method(c) for _ in range(self.rng.randint(1, 2))] + [
+            self.pick(
+                ["k = n", "x = x", "d = Data()", "def __init__(self, v=2):\n    super().__init__()\n    self.v = v * n"]
+            )
+        ]
         used = ["z.v", "z.method()", "z.k", "z + o", "z == o", "type(z).__name__", "z.zz", "z.d"]
         used.append("isinstance(z, K0)")
         text = f"class {c}({base}):\n{indent(chr(10).join(lines))}\nz = {c}()\n"
@@ -536,11 +781,22 @@ class Writer:
         inside = "" if outside else f"o, q, p = {', '.join(made)}\n"
         parameters = "x, n, s, l, w" + (", o, q, p" if outside else "")
         text = f"def f({parameters}):\n    out = []\n{indent(inside + body)}\n    return x, n, s, l, out"
-        given = ["torch.tensor([1.0, 2.0, 3.0])", "2", "'ab'", "[1, 2, 3]", "torch.ones(3, requires_grad=True)",
-            *(made if outside else [])]
+        given = [
+            "torch.tensor([1.0, 2.0, 3.0])",
+            "2",
+            "'ab'",
+            "[1, 2, 3]",
+            "torch.ones(3, requires_grad=True)",
+            *(made if outside else []),
+        ]
         source = "\n".join([HEAD, TAIL, helpers, *classes, text, f"ARGS = [{', '.join(given)}]", ""])
-        return Program(source, tuple(self.rng.choice(["pass", "ARGS[1] = 3", "ARGS[3].append(5)", "ARGS[2] = 'b'",
-            "LOG.clear()"]) for _ in range(2)))
+        return Program(
+            source,
+            tuple(
+                self.rng.choice(["pass", "ARGS[1] = 3", "ARGS[3].append(5)", "ARGS[2] = 'b'", "LOG.clear()"])
+                for _ in range(2)
+            ),
+        )
 
 
 def generate(seed: int) -> Program:

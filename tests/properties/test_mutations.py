@@ -22,8 +22,8 @@ OPEN = {
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(s, marks=[pytest.mark.xfail(strict=True,
-    reason=OPEN[s])] if s in OPEN else []) for s in SEEDS]
+    "seed",
+    [pytest.param(s, marks=[pytest.mark.xfail(strict=True, reason=OPEN[s])] if s in OPEN else []) for s in SEEDS],
 )
 def test_result_is_eagers(seed):
     program = mutations.generate(seed)

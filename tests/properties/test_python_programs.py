@@ -19,8 +19,9 @@ OPEN_IN_THE_INTERPRETER: dict[int, str] = {}
 
 
 def seeds(known: dict[int, str]) -> list:
-    return [pytest.param(s, marks=[pytest.mark.xfail(strict=True,
-        reason=known[s])] if s in known else []) for s in SEEDS]
+    return [
+        pytest.param(s, marks=[pytest.mark.xfail(strict=True, reason=known[s])] if s in known else []) for s in SEEDS
+    ]
 
 
 @pytest.mark.parametrize("seed", seeds(OPEN))

@@ -13,7 +13,8 @@ from tests.properties import library
 from tests.properties.compared import run, script
 from tests.properties.run import smaller
 
-NAMES = [n for n in library.names() if n not in library.LEFT_OUT and zlib.crc32(n.encode()) % 45 == 0]  # on every version the same
+# on every version the same
+NAMES = [n for n in library.names() if n not in library.LEFT_OUT and zlib.crc32(n.encode()) % 45 == 0]
 OPEN = {
     "contextvars.ContextVar().__eq__": "context_variable_compared",
     "functools.singledispatch": "a function with attributes that hold functions is built again in another way",
@@ -21,8 +22,8 @@ OPEN = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.xfail(strict=True,
-    reason=OPEN[n])] if n in OPEN else []) for n in NAMES]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.xfail(strict=True, reason=OPEN[n])] if n in OPEN else []) for n in NAMES],
 )
 def test_function(name):
     for program in library.programs_of(name, wanted=1):

@@ -1,7 +1,8 @@
 """The torch side of capture: from a call of a Python program to prologue, computation and epilogue.
 
-In the order of the flow: `sources` (where values come from), `capture` (the interpreter's host), `containers` (snapshots), `calls` (operations, handlers),
-`functional` and `torch_func` (transforms of functions), `native` (tables of what runs natively), `guards` (the prologue), `epilogue`.
+In the order of the flow: `sources` (where values come from), `capture` (the interpreter's host), `containers`
+(snapshots), `calls` (operations, handlers), `functional` and `torch_func` (transforms of functions), `native` (tables
+of what runs natively), `guards` (the prologue), `epilogue`.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Captured:
         made = {o for line in lines for o in line.outputs}
         if any(type(p) is TensorProxy and p not in made and p not in c.real for p in used):
             c.refuse(
-                "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no more: the function stored it",
+                "a tensor of a function under grad, vjp, jvp or vmap is used outside of it, where it is known no "
+                "more: the function stored it",
                 "return it (has_aux=True for what is not differentiated)",
             )
         symbols = set()
@@ -96,8 +98,14 @@ class Captured:
         others = {p: source for p, source in c.opaque_inputs.values() if p in used}
         inputs = [*tensors, *others, *numbers]
         self._placements = {p: c.placements[p] for p in tensors if p in c.placements} if c.placements else {}
-        c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [c.number_sources[n.name] for n in numbers]
-        tables = {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors)} if c.options.transforms or c.replaced else {}
+        c.input_sources = [*(c.real[p][1] for p in tensors), *others.values()] + [
+            c.number_sources[n.name] for n in numbers
+        ]
+        tables = (
+            {"parameters": _parameter_paths(c, tensors), "held": _held(c, tensors)}
+            if c.options.transforms or c.replaced
+            else {}
+        )
         if c.recorder.memory.versions:
             tables["written"] = c.recorder.memory.versions
         if copies := c.recorder.memory.copies:
@@ -115,12 +123,21 @@ class Captured:
     @property
     def output_requires_grad(self) -> bool:
         arguments = {a for a in self.computation.args if isinstance(a, Proxy)}
-        return any(type(p) is TensorProxy and p.requires_grad and p not in arguments for p in self.computation.output_proxies)
+        return any(
+            type(p) is TensorProxy and p.requires_grad and p not in arguments for p in self.computation.output_proxies
+        )
 
     def transform(self, options: JitOptions, overrides: tuple[dict, ...], model) -> None:
         """Lets the transforms change the three programs; what they changed is what runs."""
         before = self.prologue_traces[-1], self.epilogue_traces[-1:]
-        transform_traces(options.transforms, self.prologue_traces, self.computation_traces, self.epilogue_traces, options.executors, model)
+        transform_traces(
+            options.transforms,
+            self.prologue_traces,
+            self.computation_traces,
+            self.epilogue_traces,
+            options.executors,
+            model,
+        )
         if self.prologue_traces[-1] is not before[0]:
             self.prologue_fn = self.prologue_traces[-1].python_callable()
         if self.epilogue_traces[-1:] != before[1]:
@@ -131,12 +148,18 @@ class Captured:
         if self._placements:
             if model is not None:
                 check_all_placed(model)
-            made = timed_pass("Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements))
+            made = timed_pass(
+                "Synchronization", self.computation, lambda trace: synchronize_parameters(trace, self._placements)
+            )
             self.computation_traces.append(made)
 
     def _placements_after(self, overrides: dict[str, torch.Tensor]) -> dict:
-        """The placements of the computation's arguments, which transforms may have changed, and added some of `overrides` to."""
-        known, paths = {a.name: placement for a, placement in self._placements.items()}, self.computation.tables.get("parameters", {})
+        """The placements of the computation's arguments, which transforms may have changed, and added some of
+        `overrides` to."""
+        known, paths = (
+            {a.name: placement for a, placement in self._placements.items()},
+            self.computation.tables.get("parameters", {}),
+        )
         for variable, path in paths.items():
             if path in overrides and (placement := placement_of(overrides[path])) is not None:
                 known[variable] = placement
@@ -188,7 +211,11 @@ def _parameter_paths(c: Capture, tensors: list[TensorProxy]) -> dict[str, str]:
 
 def _held(c: Capture, tensors: list[TensorProxy]) -> dict[str, None]:
     """Names of the arguments that are parameters and buffers of whatever module."""
-    return {p.name: None for p in tensors if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())}
+    return {
+        p.name: None
+        for p in tensors
+        if any(s.step == "attr" and s.key in ("_parameters", "_buffers") for s in c.real[p][1].steps())
+    }
 
 
 class _History:
@@ -205,18 +232,28 @@ class _History:
 
 
 class FailsWithParts(Exception):
-    """The program fails, with the exception that is this one's cause, and has read parameters of which this rank holds a part: by itself, it would see the parts."""
+    """The program fails, with the exception that is this one's cause, and has read parameters of which this rank holds
+    a part: by itself, it would see the parts."""
 
 
-def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()) -> Captured:
-    """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a number had: numbers there stay symbolic, unless
-    they are one of these values. overrides: what stands in the place of a module's parameters and buffers, by name.
+def capture(
+    fn: Callable,
+    args: tuple,
+    kwargs: dict,
+    options: JitOptions,
+    changing: dict | None = None,
+    overrides: tuple[dict, ...] = (),
+) -> Captured:
+    """Reads one call of a program. changing: path -> None, where earlier readings saw a write, or the values that a
+    number had: numbers there stay symbolic, unless they are one of these values. overrides: what stands in the place of
+    a module's parameters and buffers, by name.
 
-    A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that way cannot be captured it is read again and told
-    yes: libraries have a way without values that are known only when the program runs for that case.
+    A program that asks `torch.compiler.is_compiling()` is told no, and is read the way that PyTorch runs it. Where that
+    way cannot be captured it is read again and told yes: libraries have a way without values that are known only when
+    the program runs for that case.
 
-    Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of the program's own leaves as it is, or as the cause of
-    FailsWithParts.
+    Raises CaptureError, with the user's line, reason and remedy, where the program cannot be captured; an exception of
+    the program's own leaves as it is, or as the cause of FailsWithParts.
     """
     for compiling in (False, True):
         c = Capture(fn, args, kwargs, options, changing or {}, overrides)
@@ -233,7 +270,8 @@ def capture(fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changi
 
 
 def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
-    """The program captured again where it writes to numbers that it was captured for one value of: the next call finds others there."""
+    """The program captured again where it writes to numbers that it was captured for one value of: the next call finds
+    others there."""
     counters = {path: None for path in captured.effects & read_numbers(c) if path not in c.changing}
     if not counters or c.sharp_edges:  # what runs while a program is captured runs once
         return captured
@@ -249,7 +287,8 @@ def _with_symbolic_counters(c: Capture, captured: Captured) -> Captured:
 
 
 def _close(c: Capture) -> None:
-    """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector runs."""
+    """Empties a capture. Its parts know it: they and it would hold the call's tensors until the garbage collector
+    runs."""
     vars(c).clear()
 
 
@@ -281,7 +320,9 @@ def _read(c: Capture) -> Captured:
             with compat.DisableTorchFunction():  # modes outside see the program's operations only
                 return Captured(c, result)
     except UnsupportedError as error:
-        raise CaptureError(str(error), remedy="write this part in another way, or call it outside of the compiled function") from None
+        raise CaptureError(
+            str(error), remedy="write this part in another way, or call it outside of the compiled function"
+        ) from None
     except (ThunderError, SharpEdgeWarning):
         raise
     except Exception as error:

@@ -1,8 +1,8 @@
 """Asking: every look at the outside world is a question, and the prologue asks it again before each call.
 
-`ask(c, source, QUESTION)` asks what stands at a source now, and remembers the answer under (source, question, operand). A program depends
-on exactly the answers that it got. Each question is one row of this file: how to ask at capture, the text of the same in the prologue, and
-the words of a miss.
+`ask(c, source, QUESTION)` asks what stands at a source now, and remembers the answer under (source, question, operand).
+A program depends on exactly the answers that it got. Each question is one row of this file: how to ask at capture, the
+text of the same in the prologue, and the words of a miss.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from thunder.capture.sources import MISSING, Source
 from thunder.ops.opaque_values import metadata
 
 __all__ = [
-    "EQUAL", "Question", "ask", "reach", "value_at", "TYPE", "IDENTITY", "VALUE", "LENGTH", "KEYS", "CONTENT", "PRESENT", "ELEMENTS", "REPLACED", "SAME", "SHARED", "KIND",
+    "EQUAL", "Question", "ask", "reach", "value_at", "TYPE", "IDENTITY", "VALUE", "LENGTH", "KEYS", "CONTENT",
+    "PRESENT", "ELEMENTS", "REPLACED", "SAME", "SHARED", "KIND",
     "FILLED", "HOOKED", "same_value", "same_elements", "say", "was_is", "is_data", "HELPERS",
 ]  # fmt: skip
 
@@ -30,9 +31,9 @@ __all__ = [
 class Question(NamedTuple):
     """One way to look at what stands at a source.
 
-    ask(value, operand) gives the answer at capture. `text` is the same in the prologue, where {v} is the value and {k} the operand.
-    `changed` is the condition of a miss: {now} is the new answer, {was} the one of capture. `words` says it, of the source at {path};
-    a pair where the answer is yes or no: for when it was yes, and for when it was no.
+    ask(value, operand) gives the answer at capture. `text` is the same in the prologue, where {v} is the value and {k}
+    the operand. `changed` is the condition of a miss: {now} is the new answer, {was} the one of capture. `words` says
+    it, of the source at {path}; a pair where the answer is yes or no: for when it was yes, and for when it was no.
     """
 
     name: str
@@ -46,7 +47,8 @@ class Question(NamedTuple):
 
 
 def same_value(a, b) -> bool:
-    """Whether two values have the same types and are equal; 0.0 is not -0.0, nan is itself. Runs no method of a user's class."""
+    """Whether two values have the same types and are equal; 0.0 is not -0.0, nan is itself. Runs no method of a user's
+    class."""
     if type(a) is not type(b):
         return False
     if isinstance(a, tuple):
@@ -108,7 +110,8 @@ def keys(value) -> tuple:
 
 
 def placement(a: torch.Tensor, b: torch.Tensor) -> tuple | None:
-    """How two tensors lie in one memory: their strides, and how many elements the first is behind the second; None in two memories."""
+    """How two tensors lie in one memory: their strides, and how many elements the first is behind the second; None in
+    two memories."""
     if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return None
     return a.stride(), b.stride(), a.storage_offset() - b.storage_offset()
@@ -125,9 +128,9 @@ def kind(value) -> tuple | None:
     return metadata(value) if isinstance(value, torch.Tensor) else None
 
 
-# ---------------------------------------------------------------- the table
-# Shape, dtype, device and the like of tensors are asked for all tensors in one batch (`Capture.shapes`), and relations between symbolic numbers
-# have rules of their own (`Capture.decisions`).
+# ---------------------------------------------------------------- the table Shape, dtype, device and the like of
+# tensors are asked for all tensors in one batch (`Capture.shapes`), and relations between symbolic numbers have rules
+# of their own (`Capture.decisions`).
 
 IS, EQUAL = "{now} is not {was}", "{now} != {was}"
 _TWO = ("{path} and {k} were one object", "{path} and {k} became one object")
@@ -135,16 +138,22 @@ TYPE = Question("type", lambda v, _: type(v), "type({v})", IS, "{path} was of ty
 IDENTITY = Question("is", lambda v, _: v, "{v}", IS, "{path} is another object than before")
 VALUE = Question("value", lambda v, _: v, "{v}", "not same_value({now}, {was})", "{path} was {was}, is {now}")
 LENGTH = Question("len", lambda v, _: length(v), "length({v})", EQUAL, "len({path}) was {was}, is {now}")
-KEYS = Question("keys", lambda v, _: keys(v), "keys({v})", "not same_elements({now}, {was})", "the keys of {path} changed")
+KEYS = Question(
+    "keys", lambda v, _: keys(v), "keys({v})", "not same_elements({now}, {was})", "the keys of {path} changed"
+)
 ELEMENTS = KEYS._replace(name="elements", words="the elements of {path} changed")
 CONTENT = Question("content", lambda v, _: content(v), "content({v})", EQUAL, "the content of {path} changed")
 REPLACED = KEYS._replace(name="overrides", words="other parameters of the compiled module are replaced than before")
-PRESENT = Question("present", lambda v, _: v is not MISSING, "({v} is not MISSING)", IS, ("{path} is gone", "{path} exists now"))
+PRESENT = Question(
+    "present", lambda v, _: v is not MISSING, "({v} is not MISSING)", IS, ("{path} is gone", "{path} exists now")
+)
 SAME = Question("same", lambda v, other: v is other, "({v} is {k})", IS, _TWO)
 SHARED = Question("shared", placement, "placement({v}, {k})", EQUAL, "{path} and {k} shared memory in another way")
 KIND = Question("metadata", lambda v, _: kind(v), "kind({v})", EQUAL, "what kind of tensor {path} is changed")
 FILLED = Question("hooks", lambda v, _: bool(v), "bool({v})", IS, "a module has hooks now")
-HOOKED = Question("tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now")
+HOOKED = Question(
+    "tensor_hooks", lambda v, _: hooked(v), "hooked({v})", IS, "a tensor whose gradient is computed has hooks now"
+)
 
 HELPERS: dict[str, Any] = {
     f.__name__: f for f in (same_value, same_elements, content, length, keys, placement, hooked, kind)
@@ -157,7 +166,8 @@ _NEW = object()
 
 
 def ask(c, source: Source, question: Question, operand: Any = None):
-    """The answer to a question about what stands at a source, which the prologue asks again. The operand may be another source."""
+    """The answer to a question about what stands at a source, which the prologue asks again. The operand may be another
+    source."""
     key = source, question, operand
     answer = c.observed.get(key, _NEW)
     if answer is _NEW:

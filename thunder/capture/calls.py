@@ -17,7 +17,17 @@ from thunder.capture.methods import TensorMethod
 from thunder.capture.native import (
     native_module,
 )  # fmt: skip
-from thunder.capture.native_calls import BY_NAME, BY_TYPE, HANDLERS, IDENTITY_CALLS, call_builtin, call_native, construct_object, reaches, reduced
+from thunder.capture.native_calls import (
+    BY_NAME,
+    BY_TYPE,
+    HANDLERS,
+    IDENTITY_CALLS,
+    call_builtin,
+    call_native,
+    construct_object,
+    reaches,
+    reduced,
+)
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
 from thunder.core.symbol import Symbol
@@ -70,7 +80,8 @@ def _call_object(c, f, t: type, args, kwargs):
 
 
 def _call_cached(c, f, args, kwargs):
-    """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and what it gives is read like anything from outside."""
+    """A function of the user's behind functools.lru_cache: the prologue asks it, as eager does at each call, and what
+    it gives is read like anything from outside."""
     hash((*args, *kwargs.values()))  # raises
     if reaches(c, args, kwargs) or id(f.__wrapped__) in c.fresh:
         return call(c, f.__wrapped__, args, kwargs)
@@ -96,7 +107,10 @@ def _call_partial(c, f, args, kwargs):
     source = c.sources.get(id(f))
     function, given, keywords = f.func, f.args, f.keywords
     if source is not None:
-        function, given = c.read(function, source.attr("func")), [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)]
+        function, given = (
+            c.read(function, source.attr("func")),
+            [c.read(x, source.attr("args").item(i)) for i, x in enumerate(given)],
+        )
         c.ask(source.attr("keywords"), KEYS)
         keywords = {k: c.read(v, source.attr("keywords").item(k)) for k, v in keywords.items()}
     return call(c, function, [*given, *args], {**keywords, **kwargs})
@@ -139,7 +153,12 @@ def _call_scripted(c, f, args, kwargs):
     return call(c, original, args, kwargs)
 
 
-BY_TYPE |= {functools.partial: _call_partial, operator.attrgetter: _call_operator, operator.methodcaller: _call_operator, Symbol: _call_symbol}
+BY_TYPE |= {
+    functools.partial: _call_partial,
+    operator.attrgetter: _call_operator,
+    operator.methodcaller: _call_operator,
+    Symbol: _call_symbol,
+}
 BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
 BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)
 BY_TYPE |= torch_func.KINDS
@@ -158,7 +177,8 @@ def _call_function(c, f, args, kwargs):
             return named(c, f, args, kwargs)
         if f in OVERRIDABLE:
             return record(c, f, args, kwargs)
-        if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):  # around what Dynamo leaves alone, once it is imported or was used
+        # around what Dynamo leaves alone, once it is imported or was used
+        if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
         if not reaches(c, args, kwargs):
             return call_native(c, f, args, kwargs)

@@ -15,7 +15,8 @@ __all__ = ["Rows", "get", "Tensors", "Apart"]
 
 
 class Rows:
-    """Facts that are checked in one pass, each (container, key, expected, source). Called after a miss: the reason in words.
+    """Facts that are checked in one pass, each (container, key, expected, source). Called after a miss: the reason in
+    words.
 
     Another object of the same type and value is no reason, for what has a value; then the answer is None.
     """
@@ -98,7 +99,8 @@ def describe_tensor_miss(expected: list[tuple[str, dict]], values: tuple) -> str
 
 
 class Apart:
-    """Whether tensors that are written to have memory of their own. Those of modules, which stay where they are, are looked at again when one has moved."""
+    """Whether tensors that are written to have memory of their own. Those of modules, which stay where they are, are
+    looked at again when one has moved."""
 
     __slots__ = ("places", "fixed", "fine")
 
@@ -110,7 +112,9 @@ class Apart:
         if places != self.places:
             own = [t.untyped_storage().data_ptr() for t in written_fixed if t.numel()]
             self.fixed = frozenset(own)
-            self.fine = len(self.fixed) == len(own) and self.fixed.isdisjoint(t.untyped_storage().data_ptr() for t in fixed)
+            self.fine = len(self.fixed) == len(own) and self.fixed.isdisjoint(
+                t.untyped_storage().data_ptr() for t in fixed
+            )
             self.places = places
         if not self.fine:
             return False
@@ -121,4 +125,6 @@ class Apart:
         if len(apart) != len(own) or not apart.isdisjoint(self.fixed):
             return False
         rest = {t.untyped_storage().data_ptr() for t in others}
-        return rest.isdisjoint(self.fixed) and (not apart or rest.isdisjoint(apart) and apart.isdisjoint(t.untyped_storage().data_ptr() for t in fixed))
+        return rest.isdisjoint(self.fixed) and (
+            not apart or rest.isdisjoint(apart) and apart.isdisjoint(t.untyped_storage().data_ptr() for t in fixed)
+        )

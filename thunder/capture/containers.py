@@ -1,8 +1,8 @@
 """Containers from outside: read through snapshots, whose children have sources, and whose changes are effects.
 
-A snapshot is an empty container of the same type that stands for the original; `materialize` fills it and asks for the length or the keys.
-A list or dict of which only single items are read is asked for those only. One that is long and holds nothing but data is asked for its
-content at once.
+A snapshot is an empty container of the same type that stands for the original; `materialize` fills it and asks for the
+length or the keys. A list or dict of which only single items are read is asked for those only. One that is long and
+holds nothing but data is asked for its content at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from thunder.core.proxies import TensorProxy
 from thunder.interpreter.attributes import type_attribute
 
 __all__ = [
-    "MUTABLE", "LARGE", "Look", "snapshot", "materialize", "length", "list_item", "dict_item", "has_key", "made_by_factory", "entry",
+    "MUTABLE", "LARGE", "Look", "snapshot", "materialize", "length", "list_item", "dict_item", "has_key",
+    "made_by_factory", "entry",
     "attribute_dict", "write_attributes", "changes", "is_changed",
 ]  # fmt: skip
 
@@ -32,7 +33,8 @@ LARGE = 16  # a longer list, tuple or dict of nothing but data is asked for its 
 class Look:
     """What the program has seen of a container from outside.
 
-    items: what was read at single keys or indices, while nobody looked at the whole. was: what was read of the whole, once somebody did.
+    items: what was read at single keys or indices, while nobody looked at the whole. was: what was read of the whole,
+    once somebody did.
     """
 
     __slots__ = ("original", "source", "items", "was")
@@ -80,7 +82,14 @@ def materialize(c, s) -> None:
     c.filled[id(s)] = look
     value, source = look.original, look.source
     base = container_base(type(value))
-    if base in (list, dict) and type(value) is base and len(value) > LARGE and _is_settled(c, look) and is_data(value) and _is_tree(value):
+    if (
+        base in (list, dict)
+        and type(value) is base
+        and len(value) > LARGE
+        and _is_settled(c, look)
+        and is_data(value)
+        and _is_tree(value)
+    ):
         c.ask(source, CONTENT)
         c.data.add(id(s))
         _fill(c, s, look, base, [_data(c, x, source.item(k)) for k, x in _pairs(value)])
@@ -91,7 +100,9 @@ def materialize(c, s) -> None:
         set.update(s, found)
     elif issubclass(base, dict):
         if any(isinstance(k, torch.Tensor) for k in base.keys(value)):
-            c.refuse("a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors")
+            c.refuse(
+                "a dict from outside whose keys are tensors is read as a whole", "read the entries of single tensors"
+            )
         c.ask(source, KEYS)
         c.elements(base.keys(value))
         read = look.items
@@ -99,7 +110,13 @@ def materialize(c, s) -> None:
     else:
         n = c.ask(source, LENGTH)
         read = {(k if k >= 0 else k + n): x for k, x in look.items.items()}
-        _fill(c, s, look, base, [read[i] if i in read else c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))])
+        _fill(
+            c,
+            s,
+            look,
+            base,
+            [read[i] if i in read else c.read(x, source.item(i)) for i, x in enumerate(base.__iter__(value))],
+        )
 
 
 def _fill(c, s, look: Look, base: type, children: list) -> None:
@@ -143,7 +160,11 @@ def _is_tree(value) -> bool:
 def _data(c, value, source: Source):
     """A part of what was asked for its content: a snapshot that is filled already."""
     if type(value) is tuple:
-        inside = [_data(c, x, source.item(i)) for i, x in enumerate(value)] if any(type(x) in (list, tuple, dict) for x in value) else value
+        inside = (
+            [_data(c, x, source.item(i)) for i, x in enumerate(value)]
+            if any(type(x) in (list, tuple, dict) for x in value)
+            else value
+        )
         return value if all(a is b for a, b in zip(inside, value, strict=True)) else tuple(inside)
     if type(value) not in (list, dict):
         return value
@@ -217,15 +238,21 @@ def made_by_factory(c, s, k):
 
 
 def entry(c, source: Source, k) -> tuple:
-    """(key in the outside dict, source of what stands there) for a key of its snapshot: the proxy of a tensor from outside stands for it."""
+    """(key in the outside dict, source of what stands there) for a key of its snapshot: the proxy of a tensor from
+    outside stands for it."""
     if type(k) is not TensorProxy:
         k = real_id(c, k)
         told_apart(c, k, ())
         known = c.sources.get(id(k))
-        return k, source.item(k) if known is None or known.step == "const" or type(k) is torch.Generator else source.child("keyed", known)
+        return k, source.item(k) if known is None or known.step == "const" or type(
+            k
+        ) is torch.Generator else source.child("keyed", known)
     real, found = c.real.get(c.recorder.memory.holder(k), (None, None))
     if real is None:
-        c.refuse("a dict from outside is asked for a tensor that the program made", "key it by something else: a name, or the tensor from outside")
+        c.refuse(
+            "a dict from outside is asked for a tensor that the program made",
+            "key it by something else: a name, or the tensor from outside",
+        )
     return real, source.child("keyed", found)
 
 
@@ -233,7 +260,8 @@ def entry(c, source: Source, k) -> tuple:
 
 
 def attribute_dict(c, o, value: dict, source):
-    """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute; the same one each time."""
+    """`o.__dict__` of an outside object: a plain copy, each entry read through its attribute; the same one each
+    time."""
     if (known := c.attribute_dicts_of.get(id(o))) is not None:
         return known
     c.ask(source.attr("__dict__"), KEYS)
@@ -241,7 +269,8 @@ def attribute_dict(c, o, value: dict, source):
     entries = source.attr("__dict__")  # where a class's descriptor hides the attribute
     hidden = {k for k in value if hasattr(type(type_attribute(type(o), k)), "__set__")}
     copy = {
-        k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k], entries.item(k) if k in hidden else source.attr(k)) for k in names
+        k: c.overlay[id(o), k] if (id(o), k) in c.overlay else c.read(value[k],
+            entries.item(k) if k in hidden else source.attr(k)) for k in names
     }  # fmt: skip
     copy = {k: x for k, x in copy.items() if type(x).__name__ != "_Deleted"}
     c.attribute_dicts[id(copy)] = (copy, o, dict(copy))
@@ -299,7 +328,11 @@ def _changes(s, look: Look) -> list[tuple]:
     if len(s) == len(was) and all(map(operator.is_, s, was)):
         return []
     grown = len(s) > len(was) and all(a is b for a, b in zip(s, was, strict=False))
-    return [("extend", original, source, None, list(s)[len(was) :]) if grown else ("replace", original, source, None, list(s))]
+    return [
+        ("extend", original, source, None, list(s)[len(was) :])
+        if grown
+        else ("replace", original, source, None, list(s))
+    ]
 
 
 def _changed_dict(s: dict, was: dict, original, source) -> list[tuple]:

@@ -1,4 +1,5 @@
-"""The epilogue: Python that builds the user's result from the computation's values, and writes back what the program wrote.
+"""The epilogue: Python that builds the user's result from the computation's values, and writes back what the program
+wrote.
 
 A result made of tensors, numbers and plain new containers needs none: the computation returns it as it is.
 """
@@ -53,7 +54,8 @@ class EpilogueWriter:
         self.objects: dict[str, Any] = {"setattr": setattr, "delattr": delattr}
         self.names = Names()
         self.names.taken |= {"fn", "args", "kwargs", "values"}
-        self.values: dict[int, tuple[str, Any]] = {}  # what the computation must return, in order: name and value, by id
+        # what the computation must return, in order: name and value, by id
+        self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
 
@@ -108,11 +110,17 @@ class EpilogueWriter:
             return f"{self.pin(types.MethodType)}({self.build(value.__func__)}, {self.build(value.__self__)})"
         if isinstance(value, (list, dict, set, frozenset, collections.deque)):
             return self._container(value, t)
-        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(value).__name__ in ("map", "filter", "zip", "enumerate"):
+        if isinstance(value, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)) or type(
+            value
+        ).__name__ in ("map", "filter", "zip", "enumerate"):
             awaited = isinstance(value, (types.CoroutineType, types.AsyncGeneratorType))
             if isinstance(value, types.CoroutineType):
                 value.close()  # nobody will await it
-            remedy = "compile the functions that it calls, and await it outside" if awaited else "return a list or a tuple: list(...) of it"
+            remedy = (
+                "compile the functions that it calls, and await it outside"
+                if awaited
+                else "return a list or a tuple: list(...) of it"
+            )
             c.refuse(f"a {type(value).__name__} leaves the compiled function", remedy)
         if (again := self._about_outside(value, t)) is not None:
             return again
@@ -135,7 +143,8 @@ class EpilogueWriter:
 
     def _proxy(self, value) -> str:
         if isinstance(value, TensorProxy):
-            if value in self.c.placements and self.c.placements[value].is_whole:  # the parameter itself, of which the program makes another tensor
+            # the parameter itself, of which the program makes another tensor
+            if value in self.c.placements and self.c.placements[value].is_whole:
                 return self.path(self.c.real[value][1])
             value = latest(self.c, value)
         found = self.values.get(id(value))
@@ -152,7 +161,23 @@ class EpilogueWriter:
         return self.path(self.c.sources[id(value)])
 
     def _is_fixed(self, value, t: type) -> bool:
-        if isinstance(value, (type, ENUM, types.ModuleType, types.BuiltinFunctionType, torch.Generator, torch.nn.Module, range, slice, torch.Size)) or t in _LITERAL:
+        if (
+            isinstance(
+                value,
+                (
+                    type,
+                    ENUM,
+                    types.ModuleType,
+                    types.BuiltinFunctionType,
+                    torch.Generator,
+                    torch.nn.Module,
+                    range,
+                    slice,
+                    torch.Size,
+                ),
+            )
+            or t in _LITERAL
+        ):
             return True
         return not hasattr(value, "__dict__") and not getattr(t, "__slots__", ())
 
@@ -184,7 +209,9 @@ class EpilogueWriter:
             name = self._variable(value, f"{self.pin(t)}.__new__({self.pin(t)})")
         if isinstance(value, dict):
             base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-            store = None if t in (dict, collections.OrderedDict, collections.defaultdict) else self.pin(base.__setitem__)
+            store = (
+                None if t in (dict, collections.OrderedDict, collections.defaultdict) else self.pin(base.__setitem__)
+            )
             for k in list(dict.keys(value)):
                 key, item = self.build(k), self.build(dict.__getitem__(value, k))
                 self.lines.append(f"{name}[{key}] = {item}" if store is None else f"{store}({name}, {key}, {item})")
@@ -206,7 +233,11 @@ class EpilogueWriter:
             cells.append(self.built[id(cell)])
         closure = f"({', '.join(cells)},)" if cells else "None"
         defaults = self.build(value.__defaults__)
-        name = self._variable(value, f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, {value.__name__!r}, {defaults}, {closure})")
+        name = self._variable(
+            value,
+            f"{self.pin(types.FunctionType)}({self.pin(value.__code__)}, {self.pin(value.__globals__)}, "
+            f"{value.__name__!r}, {defaults}, {closure})",
+        )
         for cell in filled:
             if _filled(cell):
                 contents = self.c.overlay.get((id(cell), None), cell.cell_contents)
@@ -221,7 +252,8 @@ class EpilogueWriter:
         maker = next(c for c in t.__mro__ if "__new__" in c.__dict__)
         if maker.__flags__ & _HEAP_TYPE and type(maker.__new__) is types.BuiltinFunctionType:
             return self._reduced(value, t)
-        builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)  # the user's own __new__ and __init__ ran while the program was captured
+        # the user's own __new__ and __init__ ran while the program was captured
+        builtin = next(c for c in t.__mro__ if not c.__flags__ & _HEAP_TYPE)
         given = f", *{self.build(value.args)}" if isinstance(value, BaseException) else ""
         name = self._variable(value, f"{self.pin(builtin.__new__)}({self.pin(t)}{given})")
         self._attributes(value, name)
@@ -249,7 +281,9 @@ class EpilogueWriter:
             slots = cls.__dict__.get("__slots__", ())
             for slot in (slots,) if isinstance(slots, str) else slots:
                 if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                    self.lines.append(f"{self.pin(object.__setattr__)}({name}, {slot!r}, {self.build(getattr(value, slot))})")
+                    self.lines.append(
+                        f"{self.pin(object.__setattr__)}({name}, {slot!r}, {self.build(getattr(value, slot))})"
+                    )
 
     # --- effects
     def effects(self) -> None:
@@ -275,7 +309,13 @@ class EpilogueWriter:
         if kind == "grad":
             return f"{self.path(self.c.real[o][1]) if o in self.c.placements else self.build(o)}.grad = {self.build(v)}"
         if kind == "delattr":
-            delete = "delattr" if isinstance(o, torch.nn.Module) else self.pin(object.__delattr__) if type(type(o).__delattr__) is types.FunctionType else "delattr"
+            delete = (
+                "delattr"
+                if isinstance(o, torch.nn.Module)
+                else self.pin(object.__delattr__)
+                if type(type(o).__delattr__) is types.FunctionType
+                else "delattr"
+            )
             return f"{delete}({self.path(self.c.sources[id(o)])}, {n!r})"
         if kind == "global":
             return f"{self.pin(o)}[{n!r}] = {self.build(v)}"
@@ -284,18 +324,26 @@ class EpilogueWriter:
         return f"{self.pin(o)}.cell_contents = {self.build(v)}"
 
     def _setter(self, o) -> str:
-        """How an attribute is written back: the user's own `__setattr__` ran while the program was captured, and does not run again."""
+        """How an attribute is written back: the user's own `__setattr__` ran while the program was captured, and does
+        not run again."""
         if type(type(o).__setattr__) is not types.FunctionType or isinstance(o, type):
             return "setattr"
         return self.pin(torch.nn.Module.__setattr__ if isinstance(o, torch.nn.Module) else object.__setattr__)
 
     def _write_container(self, kind: str, original, x: str, k, v) -> str:
         t = type(original)
-        base = None if t in CONTAINERS else container_base(t)  # a subclass's own methods ran while the program was captured
+        # a subclass's own methods ran while the program was captured
+        base = None if t in CONTAINERS else container_base(t)
         if kind == "item":
-            return f"{x}[{self.build(k)}] = {self.build(v)}" if base is None else f"{self.pin(base.__setitem__)}({x}, {self.build(k)}, {self.build(v)})"
+            return (
+                f"{x}[{self.build(k)}] = {self.build(v)}"
+                if base is None
+                else f"{self.pin(base.__setitem__)}({x}, {self.build(k)}, {self.build(v)})"
+            )
         if kind == "delitem":
-            return f"del {x}[{self.build(k)}]" if base is None else f"{self.pin(base.__delitem__)}({x}, {self.build(k)})"
+            return (
+                f"del {x}[{self.build(k)}]" if base is None else f"{self.pin(base.__delitem__)}({x}, {self.build(k)})"
+            )
         method = "update" if kind in ("set", "replacedict") else "extend"
         if t is collections.Counter:
             base = dict  # whose update sets, and does not add
@@ -305,7 +353,8 @@ class EpilogueWriter:
 
     # --- the whole
     def write(self, result) -> tuple[Trace | None, Callable | None, Any]:
-        """(trace, function, what the computation returns). No trace and no function where the computation's value is the result."""
+        """(trace, function, what the computation returns). No trace and no function where the computation's value is
+        the result."""
         c = self.c
         if not (c.effects or c.left or containers.changes(c) or c.engine.freed) and is_plain(c, result, set()):
             return None, None, _latest(c, result)
@@ -314,7 +363,8 @@ class EpilogueWriter:
         names = [name for name, _ in self.values.values()]
         unpack = [f"{', '.join(names)}, = values"] if names else []
         lines = [
-            BoundSymbol(check_symbol("pack"), (), {"text": [text], "objects": {}}, None, inputs=(), outputs=()) for text in (*unpack, *self.lines)
+            BoundSymbol(check_symbol("pack"), (), {"text": [text], "objects": {}}, None, inputs=(), outputs=())
+            for text in (*unpack, *self.lines)
         ]
         trace, function = written("epilogue", "fn, args, kwargs, values", lines, expression, self.names, self.objects)
         return trace, function, tuple(value for _, value in self.values.values())

@@ -1,6 +1,7 @@
 """Exposing: what native code may look at is asked completely before the code runs.
 
-One walk over everything that is reachable, however deep and long: snapshots are filled, and the attributes of objects from outside are read.
+One walk over everything that is reachable, however deep and long: snapshots are filled, and the attributes of objects
+from outside are read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, m
 __all__ = ["expose", "attributes", "slots", "as_text"]
 
 MOST = 10_000  # objects that one call may look at
-_OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)  # native code calls them, or asks torch about them
+# native code calls them, or asks torch about them
+_OPAQUE = (torch.nn.Module, type, types.FunctionType, types.ModuleType, torch.Tensor)
 _LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, types.BuiltinFunctionType} - {slice}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
@@ -28,13 +30,16 @@ _SEQUENCES = (list, tuple, set, frozenset, deque)
 def expose(c, *values, concretely: bool = False) -> None:
     """Native code may look at the values and at everything that they lead to.
 
-    concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they are.
+    concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they
+    are.
     """
     seen: set[int] = set()
     pending = list(values)
     while pending:
         if len(seen) > MOST:
-            c.sharp(f"native code is given more than {MOST} objects, which are not watched for changes beyond that number")
+            c.sharp(
+                f"native code is given more than {MOST} objects, which are not watched for changes beyond that number"
+            )
             return
         value = pending.pop()
         kind = type(value)
@@ -51,7 +56,13 @@ def expose(c, *values, concretely: bool = False) -> None:
             pending += dict.keys(value)
             pending += dict.values(value)
         elif isinstance(value, _SEQUENCES):
-            pending += container_base(kind).__iter__(value) if container_base(kind) else tuple.__iter__(value) if isinstance(value, tuple) else value
+            pending += (
+                container_base(kind).__iter__(value)
+                if container_base(kind)
+                else tuple.__iter__(value)
+                if isinstance(value, tuple)
+                else value
+            )
         elif kind is slice:
             pending += (value.start, value.stop, value.step)
         elif kind is types.MethodType:
@@ -79,7 +90,8 @@ def _inside(c, value, kind: type) -> list:
 
 
 def attributes(c, o, source) -> list:
-    """All attributes of an object from outside, asked. Raises CaptureError where the program wrote to what native code would see unwritten."""
+    """All attributes of an object from outside, asked. Raises CaptureError where the program wrote to what native code
+    would see unwritten."""
     c.exposed.add(id(o))
     c.keep[id(o)] = o
     own = getattr(o, "__dict__", None)
@@ -89,14 +101,20 @@ def attributes(c, o, source) -> list:
         children += [c.reach(source.attr(n)) for n, x in list(own.items()) if _can_be_asked(c, x, source, n)]
     children += [found for n in slots(type(o)) if (found := c.reach(source.attr(n))) is not MISSING]
     if any(i == id(o) for i, _ in c.overlay) or any(containers.is_changed(c, x) for x in children):
-        what = f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does not read"
+        what = (
+            f"{source.describe(c.parameters)}, which the program has written to, goes to code that thunder does "
+            "not read"
+        )
         c.refuse(what, "use what it needs of the object")
     return [concrete(x) for x in children]
 
 
 def _can_be_asked(c, value, source, name: str) -> bool:
     if type(value) in DICT_VIEWS or is_iterator(value):
-        c.sharp(f"native code is given {source.attr(name).describe(c.parameters)}, a {type(value).__name__}, which is not watched for changes")
+        c.sharp(
+            f"native code is given {source.attr(name).describe(c.parameters)}, a {type(value).__name__}, which is "
+            "not watched for changes"
+        )
         return False
     return True
 

@@ -33,7 +33,11 @@ __all__ = ["install"]
 
 def _type(c, f, args, kwargs):
     if len(args) != 1 or kwargs:
-        return construct_object(c, f, args, kwargs) if args and isinstance(args[0], type) else call_native(c, f, args, kwargs)
+        return (
+            construct_object(c, f, args, kwargs)
+            if args and isinstance(args[0], type)
+            else call_native(c, f, args, kwargs)
+        )
     return type_of(c, args[0])
 
 
@@ -55,12 +59,25 @@ def _module_call(c, f, args, kwargs):
     m = args[0]
     d = m.__dict__
     has_hooks = any(c.snapshots.get(id(d[n])) or d[n] for n in HOOKS)
-    has_global = compat.global_forward_hooks or compat.global_forward_pre_hooks or compat.global_backward_hooks or compat.global_backward_pre_hooks
+    has_global = (
+        compat.global_forward_hooks
+        or compat.global_forward_pre_hooks
+        or compat.global_backward_hooks
+        or compat.global_backward_pre_hooks
+    )
     if d.get("_compiled_call_impl") is not None:
         c.refuse("a module that torch.compile compiled is called inside", "compile with one of the two")
     if has_hooks or has_global:
-        if d["_backward_hooks"] or d["_backward_pre_hooks"] or compat.global_backward_hooks or compat.global_backward_pre_hooks:
-            c.refuse("a module with full backward hooks is called", "remove the hooks, or register hooks on the compiled module's outputs")
+        if (
+            d["_backward_hooks"]
+            or d["_backward_pre_hooks"]
+            or compat.global_backward_hooks
+            or compat.global_backward_pre_hooks
+        ):
+            c.refuse(
+                "a module with full backward hooks is called",
+                "remove the hooks, or register hooks on the compiled module's outputs",
+            )
         _guard_hooks(c, m)
         return c.enter(compat.call_module, args, kwargs)
     _watch_hooks(c, m)
@@ -73,14 +90,20 @@ def _watch_hooks(c, m) -> None:
         return
     found = [m.__dict__[n] for n in HOOKS]
     if not c.seen_hooks:
-        found += [compat.global_forward_hooks, compat.global_forward_pre_hooks, compat.global_backward_hooks, compat.global_backward_pre_hooks]
+        found += [
+            compat.global_forward_hooks,
+            compat.global_forward_pre_hooks,
+            compat.global_backward_hooks,
+            compat.global_backward_pre_hooks,
+        ]
     c.seen_hooks.add(id(m))
     for hooks in found:
         c.ask(c.const(hooks, "hooks"), FILLED)
 
 
 def _guard_hooks(c, m) -> None:
-    """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay so."""
+    """The hook dicts of a module with hooks are read by the interpreted call; those that are empty are checked to stay
+    so."""
     source = c.sources.get(id(m))
     if source is None:
         return
@@ -90,7 +113,9 @@ def _guard_hooks(c, m) -> None:
 
 def _checkpoint(c, f, args, kwargs):
     """What is computed inside is marked: the backward computes it again instead of finding it saved."""
-    options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {"preserve_rng_state"}
+    options = set(inspect.signature(torch.utils.checkpoint.checkpoint).parameters) - {"function", "args", "kwargs"} | {
+        "preserve_rng_state"
+    }
     if kwargs.get("use_reentrant"):
         c.refuse("torch.utils.checkpoint with use_reentrant=True", "pass use_reentrant=False")
     recorder, outer = c.recorder, c.recorder.context.checkpoint
@@ -110,7 +135,9 @@ def _leave_autocast(c, f, args, kwargs):
 
 
 def _torch_compile(c, f, args, kwargs):
-    c.refuse("torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile")
+    c.refuse(
+        "torch.compile is called inside the program", "compile with one of the two: remove the inner torch.compile"
+    )
 
 
 def _associative_scan(c, f, args, kwargs):
@@ -139,7 +166,8 @@ BY_NAME |= {
 
 
 def _is_compiling(c, f, args, kwargs):
-    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second reading, where that way can not be captured."""
+    """Answered as eager PyTorch answers, so that the program goes the way it goes there; with yes in a second reading,
+    where that way can not be captured."""
     c.asked_whether_compiling = True
     return c.compiling
 
@@ -151,7 +179,11 @@ def _constant(value):
 def _extreme(c, f, args, kwargs):
     """min and max of numbers some of which only the run tells."""
     numbers = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
-    if kwargs or not any(isinstance(n, NumberProxy) and n.unbacked for n in numbers) or not all(isinstance(n, (int, float, NumberProxy)) for n in numbers):
+    if (
+        kwargs
+        or not any(isinstance(n, NumberProxy) and n.unbacked for n in numbers)
+        or not all(isinstance(n, (int, float, NumberProxy)) for n in numbers)
+    ):
         return call_builtin(c, f, args, kwargs)
     return functools.reduce(lambda a, b: extreme(f.__name__, a, b), numbers)
 
@@ -163,7 +195,11 @@ def _symbolic(c, f, args, kwargs):
     if f in (torch.sym_int, torch.sym_float):
         return converted(args[0], int if f is torch.sym_int else float)
     found = extreme("max" if f is torch.sym_max else "min", *args)
-    return converted(found, float) if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args) else found
+    return (
+        converted(found, float)
+        if any(isinstance(x, float) or isinstance(x, NumberProxy) and x.python_type is float for x in args)
+        else found
+    )
 
 
 def _callable(c, f, args, kwargs):
@@ -180,11 +216,21 @@ def _check_is_size(c, f, args, kwargs):
 
 
 def _checks(c, f, args, kwargs):
-    """torch._assert and torch._check: a condition on tensors cannot be asked, one on numbers that only the run tells is checked when the program runs."""
+    """torch._assert and torch._check: a condition on tensors cannot be asked, one on numbers that only the run tells is
+    checked when the program runs."""
     condition, *rest = args
     if type(condition) is Condition:
         message = rest[0] if rest else kwargs.get("message")
-        assume(condition, str(message if isinstance(message, str) else f"Expected {condition.text()}" if message is None else c.call(message, [], {})))
+        assume(
+            condition,
+            str(
+                message
+                if isinstance(message, str)
+                else f"Expected {condition.text()}"
+                if message is None
+                else c.call(message, [], {})
+            ),
+        )
         return None
     if type(condition) is TensorProxy:
         c.sharp("an assertion on a tensor's value is not checked in the compiled program")
@@ -215,7 +261,8 @@ def install() -> None:
         torch.utils.checkpoint.checkpoint: _checkpoint,
         torch.compile: _torch_compile,
         torch.random.fork_rng: lambda c, f, a, k: random.fork_rng(*a, **k),
-        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast, torch.cuda.amp.autocast.__exit__: _leave_autocast,
+        torch.autocast.__exit__: _leave_autocast, torch.cpu.amp.autocast.__exit__: _leave_autocast,
+        torch.cuda.amp.autocast.__exit__: _leave_autocast,
         getattr(_APPLY, "__func__", _APPLY): autograd_function.apply,
         torch.compiler.is_compiling: _is_compiling,
         torch.compiler.is_dynamo_compiling: _constant(False),
@@ -224,17 +271,21 @@ def install() -> None:
         torch.overrides.has_torch_function_variadic: _constant(False),
         torch.jit.is_scripting: _constant(False), torch.jit.is_tracing: _constant(False),
         torch.Tensor.backward: backward.call_backward,
-        torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k), torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
+        torch.autograd.backward: lambda c, f, a, k: c.enter(f, a, k),
+            torch.autograd.grad: lambda c, f, a, k: c.enter(f, a, k),
         os.getenv: lambda c, f, a, k: c.call(c.load_attr(c.load_attr(os, "environ"), "get"), a, k),
         torch.is_tensor: lambda c, f, a, k: type(a[0]) is TensorProxy or isinstance(a[0], torch.Tensor),
         min: _extreme, max: _extreme,
-        torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],  # a compiled program has no such ranges
+        # a compiled program has no such ranges
+        torch.autograd.profiler.record_function.__enter__: lambda c, f, a, k: a[0],
         torch.autograd.profiler.record_function.__exit__: _constant(None),
         **dict.fromkeys((torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not), _symbolic),
         **dict.fromkeys(CONSTRUCTORS, record),
         **compat.existing({
-            "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None), "log_api_usage_once": _constant(None),
-            "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients, "run_engine": backward.run_engine,
+            "call_wrapped_module": _module_call, "call_module": _module_call, "tracing_state": _constant(None),
+            "log_api_usage_once": _constant(None),
+            "group_tensors": backward.group_by_device_and_dtype, "make_gradients": backward.make_gradients,
+            "run_engine": backward.run_engine,
             "assert": _checks, "check": _checks, "check_is_size": _check_is_size,
         }),
         **torch_func.HANDLERS,
@@ -251,7 +302,12 @@ def _module_setattr(c, f, args, kwargs):
     m, n, v = args
     if id(m) in c.sources:
         parameters = m.__dict__.get("_parameters", {})
-        if n in parameters and v is not None and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter) and not isinstance(v, torch.nn.Parameter):
+        if (
+            n in parameters
+            and v is not None
+            and not (type(v) is TensorProxy and kind_of(c, v) is torch.nn.Parameter)
+            and not isinstance(v, torch.nn.Parameter)
+        ):
             raise TypeError(f"cannot assign '{_type_name(v)}' as parameter '{n}' (torch.nn.Parameter or None expected)")
     attributes.set_attribute(c, m, n, v)
 

@@ -1,8 +1,9 @@
 """Capture: the interpreter's host that reads a PyTorch program.
 
-Values travel bare. An object reachable from the call's arguments, from the function, its globals or closures has a source in a side table, by identity.
-Reading through a source turns tensors into proxies, guards primitive values, and turns containers into snapshots whose children are read when
-somebody looks. Operations on proxies are recorded; writes to outside objects become effects.
+Values travel bare. An object reachable from the call's arguments, from the function, its globals or closures has a
+source in a side table, by identity. Reading through a source turns tensors into proxies, guards primitive values, and
+turns containers into snapshots whose children are read when somebody looks. Operations on proxies are recorded; writes
+to outside objects become effects.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ import numpy
 import torch
 
 from thunder import compat
-from thunder.capture import calls, containers, handlers, items, native_calls, objects, operations, operators, tensors, values
+from thunder.capture import (
+    calls,
+    containers,
+    handlers,
+    items,
+    native_calls,
+    objects,
+    operations,
+    operators,
+    tensors,
+    values,
+)
 from thunder.capture.ask import HOOKED, IDENTITY, PRESENT, REPLACED, SAME, VALUE, Question, ask, reach
 from thunder.capture.expose import expose
 from thunder.capture.identities import told_apart
@@ -42,7 +54,24 @@ __all__ = ["Capture"]
 
 handlers.install()
 
-_RESERVED = {"torch", "Tensor", "ltorch", "prims", "dtypes", "devices", "math", "thunder", "float", "complex", "slice", "computation", "fn", "args", "kwargs", "values"}
+_RESERVED = {
+    "torch",
+    "Tensor",
+    "ltorch",
+    "prims",
+    "dtypes",
+    "devices",
+    "math",
+    "thunder",
+    "float",
+    "complex",
+    "slice",
+    "computation",
+    "fn",
+    "args",
+    "kwargs",
+    "values",
+}
 
 
 @functools.cache
@@ -56,11 +85,21 @@ class Capture(ProtocolHost):
     named_type = TensorProxy
     uncatchable = (*ProtocolHost.uncatchable, CaptureError)
 
-    def __init__(self, fn: Callable, args: tuple, kwargs: dict, options: JitOptions, changing: dict | None = None, overrides: tuple[dict, ...] = ()):
+    def __init__(
+        self,
+        fn: Callable,
+        args: tuple,
+        kwargs: dict,
+        options: JitOptions,
+        changing: dict | None = None,
+        overrides: tuple[dict, ...] = (),
+    ):
         super().__init__(record_history=options.debug.record_interpreter_history)
         self.fn, self.args, self.kwargs, self.options = fn, args, kwargs, options
         self.symbolic = options.cache is CACHE_OPTIONS.SYMBOLIC_VALUES
-        self.changing = changing or {}  # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other values
+        # paths, in words, whose numbers stay symbolic: those that earlier readings saw written, or that had other
+        # values
+        self.changing = changing or {}
         self.parameters = parameter_names(fn)
         self.overrides = overrides  # what stands in the place of a compiled module's parameters and buffers, by name
         self.replaced = replaced_tensors(fn, overrides)
@@ -70,11 +109,16 @@ class Capture(ProtocolHost):
         names.taken |= _RESERVED
         for executor in options.executors:
             names.taken.update(executor.opmap)
-        self.recorder = Recorder(Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location)
-        self.recorder.memory = Memory(outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self))
+        self.recorder = Recorder(
+            Context(names, grad_enabled=torch.is_grad_enabled()), location=self.own_location, where=self.user_location
+        )
+        self.recorder.memory = Memory(
+            outside=functools.partial(tensors.written_to, self), layout=functools.partial(layout, self)
+        )
         self.recorder.is_leaf = functools.partial(tensors.is_leaf, self)
         late = triton_kernels.launchers() | collectives.handlers()
-        self.handlers = {id(f): handler for f, handler in late.items()}  # of functions in modules that few programs import
+        # of functions in modules that few programs import
+        self.handlers = {id(f): handler for f, handler in late.items()}
         self.outer_recorders: list[Recorder] = []  # while a part of the program is recorded apart
         # where values come from
         self.sources: dict[int, Source] = {}
@@ -88,7 +132,8 @@ class Capture(ProtocolHost):
         self.tensors: dict = {}  # id(tensor), or source for arguments -> proxy
         self.real: dict[TensorProxy, tuple[torch.Tensor, Source]] = {}
         self.placements: dict[Proxy, Placement] = {}  # of parameters that the ranks hold together
-        self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}  # id of a sparse or nested tensor, or of one of a subclass with its own rules
+        # id of a sparse or nested tensor, or of one of a subclass with its own rules
+        self.opaque_inputs: dict[int, tuple[AnyProxy, Source]] = {}
         self.has_opaque_values = False
         self.mutated: dict[TensorProxy, None] = {}  # those that the program writes to
         self.reshaped: dict[TensorProxy, TensorProxy] = {}  # arguments under the shape they have in the end -> the same
@@ -110,31 +155,38 @@ class Capture(ProtocolHost):
         self.numbers: dict[Source, NumberProxy] = {}
         # containers, and what the program wrote
         self.snapshots: dict[int, Any] = {}  # id(original) -> snapshot
-        self.lazy: dict[int, containers.Look] = {}  # id(snapshot) -> what was seen, while nobody has looked at the whole
+        # id(snapshot) -> what was seen, while nobody has looked at the whole
+        self.lazy: dict[int, containers.Look] = {}
         self.filled: dict[int, containers.Look] = {}  # the same, once somebody has
         self.data: set[int] = set()  # ids of snapshots that hold nothing but data, and were asked for their content
         self.exposed: set[int] = set()  # ids of objects whose attributes were all asked
         self.overlay: dict[tuple, Any] = {}
         self.effects: dict[tuple, tuple] = {}
         self.written: set[Source] = set()
-        self.attribute_dicts: dict[int, tuple] = {}  # id(copy of an object's __dict__) -> (copy, object, what the program has seen)
+        # id(copy of an object's __dict__) -> (copy, object, what the program has seen)
+        self.attribute_dicts: dict[int, tuple] = {}
         self.attribute_dicts_of: dict[int, dict] = {}  # id(object) -> that copy
         self.fresh: set[int] = set()
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
         self.announced: dict[int, Any] = {}  # what such code gave: a file that the program opened
         self.looked_up: dict[tuple, Any] = {}  # (class, name, base behind which) -> what stands there
-        self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}  # of variables that the program has set: what its first `set` gave
-        self.compiling = self.asked_whether_compiling = False  # what torch.compiler.is_compiling() says, and whether the program asked
+        # of variables that the program has set: what its first `set` gave
+        self.context_tokens: dict[contextvars.ContextVar, contextvars.Token] = {}
+        # what torch.compiler.is_compiling() says, and whether the program asked
+        self.compiling = self.asked_whether_compiling = False
         self.ids: dict[int, tuple] = {}  # ids that the program was told -> (source, what came in through it)
         self.passing: set[int] = set()  # ids of objects that the program holds weakly only
-        self.cached_calls: dict[tuple, functools.partial] = {}  # of functions behind functools.lru_cache, by function and arguments
+        # of functions behind functools.lru_cache, by function and arguments
+        self.cached_calls: dict[tuple, functools.partial] = {}
         self.in_cached_call = 0
         self.seen_names: set = set()
         self.seen_hooks: set[int] = set()
-        self.function_modes = -1  # how many torch-function modes are active, the program's `with torch.device(...)` among them
+        # how many torch-function modes are active, the program's `with torch.device(...)` among them
+        self.function_modes = -1
 
-    # ------------------------------------------------------------------------------------------------ sources and guards
+    # ------------------------------------------------------------------------------------------------ sources and
+    # guards
 
     def const(self, value, label: str = "") -> Source:
         """A source that is the object itself, pinned in the generated code."""
@@ -142,7 +194,9 @@ class Capture(ProtocolHost):
         if found is None:
             name = f"K{len(self.constants)}"
             self.constants[name], self.keep[id(value)] = value, value
-            found = self.constant_sources[id(value)] = Source(None, "const", name, label or getattr(value, "__name__", type(value).__name__))
+            found = self.constant_sources[id(value)] = Source(
+                None, "const", name, label or getattr(value, "__name__", type(value).__name__)
+            )
         return found
 
     def know(self, value, source: Source) -> None:
@@ -172,7 +226,12 @@ class Capture(ProtocolHost):
         """The first variable that a result is stored in gives it its name, where that is free."""
         current = value.name
         names = self.recorder.context.names
-        if current[:1] == "t" and current[1:].isdigit() and name not in names.taken and value not in self.recorder.memory.current:
+        if (
+            current[:1] == "t"
+            and current[1:].isdigit()
+            and name not in names.taken
+            and value not in self.recorder.memory.current
+        ):
             names.taken.add(name)
             value.name = name
 
@@ -184,14 +243,25 @@ class Capture(ProtocolHost):
         if (modes := compat.function_modes()) != self.function_modes:
             self.function_modes = modes
             self.recorder.context = context = context.replace(default_device=compat.default_device())
-        if grad is not context.grad_enabled or from_tensor_dtype(dtype) is not context.default_dtype or cast != getattr(context.autocast, "state", None):
+        if (
+            grad is not context.grad_enabled
+            or from_tensor_dtype(dtype) is not context.default_dtype
+            or cast != getattr(context.autocast, "state", None)
+        ):
             policy = autocast.policy(*cast) if cast else None
-            self.recorder.context = context.replace(grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy)
+            self.recorder.context = context.replace(
+                grad_enabled=grad, default_dtype=from_tensor_dtype(dtype), autocast=policy
+            )
 
     # ------------------------------------------------------------------------------------------------ objects
 
     lookup, class_value, own, native_get = objects.lookup, objects.class_value, objects.own, objects.native_get
-    missing, fallback, load_attr, tensor_attribute = objects.missing, objects.fallback, objects.load_attr, operations.tensor_attribute
+    missing, fallback, load_attr, tensor_attribute = (
+        objects.missing,
+        objects.fallback,
+        objects.load_attr,
+        operations.tensor_attribute,
+    )
     store_attr, own_store, native_set = objects.store_attr, objects.own_store, objects.native_set
     delete_attr, own_delete, native_delete = objects.delete_attr, objects.own_delete, objects.native_delete
     load_global, store_global, delete_global = objects.load_global, objects.store_global, objects.delete_global
@@ -213,7 +283,8 @@ class Capture(ProtocolHost):
         self.values[source] = answer
         self.ask(source, VALUE)
 
-    # ------------------------------------------------------------------------------------------------ cells and defaults
+    # ------------------------------------------------------------------------------------------------ cells and
+    # defaults
 
     def load_cell(self, f, cell, name):
         if self.overlay and (id(cell), None) in self.overlay:
@@ -248,14 +319,23 @@ class Capture(ProtocolHost):
         self.effects[id(cell), None] = ("cell", cell, None)
 
     def enter(self, f, args, kwargs):
-        if id(f) not in self.asked_functions and id(f) not in self.fresh and not native_module(f.__globals__.get("__name__")):
+        if (
+            id(f) not in self.asked_functions
+            and id(f) not in self.fresh
+            and not native_module(f.__globals__.get("__name__"))
+        ):
             self.asked_functions.add(id(f))
             self.ask(self._part_of(f, "__code__"), IDENTITY)
         return super().enter(f, args, kwargs)
 
     def _part_of(self, f, name: str) -> Source:
-        """The code or the defaults of a function. A closure is found where it came from, so that the program does not keep it alive."""
-        known = self.function_sources.get(id(f)) if f.__closure__ is not None and id(f) not in self.constant_sources else None
+        """The code or the defaults of a function. A closure is found where it came from, so that the program does not
+        keep it alive."""
+        known = (
+            self.function_sources.get(id(f))
+            if f.__closure__ is not None and id(f) not in self.constant_sources
+            else None
+        )
         return (known or self.const(f)).attr(name)
 
     def made_function(self, f):
@@ -276,15 +356,34 @@ class Capture(ProtocolHost):
         index = code.co_varnames.index(name) - code.co_argcount
         return self.read(value, source.attr("__defaults__").item(index))
 
-    # ------------------------------------------------------------------------------------------------ containers, operators
+    # ------------------------------------------------------------------------------------------------ containers,
+    # operators
 
     binary, unary, compare = operators.binary, operators.unary, operators.compare
-    native_binary, native_unary, native_compare = operators.native_binary, operators.native_unary, operators.native_compare
+    native_binary, native_unary, native_compare = (
+        operators.native_binary,
+        operators.native_unary,
+        operators.native_compare,
+    )
     native_index, converted, type_name = operators.native_index, operators.converted, operators.type_name
-    getitem, native_getitem, native_setitem, native_delitem = operators.getitem, items.getitem, items.setitem, operators.native_delitem
-    native_contains, native_iter, native_next, native_len = items.contains, items.iterate, operators.native_next, operators.native_len
+    getitem, native_getitem, native_setitem, native_delitem = (
+        operators.getitem,
+        items.getitem,
+        items.setitem,
+        operators.native_delitem,
+    )
+    native_contains, native_iter, native_next, native_len = (
+        items.contains,
+        items.iterate,
+        operators.native_next,
+        operators.native_len,
+    )
     truth, native_truth, unpack = operators.truth, operators.native_truth, operators.unpack
-    native_text, native_isinstance, asks_in_python = operators.native_text, operators.native_isinstance, operators.asks_in_python
+    native_text, native_isinstance, asks_in_python = (
+        operators.native_text,
+        operators.native_isinstance,
+        operators.asks_in_python,
+    )
 
     def hashed(self, keys, others=()):
         if self.sources:
@@ -355,7 +454,16 @@ class Capture(ProtocolHost):
             fn = original(self.fn)
             target = fn.forward if isinstance(fn, torch.nn.Module) else fn
             code = getattr(getattr(target, "__func__", target), "__code__", None)
-            return None if code is None else (code.co_filename, code.co_firstlineno, code.co_qualname, linecache.getline(code.co_filename, code.co_firstlineno))
+            return (
+                None
+                if code is None
+                else (
+                    code.co_filename,
+                    code.co_firstlineno,
+                    code.co_qualname,
+                    linecache.getline(code.co_filename, code.co_firstlineno),
+                )
+            )
         filename, line, _, source, function = format_location(location)
         return filename, line, function, source or ""
 
@@ -369,7 +477,8 @@ class Capture(ProtocolHost):
     # ------------------------------------------------------------------------------------------------ for the prologue
 
     def guarded_tensor(self, source: Source) -> torch.Tensor:
-        """The tensor that the prologue checks at a source: the one that stands there, or that a transform put in its place."""
+        """The tensor that the prologue checks at a source: the one that stands there, or that a transform put in its
+        place."""
         replaced = self.replaced_sources.get(source)
         return self.values[source] if replaced is None else replaced[0][replaced[1]]
 
@@ -377,14 +486,20 @@ class Capture(ProtocolHost):
         """What is known to matter only once the program is read."""
         names = self.recorder.context.names
         if names.attends:  # attention may use what it might when its kernels were chosen
-            self.setting(self.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ").call("__call__"), names.backends)
+            self.setting(
+                self.const(compat.attention_backends, "the backends of scaled_dot_product_attention: ").call(
+                    "__call__"
+                ),
+                names.backends,
+            )
         for table in self.overrides:
             self.ask(self.const(table), REPLACED)
         for p in self.engine.hooked:
             self.ask(self.real[p][1], HOOKED)
 
     def distinct_groups(self) -> list[tuple[list[Source], str]]:
-        """Where the program writes, what it writes to must stay apart from what it reads. Tensors with gradients are one each, for what is written to is checked by itself."""
+        """Where the program writes, what it writes to must stay apart from what it reads. Tensors with gradients are
+        one each, for what is written to is checked by itself."""
         leaves = [self.real[p][1] for p in self.engine.leaves.values() if p not in self.mutated]
         if not self.effects and not containers.changes(self):
             return [(leaves, "tensors")]
@@ -404,7 +519,8 @@ def name_of_cell(f, cell) -> int | None:
 
 
 def parameter_names(fn) -> tuple[str, ...]:
-    """Names of the positional parameters that the user wrote, without self; beyond them `name_0`, `name_1` for `*name`."""
+    """Names of the positional parameters that the user wrote, without self; beyond them `name_0`, `name_1` for
+    `*name`."""
     fn = original(fn)
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     bound = isinstance(target, types.MethodType)
@@ -424,7 +540,8 @@ def parameter_names(fn) -> tuple[str, ...]:
 
 
 def replaced_tensors(fn, overrides: tuple[dict, ...]) -> dict[int, tuple[dict, str]]:
-    """For the id of each of the module's own tensors that is replaced: (the overrides, its name in them). What the module has not itself is added, not replaced."""
+    """For the id of each of the module's own tensors that is replaced: (the overrides, its name in them). What the
+    module has not itself is added, not replaced."""
     found: dict[int, tuple[dict, str]] = {}
     if any(overrides):
         own = dict(fn.named_parameters(remove_duplicate=False)) | dict(fn.named_buffers(remove_duplicate=False))

@@ -44,7 +44,8 @@ def real_id(c, k):
 
 
 def told_apart(c, value, others) -> None:
-    """A hash table or a list compares a value with others: what came from outside stays another object than they are."""
+    """A hash table or a list compares a value with others: what came from outside stays another object than they
+    are."""
     if isinstance(value, weakref.ref):
         found = value()
         if id(found) in c.sources:

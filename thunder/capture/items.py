@@ -1,4 +1,5 @@
-"""Items of anything: `o[k]`, `o[k] = v`, `v in o` and iteration, of snapshots, tensors and objects with methods of their own."""
+"""Items of anything: `o[k]`, `o[k] = v`, `v in o` and iteration, of snapshots, tensors and objects with methods of
+their own."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from thunder.core.proxies import AnyProxy, TensorProxy, map_structure
 
 __all__ = ["getitem", "setitem", "contains", "iterate", "refuse_array", "VIEWS"]
 
-VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}  # of mappings written in Python
+# of mappings written in Python
+VIEWS = {collections.abc.KeysView, collections.abc.ItemsView, collections.abc.ValuesView}
 
 
 def _hashable(k) -> bool:
@@ -61,7 +63,10 @@ def _key(c, k):
 
 def refuse_array(c, o) -> None:
     if id(o) in c.arrays:
-        c.refuse("a numpy array from outside is written to", "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array")
+        c.refuse(
+            "a numpy array from outside is written to",
+            "pass a tensor (torch.from_numpy shares the memory), or write to a copy of the array",
+        )
 
 
 def setitem(c, o, k, v) -> None:

@@ -25,17 +25,20 @@ from thunder.compat.names import READ_MODULES
 
 __all__ = [
     "PRIMITIVE", "IDENTICAL", "IMMUTABLE", "CONTAINERS", "BUFFERS", "DICT_VIEWS",
-    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base", "impure", "ENUM",
+    "ITERATING", "HARMLESS", "CALLABLE_FIRST", "native_module", "tracked_anyway", "container_base", "plain_base",
+    "impure", "ENUM",
 ]  # fmt: skip
 
 # values that are compared by value and never tracked
 PRIMITIVE = {
-    int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout, range, slice,
+    int, float, bool, str, bytes, complex, type(None), type(...), torch.dtype, torch.device, torch.Size,
+        torch.memory_format, torch.layout, range, slice,
     type(NotImplemented),
 }  # fmt: skip
 # values that are what they are by identity
 IDENTICAL = {
-    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType,
+    types.WrapperDescriptorType, types.MethodWrapperType,
     types.GenericAlias, types.UnionType, functools._lru_cache_wrapper, object, torch.Generator,
 }  # fmt: skip
 CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque, collections.Counter}
@@ -43,7 +46,9 @@ CONTAINERS = {list, dict, set, collections.OrderedDict, collections.defaultdict,
 
 def container_base(kind: type) -> type | None:
     """The builtin container that a class is, or derives from."""
-    return next((base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None)
+    return next(
+        (base for base in (collections.OrderedDict, dict, list, set, collections.deque) if issubclass(kind, base)), None
+    )
 
 
 def plain_base(kind: type) -> type | None:
@@ -51,18 +56,25 @@ def plain_base(kind: type) -> type | None:
     return next((base for base in (int, float, complex, str, bytes) if issubclass(kind, base)), None)
 
 
-IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.timedelta)  # compared by value, like numbers
+# compared by value, like numbers
+IMMUTABLE = (numpy.generic, pathlib.PurePath, decimal.Decimal, fractions.Fraction, datetime.date, datetime.timedelta)
 
 # Python code of these packages runs natively unless it gets a tracked object or a function of the user's
 _NATIVE = {
-    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "copy", "weakref", "importlib", "types", "math", "torch", "numpy", "operator",
-    "threading", "contextvars", "random", "time", "traceback", "linecache", "packaging", "posixpath", "genericpath", "typing_extensions", "collections",
-    "dataclasses", "builtins", "_thread", "ast", "tokenize", "textwrap", "json", "pathlib", "huggingface_hub", "thunder", "itertools", "string", "os", "sys",
-    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile", "pickle", "_weakrefset",
+    "typing", "inspect", "re", "logging", "warnings", "functools", "abc", "enum", "copy", "weakref", "importlib",
+    "types", "math", "torch", "numpy", "operator",
+    "threading", "contextvars", "random", "time", "traceback", "linecache", "packaging", "posixpath", "genericpath",
+    "typing_extensions", "collections",
+    "dataclasses", "builtins", "_thread", "ast", "tokenize", "textwrap", "json", "pathlib", "huggingface_hub",
+    "thunder", "itertools", "string", "os", "sys",
+    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile",
+    "pickle", "_weakrefset",
 }  # fmt: skip
 _INTERPRETED = (
-    "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils.checkpoint", "torch.nn.utils.parametrize", "contextlib",
-    "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random", "torch.signal", "torch.optim",
+    "torch.nn.modules", "torch.nn.functional", "torch.functional", "torch.utils.checkpoint",
+    "torch.nn.utils.parametrize", "contextlib",
+    "thunder.tests", "torch.nn.utils.rnn", "torch.nn.init", "torch.nn.attention", "torch.distributions", "torch.random",
+    "torch.signal", "torch.optim",
     "torch.nn.utils.clip_grad", "torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler", *READ_MODULES,
 )  # fmt: skip
 
@@ -77,15 +89,38 @@ def native_module(name: str | None) -> bool:
 
 # outside state that lives in a library object
 tracked_anyway = (
-    type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList, collections.ChainMap, torch.nn.Module,
-    contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
+    type(os.environ), threading.local, types.SimpleNamespace, collections.UserDict, collections.UserList,
+        collections.ChainMap, torch.nn.Module,
+    contextlib._GeneratorContextManagerBase, contextlib.ExitStack, weakref.WeakKeyDictionary,
+    weakref.WeakValueDictionary, weakref.WeakSet,
 )  # fmt: skip
-ITERATING = {list, tuple, set, frozenset, zip, enumerate, map, filter, sorted, sum, any, all, min, max, iter, reversed, functools.reduce, collections.deque, dict.fromkeys}
+ITERATING = {
+    list,
+    tuple,
+    set,
+    frozenset,
+    zip,
+    enumerate,
+    map,
+    filter,
+    sorted,
+    sum,
+    any,
+    all,
+    min,
+    max,
+    iter,
+    reversed,
+    functools.reduce,
+    collections.deque,
+    dict.fromkeys,
+}
 ITERATING |= {str.join, "".join}
 CALLABLE_FIRST = {map, filter, functools.reduce}
 # native callables that keep or compare their arguments but never look inside them
 HARMLESS = {
-    isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed, repr, types.MethodType, functools.partial,
+    isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed,
+    repr, types.MethodType, functools.partial,
     object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
 
@@ -101,10 +136,35 @@ _CHANGING = {"random", "_random", "time", "secrets", "uuid", "numpy.random"}  # 
 _CHANGING_FUNCTIONS = {
     ("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom"),
 }  # fmt: skip
-_OUTSIDE = {"posix", "nt", "_io", "io", "tempfile", "shutil", "glob", "subprocess", "socket", "_socket", "select", "signal"}  # of the process
-_INSIDE = {"fspath", "getpid", "cpu_count", "struct_time", "_path_normpath", "_path_splitroot_ex", "StringIO", "BytesIO"}  # but these
+# of the process
+_OUTSIDE = {
+    "posix",
+    "nt",
+    "_io",
+    "io",
+    "tempfile",
+    "shutil",
+    "glob",
+    "subprocess",
+    "socket",
+    "_socket",
+    "select",
+    "signal",
+}
+# but these
+_INSIDE = {
+    "fspath",
+    "getpid",
+    "cpu_count",
+    "struct_time",
+    "_path_normpath",
+    "_path_splitroot_ex",
+    "StringIO",
+    "BytesIO",
+}
 _FILES = {  # methods of paths that look at files
-    "read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "stat", "lstat", "iterdir", "glob", "rglob",
+    "read_text", "read_bytes", "write_text", "write_bytes", "open", "exists", "is_file", "is_dir", "stat", "lstat",
+    "iterdir", "glob", "rglob",
     "mkdir", "unlink", "touch", "rename", "cwd", "home", "resolve",
 }  # fmt: skip
 _ONCE = "runs while the program is captured and not again"

@@ -1,4 +1,5 @@
-"""Native calls: builtins, classes and library functions that run as they are, with what they may look at exposed before."""
+"""Native calls: builtins, classes and library functions that run as they are, with what they may look at exposed
+before."""
 
 from __future__ import annotations
 
@@ -33,32 +34,51 @@ from thunder.interpreter import Host, construction
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
-    "ADVANCED", "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object", "reaches", "reduced", "pairs",
+    "ADVANCED", "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
+    "reaches", "reduced", "pairs",
 ]  # fmt: skip
 
-IDENTITY_CALLS = {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType}
+IDENTITY_CALLS = {
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+}
 
 
 def _is_torch(f) -> bool:
     module = getattr(f, "__module__", None)
     if module is None:
-        module = getattr(getattr(f, "__objclass__", None), "__module__", None) or getattr(type(getattr(f, "__self__", None)), "__module__", "")
+        module = getattr(getattr(f, "__objclass__", None), "__module__", None) or getattr(
+            type(getattr(f, "__self__", None)), "__module__", ""
+        )
     return module.split(".")[0] == "torch"
 
 
 def _class_method(cls: type, name: str):
     """The descriptor of a class method in C: the methods that it gives are made anew at each access."""
-    return next((vars(base)[name] for base in cls.__mro__ if type(vars(base).get(name)) is types.ClassMethodDescriptorType), None)
+    return next(
+        (vars(base)[name] for base in cls.__mro__ if type(vars(base).get(name)) is types.ClassMethodDescriptorType),
+        None,
+    )
 
 
 def reduced(c, f, args, kwargs):
     """What copy makes a copy of: the attributes of an outside object as the program sees them."""
     o = args[0] if getattr(f, "__self__", None) is None else f.__self__
     c.materialize(o)
-    if id(o) not in c.sources or isinstance(o, torch.nn.Module) or c.slot(type(o), "__getstate__") or c.slot(type(o), "__reduce__"):
+    if (
+        id(o) not in c.sources
+        or isinstance(o, torch.nn.Module)
+        or c.slot(type(o), "__getstate__")
+        or c.slot(type(o), "__reduce__")
+    ):
         return call_native(c, f, args, kwargs)
     found = Host.call_native(c, f, args, kwargs)
-    state, own = found[2] if len(found) > 2 else None, dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None
+    state, own = (
+        found[2] if len(found) > 2 else None,
+        dict(c.load_attr(o, "__dict__")) if hasattr(o, "__dict__") else None,
+    )
     if type(state) is tuple:
         state = own, {n: c.load_attr(o, n) for n in state[1]}
     expose(c, own)
@@ -102,7 +122,8 @@ def call_builtin(c, f, args, kwargs):
         return handler(c, f, [s, *args], kwargs)
     if type(s) is contextvars.ContextVar:
         return _context_variable(c, f, args)
-    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:  # torch.Tensor.is_contiguous(x)
+    # torch.Tensor.is_contiguous(x)
+    if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
         return record(c, f, args, kwargs)
     if type(s) is str and f.__name__ in ("format", "__mod__"):
         note_text(c, (*args, *kwargs.values()))
@@ -123,8 +144,20 @@ def call_builtin(c, f, args, kwargs):
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
         containers.materialize(c, args[0])
     if _is_iterating(f):
-        some = 2 if f is functools.reduce else 0 if f in (min, max) and len(args) > 1 else 1 if f in (sum, sorted, min, max) else len(args)  # are iterables
-        args = [_callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a for i, a in enumerate(args)]
+        # are iterables
+        some = (
+            2
+            if f is functools.reduce
+            else 0
+            if f in (min, max) and len(args) > 1
+            else 1
+            if f in (sum, sorted, min, max)
+            else len(args)
+        )
+        args = [
+            _callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a
+            for i, a in enumerate(args)
+        ]
         kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
     elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
         args = [_iterable(c, a) for a in args]
@@ -143,7 +176,11 @@ def _is_iterating(f) -> bool:
 
 
 def _iterable(c, a):
-    if type(a) is not TensorProxy and not isinstance(a, dict) and (c.slot(type(a), "__iter__") or c.slot(type(a), "__getitem__")):
+    if (
+        type(a) is not TensorProxy
+        and not isinstance(a, dict)
+        and (c.slot(type(a), "__iter__") or c.slot(type(a), "__getitem__"))
+    ):
         return c.steps(a)
     if id(a) in c.outside_iterators or type(a) is set:
         return c.iterate(a)
@@ -172,7 +209,10 @@ def call_native(c, f, args, kwargs):
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
     _expose_to(c, f, args, kwargs)
     if _asks_for_types(f):
-        args, kwargs = [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args], {k: concrete(a) for k, a in kwargs.items()}
+        args, kwargs = (
+            [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args],
+            {k: concrete(a) for k, a in kwargs.items()},
+        )
     if not _is_torch(f):
         result = Host.call_native(c, f, args, kwargs)
         if why is not None and type(result) not in PRIMITIVE:
@@ -199,7 +239,12 @@ def _called_back(c, a):
 def _expose_to(c, f, args, kwargs) -> None:
     """What native code may look at is asked before it runs."""
     s, given = getattr(f, "__self__", None), (*args, *kwargs.values())
-    if s is None and args and isinstance(getattr(f, "__objclass__", None), type) and issubclass(f.__objclass__, (tuple, *containers.MUTABLE)):
+    if (
+        s is None
+        and args
+        and isinstance(getattr(f, "__objclass__", None), type)
+        and issubclass(f.__objclass__, (tuple, *containers.MUTABLE))
+    ):
         s, *given = given  # dict.__setitem__(d, k, v)
     if isinstance(s, (tuple, *containers.MUTABLE)):
         for a in given:
@@ -217,15 +262,31 @@ def _expose_to(c, f, args, kwargs) -> None:
 
 
 def _asks_for_types(f) -> bool:
-    """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own methods."""
+    """Whether native code may do another thing with a symbolic number than with a number; others use numbers' own
+    methods."""
     module = getattr(f, "__module__", None) or type(getattr(f, "__self__", None)).__module__
     return (module or "builtins").split(".")[0] not in _NUMERIC
 
 
-_NUMERIC = {"builtins", "operator", "_operator", "math", "itertools", "functools", "_functools", "torch", "numpy", "thunder", "collections", "_collections"}
+_NUMERIC = {
+    "builtins",
+    "operator",
+    "_operator",
+    "math",
+    "itertools",
+    "functools",
+    "_functools",
+    "torch",
+    "numpy",
+    "thunder",
+    "collections",
+    "_collections",
+}
 _STORING = {
-    "append", "extend", "insert", "appendleft", "extendleft", "pop", "popleft", "popitem", "get", "keys", "values", "items", "clear", "copy", "reverse", "update", "setdefault",
-    "__setitem__", "__getitem__", "__delitem__", "__init__", "__iter__", "__len__", "__ior__", "__or__", "move_to_end", "fromkeys", "rotate",
+    "append", "extend", "insert", "appendleft", "extendleft", "pop", "popleft", "popitem", "get", "keys", "values",
+    "items", "clear", "copy", "reverse", "update", "setdefault",
+    "__setitem__", "__getitem__", "__delitem__", "__init__", "__iter__", "__len__", "__ior__", "__or__", "move_to_end",
+    "fromkeys", "rotate",
 }  # fmt: skip
 _COMPARING = (set, frozenset, dict, repr, hash)
 
@@ -237,12 +298,24 @@ def _is_question(f) -> bool:
 
 
 _ANSWERS = (bool, int, float, str)
-_OF_MODES = (torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.cuda.is_current_stream_capturing)  # looked at for every call, or a device's
-_MADE_EMPTY = {object, list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque}  # by `__new__`
+# looked at for every call, or a device's
+_OF_MODES = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.is_autocast_enabled,
+    torch.cuda.is_current_stream_capturing,
+)
+# by `__new__`
+_MADE_EMPTY = {object, list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque}
 
 
 def _looks_inside(f) -> bool:
-    if f.__class__ is type and issubclass(f, BaseException) or getattr(f, "__name__", "") == "__new__" and f.__self__ in _MADE_EMPTY:
+    if (
+        f.__class__ is type
+        and issubclass(f, BaseException)
+        or getattr(f, "__name__", "") == "__new__"
+        and f.__self__ in _MADE_EMPTY
+    ):
         return False
     try:
         return f not in HARMLESS
@@ -254,7 +327,10 @@ def construct_object(c, cls, args, kwargs):
     if lookup(cls) is not None:
         return record(c, cls, args, kwargs)
     if cls in ITERATING:
-        args = [_callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a) for i, a in enumerate(args)]
+        args = [
+            _callable_for_native(c, a) if cls in CALLABLE_FIRST and i == 0 else _iterable(c, a)
+            for i, a in enumerate(args)
+        ]
         return call_native(c, cls, args, kwargs)
     if cls is dict or cls is collections.OrderedDict:
         return call_native(c, cls, [c.materialize(a) if isinstance(a, dict) else pairs(c, a) for a in args], kwargs)
@@ -263,11 +339,17 @@ def construct_object(c, cls, args, kwargs):
     if cls is torch.Size and args:
         return size(tuple(c.iterate(args[0])))
     if issubclass(cls, (ENUM, torch.Tensor)) or cls is torch.Size:
-        return record(c, cls, args, kwargs) if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter else call_native(c, cls, args, kwargs)
+        return (
+            record(c, cls, args, kwargs)
+            if issubclass(cls, torch.Tensor) and cls is not torch.nn.Parameter
+            else call_native(c, cls, args, kwargs)
+        )
     new, init = c.lookup(cls, "__new__"), c.lookup(cls, "__init__")
     new = getattr(new, "__func__", new)
     interpreted_new = type(new) is types.FunctionType and not native_module(new.__globals__.get("__name__"))
-    interpreted_init = type(init) is types.FunctionType and (not native_module(init.__globals__.get("__name__")) or reaches(c, args, kwargs))
+    interpreted_init = type(init) is types.FunctionType and (
+        not native_module(init.__globals__.get("__name__")) or reaches(c, args, kwargs)
+    )
     custom_meta = c.slot(type(cls), "__call__") is not None and not native_module(type(cls).__module__)
     if not (interpreted_new or interpreted_init or custom_meta):
         return call_native(c, cls, args, kwargs)
@@ -283,11 +365,13 @@ def pairs(c, a) -> list:
 
 HANDLERS: dict[int, object] = {}  # by the id of a function: see `handlers.py`
 BY_TYPE: dict[type, object] = {}  # what calls an object of a type
-BY_NAME: dict[tuple, object] = {}  # of functions whose modules are imported only by programs that use them, by module and name
+# of functions whose modules are imported only by programs that use them, by module and name
+BY_NAME: dict[tuple, object] = {}
 
 
 def reaches(c, args, kwargs) -> bool:
-    """Whether an argument is something whose use must be seen: a tensor, an outside object, a function of the user's."""
+    """Whether an argument is something whose use must be seen: a tensor, an outside object, a function of the
+    user's."""
     for a in (*args, *kwargs.values()) if kwargs else args:
         t = type(a)
         if t is TensorProxy or t is AnyProxy or id(a) in c.sources or isinstance(a, NumberProxy):
@@ -304,5 +388,6 @@ def reaches(c, args, kwargs) -> bool:
 
 
 def _is_users(t: type) -> bool:
-    """Whether objects of a class are the program's own: Python code that they are given is interpreted, which sees what it looks at."""
+    """Whether objects of a class are the program's own: Python code that they are given is interpreted, which sees what
+    it looks at."""
     return not native_module(t.__module__) and not issubclass(t, type)

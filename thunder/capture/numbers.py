@@ -16,14 +16,19 @@ def primitive(c, value, t: type, source: Source):
     plain = t is int or t is float and value != 0 and math.isfinite(value)  # what an equation says all about
     if plain and c.symbolic and source.root.key in ("args", "kwargs") and not (t is int and value in (0, 1)):
         return number(c, value, source)
-    if plain and c.changing and (path := source.describe(c.parameters)) in c.changing and value not in (c.changing[path] or ()):
+    if (
+        plain
+        and c.changing
+        and (path := source.describe(c.parameters)) in c.changing
+        and value not in (c.changing[path] or ())
+    ):
         return number(c, value, source)
     return ask(c, source, VALUE)
 
 
 def held_numbers(c) -> dict[str, int | float]:
-    """The numbers that the program holds for one value of and that stay symbolic once they were another, by their paths: int arguments,
-    and floats that are read from objects (the learning rate of an optimizer)."""
+    """The numbers that the program holds for one value of and that stay symbolic once they were another, by their
+    paths: int arguments, and floats that are read from objects (the learning rate of an optimizer)."""
 
     def may_change(source: Source, value) -> bool:
         argument = source.root.key in ("args", "kwargs")
@@ -31,12 +36,20 @@ def held_numbers(c) -> dict[str, int | float]:
             return argument and c.options.integers_may_change
         return type(value) is float and value == value and not (argument and source.base is source.root)
 
-    return {s.describe(c.parameters): v for (s, question, _), v in c.observed.items() if question is VALUE and may_change(s, v)}
+    return {
+        s.describe(c.parameters): v
+        for (s, question, _), v in c.observed.items()
+        if question is VALUE and may_change(s, v)
+    }
 
 
 def read_numbers(c) -> set[str]:
     """The paths of the numbers that the program holds for one value of."""
-    return {s.describe(c.parameters) for (s, question, _), v in c.observed.items() if question is VALUE and type(v) in (int, float)}
+    return {
+        s.describe(c.parameters)
+        for (s, question, _), v in c.observed.items()
+        if question is VALUE and type(v) in (int, float)
+    }
 
 
 def number(c, value, source: Source) -> NumberProxy:

@@ -1,4 +1,5 @@
-"""Objects of the program: where `Capture` asks classes, objects, modules, globals and cells, and what writes to them do.
+"""Objects of the program: where `Capture` asks classes, objects, modules, globals and cells, and what writes to them
+do.
 
 CPython's algorithms stand in `thunder.interpreter.attributes`. Here stands what they find: first what the program wrote
 (the overlay), then the outside object, with the guard for what was seen of it. Functions take the capture first.
@@ -33,7 +34,8 @@ DELETED = _Deleted()
 _UNKNOWN = object()
 # What a class gives as it stands in it, or the function inside: whoever asks the class sees what an object's bases say.
 _SHOWN_BY_CLASSES = {
-    types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType, types.MethodDescriptorType, type,
+    types.FunctionType, property, staticmethod, functools.cached_property, types.WrapperDescriptorType,
+    types.MethodDescriptorType, type,
     types.MemberDescriptorType, types.GetSetDescriptorType, types.BuiltinFunctionType, types.ClassMethodDescriptorType,
 }  # fmt: skip
 
@@ -42,7 +44,8 @@ _SHOWN_BY_CLASSES = {
 
 
 def lookup(c, kind: type, name: str, after: type | None = None):
-    """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says it."""
+    """The attribute as it stands in a class or its bases, or NULL; the program depends on it, unless a library says
+    it."""
     found = c.looked_up.get((kind, name, after), _UNKNOWN)
     return _look_up(c, kind, name, after) if found is _UNKNOWN else found
 
@@ -75,13 +78,15 @@ def _look_up(c, kind, name, after):
 
 
 def of_library(kind: type) -> bool:
-    """Whether a class is taken to stay as it is. Classes of modules are patched by other libraries, whoever wrote them."""
+    """Whether a class is taken to stay as it is. Classes of modules are patched by other libraries, whoever wrote
+    them."""
     module = kind.__module__
     return not isinstance(module, str) or native_module(module) and not issubclass(kind, torch.nn.Module)
 
 
 def _depend(c, kind, name, after, found, owner, passed) -> None:
-    """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where they are used."""
+    """What a user's class says: descriptors, functions and classes stay the same objects; other values are asked where
+    they are used."""
     if not _is_fixed(found):
         _absent(c, passed, name)
         return
@@ -166,7 +171,12 @@ def own(c, o, name):
         return found
     said = lookup(c, t, name)
     if found is not NULL:
-        if said is not NULL and not _is_fixed(said) and (owner := _owner(t, name, said)) is not None and id(owner) not in c.fresh:
+        if (
+            said is not NULL
+            and not _is_fixed(said)
+            and (owner := _owner(t, name, said)) is not None
+            and id(owner) not in c.fresh
+        ):
             c.ask(_entry(c, owner, name), TYPE)  # it is no data descriptor, which would come first
         return c.read(found, source.attr(name))
     if not isinstance(o, torch.nn.Module) or said is not NULL:
@@ -182,8 +192,17 @@ def native_get(c, get, found, o, kind, name):
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         return c.overlay[id(o), name]
     if type(o) is types.CellType and name == "cell_contents":
-        return c.overlay[id(o), None] if (id(o), None) in c.overlay else c.read(get(found, o, kind), c.const(o, "cell").attr(name))
-    if source is None or type(o) is types.FunctionType and name not in ("__defaults__", "__kwdefaults__") or isinstance(o, type):
+        return (
+            c.overlay[id(o), None]
+            if (id(o), None) in c.overlay
+            else c.read(get(found, o, kind), c.const(o, "cell").attr(name))
+        )
+    if (
+        source is None
+        or type(o) is types.FunctionType
+        and name not in ("__defaults__", "__kwdefaults__")
+        or isinstance(o, type)
+    ):
         return get(found, o, kind)
     try:
         value = get(found, o, kind)
@@ -194,7 +213,8 @@ def native_get(c, get, found, o, kind, name):
 
 
 def missing(c, reader, o, name):
-    """There is no such attribute, or the type keeps it in its own way (threading.local). What the program deleted is still there for native code."""
+    """There is no such attribute, or the type keeps it in its own way (threading.local). What the program deleted is
+    still there for native code."""
     if c.overlay and any(n == name and value is DELETED for (_, n), value in c.overlay.items()):
         raise AttributeError(f"{type(o).__name__!r} object has no attribute {name!r}", name=name, obj=o)
     if (source := origin(c, o)) is None:
@@ -289,7 +309,9 @@ def store_attr(c, o, n, v) -> None:
     elif n == "requires_grad":
         c.call(torch.Tensor.requires_grad_, [o, v], {})
     else:
-        c.refuse(f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict")
+        c.refuse(
+            f"attribute {n!r} is set on a tensor", "keep what belongs to a tensor beside it, in a variable or a dict"
+        )
 
 
 def native_set(c, found, o, n, v) -> None:
@@ -304,7 +326,9 @@ def own_store(c, o, n, v) -> None:
     """An attribute write: real on objects of this capture, an effect on objects that came from outside."""
     if isinstance(o, type):
         c.looked_up.clear()
-    if id(o) not in c.sources and not (isinstance(o, (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh):
+    if id(o) not in c.sources and not (
+        isinstance(o, (type, types.ModuleType, types.FunctionType)) and id(o) not in c.fresh
+    ):
         if isinstance(o, torch.nn.Module) and type(v) is TensorProxy:
             o.__dict__[n] = v
         elif isinstance(o, (torch.nn.Module, type, types.FunctionType)):
@@ -313,16 +337,29 @@ def own_store(c, o, n, v) -> None:
             object.__setattr__(o, n, v)
         return
     if isinstance(o, types.ModuleType) and native_module(o.__name__):
-        c.refuse(f"{o.__name__}.{n} is assigned, which the library's own code reads", "assign it outside of the compiled function")
+        c.refuse(
+            f"{o.__name__}.{n} is assigned, which the library's own code reads",
+            "assign it outside of the compiled function",
+        )
     if type_attribute(type(o), "__dict__") is NULL and type_attribute(type(o), n) is NULL:
         object.__setattr__(o, n, v)  # raises
     if id(o) not in c.sources:
         c.know(o, c.const(o))
-    if c.replaced and isinstance(o, torch.nn.Module) and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced:
-        c.refuse(f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own", "leave this buffer to the module")
+    if (
+        c.replaced
+        and isinstance(o, torch.nn.Module)
+        and id(o.__dict__["_buffers"].get(n, o.__dict__["_parameters"].get(n))) in c.replaced
+    ):
+        c.refuse(
+            f"{n!r} is assigned, for which a transform has put another tensor in the place of the module's own",
+            "leave this buffer to the module",
+        )
     c.overlay[id(o), n] = v
     found = type_attribute(type(o), n)
-    hidden = hasattr(type(found), "__set__") and type(found) not in (types.MemberDescriptorType, types.GetSetDescriptorType)
+    hidden = hasattr(type(found), "__set__") and type(found) not in (
+        types.MemberDescriptorType,
+        types.GetSetDescriptorType,
+    )
     c.effects[id(o), n] = ("entry" if hidden else "attr", o, n)
     if (copy := c.attribute_dicts_of.get(id(o))) is not None and type(found) is not types.MemberDescriptorType:
         copy[n] = c.attribute_dicts[id(copy)][2][n] = v

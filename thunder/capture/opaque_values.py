@@ -18,16 +18,20 @@ from thunder.ops.opaque_values import from_unusual, holds_unusual
 __all__ = ["read", "attribute", "method", "apply", "involved", "note", "OPERATORS", "SIGNS"]
 
 OPERATORS = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod, "**": operator.pow, "@": operator.matmul,
-    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod, "**": operator.pow, "@": operator.matmul,
+    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<": operator.lt, "<=": operator.le, "==": operator.eq,
+    "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 SIGNS = {"-": torch.neg, "~": torch.bitwise_not, "+": torch.positive}
 # what is the same for each call that an entry is made for
 _METADATA = {
-    "layout", "dtype", "device", "requires_grad", "is_sparse", "is_sparse_csr", "is_nested", "is_cuda", "is_cpu", "is_meta", "is_quantized", "is_leaf", "ndim", "shape",
+    "layout", "dtype", "device", "requires_grad", "is_sparse", "is_sparse_csr", "is_nested", "is_cuda", "is_cpu",
+    "is_meta", "is_quantized", "is_leaf", "ndim", "shape",
     "itemsize", "names",
 }  # fmt: skip
-_ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_device", "is_coalesced", "_nnz"}  # of what came from outside
+# of what came from outside
+_ASKED = {"numel", "nelement", "element_size", "sparse_dim", "dense_dim", "get_device", "is_coalesced", "_nnz"}
 
 
 def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
@@ -37,11 +41,13 @@ def read(c, value: torch.Tensor, source: Source) -> AnyProxy:
         if type(value).__module__.startswith("torch.distributed.tensor"):
             c.refuse(
                 f"{source.describe(c.parameters)} is a DTensor, which collects what its ranks hold by rules of its own",
-                "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module, or wrap the compiled module: fully_shard(thunder.jit(model))",
+                "use thunder.distributed (fsdp, column_parallel, row_parallel) in the place of parallelize_module, "
+                "or wrap the compiled module: fully_shard(thunder.jit(model))",
             )
         if value.requires_grad and torch.is_grad_enabled():
             c.refuse(
-                f"{source.describe(c.parameters)} is a {type(value).__name__} of layout {value.layout} that requires grad",
+                f"{source.describe(c.parameters)} is a {type(value).__name__} of layout {value.layout} that requires "
+                "grad",
                 "call it under torch.no_grad(), or pass a dense tensor and convert it inside",
             )
         proxy = AnyProxy(c.recorder.context.names.claim(source.name(c.parameters)), value)
@@ -84,7 +90,10 @@ def attribute(c, p: AnyProxy, n: str):
             return type(p.example)
     found = getattr(torch.Tensor, n, None)
     if found is None:
-        c.refuse(f"{n!r} of a {type(p.example).__name__} is read, a tensor subclass with its own rules", "read it outside and pass it in")
+        c.refuse(
+            f"{n!r} of a {type(p.example).__name__} is read, a tensor subclass with its own rules",
+            "read it outside and pass it in",
+        )
     if callable(found):
         return TensorMethod(p, n)
     return apply(c, found.__get__, [p], {})
@@ -96,4 +105,3 @@ def method(c, p: AnyProxy, n: str, args, kwargs):
         with compat.without_function_modes():
             return getattr(p.example, n)(*args, **kwargs)
     return apply(c, getattr(torch.Tensor, n), [p, *args], kwargs)
-

@@ -31,7 +31,12 @@ __all__ = [
     "OVERRIDABLE", "size", "kind_of", "type_of", "text_of", "formatted_text", "note_text", "sharp_edge",
 ]  # fmt: skip
 
-OVERRIDABLE = {f for functions in torch.overrides.get_overridable_functions().values() for f in functions if type(f) is types.FunctionType}
+OVERRIDABLE = {
+    f
+    for functions in torch.overrides.get_overridable_functions().values()
+    for f in functions
+    if type(f) is types.FunctionType
+}
 
 
 class RecordingMode(torch.overrides.TorchFunctionMode):
@@ -60,7 +65,8 @@ def size(numbers) -> torch.Size | Size:
 
 _STATED = {
     "shape": lambda c, p: _shape(p), "name": lambda c, p: None,
-    "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim, "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
+    "requires_grad": lambda c, p: p.requires_grad, "ndim": lambda c, p: p.ndim,
+    "__class__": lambda c, p: kind_of(c, c.recorder.memory.holder(p)),
     **{n: lambda c, p, convert=convert: convert(p) for n, convert in _CONVERTED.items()},
 }  # fmt: skip
 
@@ -119,7 +125,8 @@ def call_method(c, method, args, kwargs):
 
 
 def all_lifted(c, values, *, typed: bool = False):
-    """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own later. numpy's numbers become Python's, unless `typed`."""
+    """Arguments: snapshots read, real tensors lifted, lists and dicts copied, since the program may change its own
+    later. numpy's numbers become Python's, unless `typed`."""
     t = type(values)
     if t is dict:
         return {k: lifted(c, v, typed=typed) for k, v in values.items()}
@@ -138,7 +145,10 @@ def lifted(c, v, *, typed: bool = False):
         expose(c, v)
         return _lifted(c, v, typed) if t in (list, tuple, dict, slice) else v
     if t is torch.Generator and id(v) not in c.sources and v is not torch.default_generator:
-        c.refuse("a torch.Generator made inside the program is used: every call would go on where the last one stopped", "make it outside and pass it in")
+        c.refuse(
+            "a torch.Generator made inside the program is used: every call would go on where the last one stopped",
+            "make it outside and pass it in",
+        )
     return v.item() if isinstance(v, numpy.generic) and not typed else v
 
 
@@ -194,8 +204,10 @@ def _named(names: str) -> set:
 
 # functions that torch-function modes see and that are no operations
 NOT_OPERATIONS = _named(
-    "_set_grad_enabled set_autocast_enabled set_autocast_dtype set_autocast_cache_enabled autocast_increment_nesting autocast_decrement_nesting clear_autocast_cache "
-    "is_autocast_enabled get_autocast_dtype is_autocast_cache_enabled get_default_dtype is_grad_enabled _is_torch_function_all_disabled device dtype Generator "
+    "_set_grad_enabled set_autocast_enabled set_autocast_dtype set_autocast_cache_enabled autocast_increment_nesting "
+    "autocast_decrement_nesting clear_autocast_cache "
+    "is_autocast_enabled get_autocast_dtype is_autocast_cache_enabled get_default_dtype is_grad_enabled "
+    "_is_torch_function_all_disabled device dtype Generator "
     "get_default_device set_default_dtype promote_types finfo iinfo"
 ) | {torch.Tensor.__repr__, torch.get_default_device}  # fmt: skip
 
@@ -237,4 +249,6 @@ def sharp_edge(c, what: str) -> None:
     if text not in c.sharp_edges:
         c.sharp_edges.append(text)
         if option is SHARP_EDGES_OPTIONS.WARN:
-            warnings.warn_explicit(text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED)
+            warnings.warn_explicit(
+                text, SharpEdgeWarning, *(location[:2] if location else ("unknown place", 0)), registry=_WARNED
+            )

@@ -1,7 +1,8 @@
-"""Operators, items, iteration, text and tests of types, where a tensor, a number that stays symbolic or something from outside is an operand.
+"""Operators, items, iteration, text and tests of types, where a tensor, a number that stays symbolic or something from
+outside is an operand.
 
-CPython's algorithms stand in `thunder.interpreter`: `operators`, `sequences` and `text`. Here stands what happens before
-them (a container is about to be read) and in the place of native code. Functions take the capture first.
+CPython's algorithms stand in `thunder.interpreter`: `operators`, `sequences` and `text`. Here stands what happens
+before them (a container is about to be read) and in the place of native code. Functions take the capture first.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ def converted(c, function, kind, name, result, *more):
     """Numbers that stay symbolic are numbers."""
     if isinstance(result, NumberProxy) and function is not bool:
         return result
-    return c.truth(result) if type(result) is Condition else ProtocolHost.converted(c, function, kind, name, result, *more)
+    return (
+        c.truth(result) if type(result) is Condition else ProtocolHost.converted(c, function, kind, name, result, *more)
+    )
 
 
 # ---------------------------------------------------------------- items and iteration
@@ -187,7 +190,8 @@ def native_isinstance(c, o, cls):
 
 
 def asks_in_python(c, hook, value) -> bool:
-    """Whether `__instancecheck__` is to be interpreted: the user's is. A library's answers of classes, and sees proxies for what they stand for."""
+    """Whether `__instancecheck__` is to be interpreted: the user's is. A library's answers of classes, and sees proxies
+    for what they stand for."""
     if not in_python(hook) or isinstance(value, PROXIES):
         return False
     return type(hook) is not types.FunctionType or not native_module(hook.__globals__.get("__name__"))

@@ -1,8 +1,9 @@
 """The prologue: straight-line Python that says whether a compiled program fits a call.
 
-It asks again what capture asked (see `ask.py`), and returns the computation's inputs as a tuple, or a str that says in words why the program
-does not fit. Nothing in it raises to decide. What capture found in objects that stay (modules of the compiled one, globals, classes) is
-checked in one pass over (table, key, expected) rows; the rest in the order in which it was asked.
+It asks again what capture asked (see `ask.py`), and returns the computation's inputs as a tuple, or a str that says in
+words why the program does not fit. Nothing in it raises to decide. What capture found in objects that stay (modules of
+the compiled one, globals, classes) is checked in one pass over (table, key, expected) rows; the rest in the order in
+which it was asked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,20 @@ import torch
 
 from thunder import compat
 from thunder.capture import ask
-from thunder.capture.ask import FILLED, HOOKED, IDENTITY, PRESENT, SAME, SHARED, TYPE, VALUE, Question, same_value, say, was_is
+from thunder.capture.ask import (
+    FILLED,
+    HOOKED,
+    IDENTITY,
+    PRESENT,
+    SAME,
+    SHARED,
+    TYPE,
+    VALUE,
+    Question,
+    same_value,
+    say,
+    was_is,
+)
 from thunder.capture.checks import Apart, Rows, Tensors, get
 from thunder.capture.native import CONTAINERS
 from thunder.capture.sources import MISSING, Source, called, cell, find, item
@@ -93,7 +107,8 @@ class PrologueWriter:
         return name
 
     def _is_weak(self, value) -> bool:
-        """Modules that are not part of the compiled one, and closures, come and go: an entry does not keep them alive."""
+        """Modules that are not part of the compiled one, and closures, come and go: an entry does not keep them
+        alive."""
         if isinstance(value, torch.nn.Module):
             return id(value) not in self.capture.rooted
         if id(value) in self.capture.passing:
@@ -160,7 +175,9 @@ class PrologueWriter:
             return f"{b}.shape[{key}]"
         kind = self._type_of(base)
         if source.step == "keyed":
-            return f"{b}.get({self.variable(key)}, MISSING)" if kind in CONTAINERS else f"item({b}, {self.variable(key)})"
+            return (
+                f"{b}.get({self.variable(key)}, MISSING)" if kind in CONTAINERS else f"item({b}, {self.variable(key)})"
+            )
         if source.step == "item" and kind is not None:
             if issubclass(kind, dict) and kind in CONTAINERS or base.step == "attr" and base.key in _MODULE_TABLES:
                 return f"{b}.get({self.literal(key)}, MISSING)"
@@ -176,7 +193,8 @@ class PrologueWriter:
         return self.capture.observed.get((source, TYPE, None), stated)  # no `or`: that asks the metaclass
 
     def table(self, source: Source):
-        """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a class."""
+        """The dict that stays and holds what is at a source: of a pinned module, of a module's globals, or of a
+        class."""
         base, pinned = source.base, self.capture.pinned
         if source.step == "item":
             if base.step == "const":
@@ -192,7 +210,8 @@ class PrologueWriter:
         return None
 
     def in_dict(self, source: Source) -> bool:
-        """Whether an attribute was read from its object's own `__dict__`: it is read there, without the class's `__getattribute__`."""
+        """Whether an attribute was read from its object's own `__dict__`: it is read there, without the class's
+        `__getattribute__`."""
         if source.step != "attr" or source.key == "__dict__":
             return False
         owner = self.capture.values.get(source.base)
@@ -221,20 +240,29 @@ class PrologueWriter:
         return written("prologue", "fn, args, kwargs", self.lines, inputs, self.names, self.objects)
 
     def _input(self, source: Source) -> str:
-        """An input of the computation. What a torch.func transform that has ended left behind stands for the tensor in it, as for eager's operations."""
+        """An input of the computation. What a torch.func transform that has ended left behind stands for the tensor in
+        it, as for eager's operations."""
         tensor, v = self.capture.values.get(source), self.variable(source)
-        unwrap = compat.unwrap_of(tensor) if isinstance(tensor, torch.Tensor) and source in self.capture.shapes else None
+        unwrap = (
+            compat.unwrap_of(tensor) if isinstance(tensor, torch.Tensor) and source in self.capture.shapes else None
+        )
         return v if unwrap is None else f"{self.pin(unwrap, 'unwrap')}({v})"
 
     def _call_shape(self) -> None:
         capture = self.capture
-        self.miss("len", f"len(args) != {len(capture.args)}", f"was_is('the number of positional arguments', '{len(capture.args)}', len(args))")
+        self.miss(
+            "len",
+            f"len(args) != {len(capture.args)}",
+            f"was_is('the number of positional arguments', '{len(capture.args)}', len(args))",
+        )
         if not capture.kwargs:
             self.miss("empty", "kwargs", "was_is('the set of keyword arguments', '[]', sorted(kwargs))")
             return
         names = str(sorted(capture.kwargs))
         keys = self.pin(frozenset(capture.kwargs), "keys")
-        self.miss("keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {names!r}, sorted(kwargs))")
+        self.miss(
+            "keys", f"kwargs.keys() != {keys}", f"was_is('the set of keyword arguments', {names!r}, sorted(kwargs))"
+        )
         if len(capture.kwargs) > 1 and takes_keywords(capture.fn):
             order = tuple(capture.kwargs)
             reason = f"was_is('the order of keyword arguments', {str(list(order))!r}, list(kwargs))"
@@ -252,7 +280,12 @@ class PrologueWriter:
                 continue
             if question is TYPE and source in capture.pinned:
                 kinds.append((capture.pinned[source], None, want, source))
-            elif question is IDENTITY and source.step == "attr" and source.base.step == "const" and not self._is_weak(want):
+            elif (
+                question is IDENTITY
+                and source.step == "attr"
+                and source.base.step == "const"
+                and not self._is_weak(want)
+            ):
                 attributes.append((constants[source.base.key], source.key, want, source))
             elif question is FILLED and not want and source.step == "const":
                 empty.append(constants[source.key])
@@ -260,7 +293,11 @@ class PrologueWriter:
                 hooked.append(source)
             elif question is PRESENT and not want and (table := self.table(source)) is not None:
                 absent.append((table, source.key, MISSING, source))
-            elif (question is IDENTITY and not self._is_weak(want) or question is VALUE) and (table := self.table(source)) is not None and source.key in table:
+            elif (
+                (question is IDENTITY and not self._is_weak(want) or question is VALUE)
+                and (table := self.table(source)) is not None
+                and source.key in table
+            ):
                 entries.append((table, source.key, want, source))
             elif question is VALUE and self.in_dict(source):
                 if source.base not in own:
@@ -283,12 +320,20 @@ class PrologueWriter:
             inside = ", ".join(map(self.variable, hooked))
             self.miss("hooks", f"any(map(hooked, ({inside},)))", f"{HOOKED.words!r}")
         if kinds:
-            modules, types_ = self.pin(tuple(m for m, *_ in kinds), "modules"), self.pin(tuple(t for _, _, t, _ in kinds), "types")
-            self.miss("type", f"not all(map(is_, map(type, {modules}), {types_}))", "'a module is of another class than before'")
+            modules, types_ = (
+                self.pin(tuple(m for m, *_ in kinds), "modules"),
+                self.pin(tuple(t for _, _, t, _ in kinds), "types"),
+            )
+            self.miss(
+                "type",
+                f"not all(map(is_, map(type, {modules}), {types_}))",
+                "'a module is of another class than before'",
+            )
         return rest
 
     def _settings_changed(self) -> set[Source]:
-        """PyTorch's settings that the program changed itself after it asked for them: the next call finds what this one found."""
+        """PyTorch's settings that the program changed itself after it asked for them: the next call finds what this one
+        found."""
         found = set()
         for source, question, _ in self.capture.observed:
             if source in self.capture.settings and question is VALUE:
@@ -311,7 +356,8 @@ class PrologueWriter:
         k, v, r = self.pin(found.keys, "keys"), self.pin(found.expected, "expected"), self.pin(found, "rows")
         t = self.pin(found.containers, "tables")
         self.emit(
-            f"check_{kind}", "try:", f"  if not all(map(is_, map({how}, {t}, {k}), {v})) and (reason := {r}()): return reason",
+            f"check_{kind}", "try:", f"  if not all(map(is_, map({how}, {t}, {k}), {v})) and (reason := {r}()): "
+                                     "return reason",
             f"except gone: return {r}()", comment=found.comments,
         )  # fmt: skip
 
@@ -340,7 +386,9 @@ class PrologueWriter:
         if "{was}" in words:
             words = words.replace("{was}", say(want))
         before, _, after = words.partition("{now}")
-        reason = repr(before) if "{now}" not in words else f"{before!r} + say({now})" + (f" + {after!r}" if after else "")
+        reason = (
+            repr(before) if "{now}" not in words else f"{before!r} + say({now})" + (f" + {after!r}" if after else "")
+        )
         changed = question.changed
         if question.text == ask.KEYS.text and all(type(x) is str for x in want):
             changed = ask.EQUAL
@@ -359,19 +407,32 @@ class PrologueWriter:
         found = Rows(rows, get, self.capture.parameters)
         k, v, r = self.pin(found.keys, "keys"), self.pin(found.expected, "expected"), self.pin(found, "rows")
         self.emit(
-            "check_entries", f"if not all(map(is_, map({table}.get, {k}), {v})) and (reason := {r}.of({table})): return reason", comment=found.comments
+            "check_entries",
+            f"if not all(map(is_, map({table}.get, {k}), {v})) and (reason := {r}.of({table})): return reason",
+            comment=found.comments,
         )
 
     def _check_value(self, v: str, path: str, want) -> None:
         reason = f"was_is({path!r}, {say(want)!r}, {v})"
-        if want is None or type(want) in (bool, torch.dtype, torch.layout, torch.memory_format) or want is ... or want is NotImplemented:
+        if (
+            want is None
+            or type(want) in (bool, torch.dtype, torch.layout, torch.memory_format)
+            or want is ...
+            or want is NotImplemented
+        ):
             self.miss("literal_like", f"{v} is not {self.literal(want)}", reason)
         elif type(want) is float and want != want:
             self.miss("number", f"type({v}) is not float or {v} == {v}", reason)
         elif type(want) not in (int, str, float, bytes):
             self.miss("value", f"not same_value({v}, {self.pin(want)})", reason)
         else:
-            kind = "string_value" if type(want) is str else "number_type_and_value" if type(want) in (int, float) else "value"
+            kind = (
+                "string_value"
+                if type(want) is str
+                else "number_type_and_value"
+                if type(want) in (int, float)
+                else "value"
+            )
             self.miss(kind, f"type({v}) is not {self.pin(type(want))} or {v} != {self.literal(want)}", reason)
             if type(want) is float and want == 0.0:  # 0.0 and -0.0 are equal
                 self.miss("number", f"str({v}) != {str(want)!r}", reason)
@@ -387,14 +448,27 @@ class PrologueWriter:
         expected, tensors = [], []
         for source, shape in capture.shapes.items():
             tensor = capture.guarded_tensor(source)
-            was = {"type": type(tensor), "shape": shape, "dtype": tensor.dtype, "device": tensor.device, "requires_grad": tensor.requires_grad}
-            was |= {"is_conj": tensor.is_conj(), "is_neg": tensor.is_neg(), "is_inference": tensor.is_inference(), "layout": tensor.layout}
+            was = {
+                "type": type(tensor),
+                "shape": shape,
+                "dtype": tensor.dtype,
+                "device": tensor.device,
+                "requires_grad": tensor.requires_grad,
+            }
+            was |= {
+                "is_conj": tensor.is_conj(),
+                "is_neg": tensor.is_neg(),
+                "is_inference": tensor.is_inference(),
+                "layout": tensor.layout,
+            }
             expected.append((source, was))
             tensors.append(tensor)
         self.objects["check_tensor_metadata"] = compat.tensor_batch_check(tensors, list(capture.shapes.values()))
         inside = ", ".join(variables)
         why = self.pin(Tensors(expected, capture.parameters), "expected")
-        self.miss("tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := {why}(({inside},)))", "reason")
+        self.miss(
+            "tensor_metadata", f"not check_tensor_metadata({inside}) and (reason := {why}(({inside},)))", "reason"
+        )
 
     def _apart(self) -> None:
         """What is written to shares no memory with anything else that is passed in."""
@@ -405,10 +479,14 @@ class PrologueWriter:
         groups: dict[tuple, list] = {(w, m): [] for w in (True, False) for m in (True, False)}
         for proxy, (_, source) in capture.real.items():
             if proxy in capture.used and source not in same and source in capture.shapes:
-                groups[proxy in capture.mutated, source.root.key not in ("args", "kwargs")].append(self.variable(source))
+                groups[proxy in capture.mutated, source.root.key not in ("args", "kwargs")].append(
+                    self.variable(source)
+                )
         self.objects["apart"] = Apart()
         arguments = [f"({', '.join(found)}{',' * (len(found) == 1)})" for found in groups.values()]
-        self.miss("apart", f"not apart({', '.join(arguments)})", "'what is written to shares memory with another tensor now'")
+        self.miss(
+            "apart", f"not apart({', '.join(arguments)})", "'what is written to shares memory with another tensor now'"
+        )
 
     def _numbers(self) -> None:
         """Relations between symbolic numbers that the program decided by."""
@@ -417,7 +495,8 @@ class PrologueWriter:
             text = f"{_renamed(a, table)} {relation} {_renamed(b, table)}"
             held = f"{_described(a, self)} {relation} {_described(b, self)} was {outcome}, with "
             values = " + ', ' + ".join(
-                f"was_is({self.describe(self.capture.number_sources[n])!r}, '{self._hint(n)}', {v})" for n, v in table.items()
+                f"was_is({self.describe(self.capture.number_sources[n])!r}, '{self._hint(n)}', {v})"
+                for n, v in table.items()
             )
             self.miss("relation", f"not ({text})" if outcome else text, f"{held!r} + {values}")
 
@@ -425,7 +504,8 @@ class PrologueWriter:
         return self.capture.decisions.values[name]
 
     def _distinct(self) -> None:
-        """What the program writes to must stay apart from what it reads, and tensors that had one name each must not become one."""
+        """What the program writes to must stay apart from what it reads, and tensors that had one name each must not
+        become one."""
         for sources, what in self.capture.distinct_groups():
             variables = [self.variable(s) for s in sources]
             if len(variables) > 1:
@@ -454,6 +534,10 @@ def _described(expression, writer: PrologueWriter) -> str:
 
 _DICTS = ("__dict__", *_MODULE_TABLES)
 # what the text of the checks names: no variable has such a name
-_HELPERS: dict[str, Any] = {f.__name__: f for f in (any, all, getattr, hasattr, id, isinstance, len, list, map, sorted, str, tuple, type, math)}
-_HELPERS |= {f.__name__: f for f in (operator.contains, operator.getitem, operator.is_, was_is, say, called, cell, find, item)}
+_HELPERS: dict[str, Any] = {
+    f.__name__: f for f in (any, all, getattr, hasattr, id, isinstance, len, list, map, sorted, str, tuple, type, math)
+}
+_HELPERS |= {
+    f.__name__: f for f in (operator.contains, operator.getitem, operator.is_, was_is, say, called, cell, find, item)
+}
 _HELPERS |= ask.HELPERS | {"MISSING": MISSING, "gone": (KeyError, AttributeError, IndexError)}

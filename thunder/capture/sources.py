@@ -1,4 +1,5 @@
-"""Sources: where a value of the user's program comes from, as a path from the call's arguments, the function or a pinned object."""
+"""Sources: where a value of the user's program comes from, as a path from the call's arguments, the function or a
+pinned object."""
 
 from __future__ import annotations
 
@@ -59,10 +60,10 @@ def cell(function, index: int):
 class Source:
     """A path: a base, and one step from it. Interned through `children`, so that two equal paths are one object.
 
-    step: "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr" (an attribute), "find" (an attribute that
-    no code of the user's answers), "item", "keyed" (an item whose key is the tensor at another source), "cell" (key: index in the closure),
-    "call" (key: a method's name and arguments), or "size" (key: a dimension of a tensor).
-    label: how a root or constant is called when a person reads about it.
+    step: "root" (key: "fn", "args" or "kwargs"), "const" (key: the name of a pinned object), "attr" (an attribute),
+    "find" (an attribute that no code of the user's answers), "item", "keyed" (an item whose key is the tensor at
+    another source), "cell" (key: index in the closure), "call" (key: a method's name and arguments), or "size" (key: a
+    dimension of a tensor). label: how a root or constant is called when a person reads about it.
     """
 
     __slots__ = ("base", "step", "key", "label", "_children")
@@ -72,7 +73,8 @@ class Source:
         self._children: dict = {}
 
     def fetch(self, base, values: dict[Source, Any]):
-        """What stands here, below the object `base`; `values` says what stands at other sources. MISSING where nothing does."""
+        """What stands here, below the object `base`; `values` says what stands at other sources. MISSING where nothing
+        does."""
         if self.step == "attr":
             return getattr(base, self.key, MISSING)
         if self.step == "size":
@@ -146,12 +148,17 @@ class Source:
         return text
 
     def name(self, parameters: tuple[str, ...] = ()) -> str:
-        """A variable name for the value: the parameter's own, `t_<position>_<path>` below an object, `t_<path>` below the compiled module."""
+        """A variable name for the value: the parameter's own, `t_<position>_<path>` below an object, `t_<path>` below
+        the compiled module."""
         steps = self.steps()
         if steps and steps[0].key == ("__call__",):
             keys = [self.root.label, *(str(s.key) for s in steps[1:])]
         else:
-            keys = [s.key.name(parameters) if s.step == "keyed" else str(s.key) for s in steps if not (s.step == "attr" and s.key in _PRIVATE_STEPS)]
+            keys = [
+                s.key.name(parameters) if s.step == "keyed" else str(s.key)
+                for s in steps
+                if not (s.step == "attr" and s.key in _PRIVATE_STEPS)
+            ]
         root = self.root.key
         if root in ("args", "kwargs") and steps:
             first = steps[0].key

@@ -1,8 +1,9 @@
-"""What a program asks about a tensor's memory: strides, contiguity, offset, whether it shows conjugates, whether it is pinned.
+"""What a program asks about a tensor's memory: strides, contiguity, offset, whether it shows conjugates, whether it is
+pinned.
 
-Proxies carry no strides, since nearly no program asks. The answer for a program's input is the input's, and becomes a guard. For a value that the program
-computes, the lines that lead to it are run on fake tensors, with the same PyTorch functions that run later. A view that was written to is asked as the view that it is in
-the program.
+Proxies carry no strides, since nearly no program asks. The answer for a program's input is the input's, and becomes a
+guard. For a value that the program computes, the lines that lead to it are run on fake tensors, with the same PyTorch
+functions that run later. A view that was written to is asked as the view that it is in the program.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from thunder.ops.torch_types import to_torch_device
 
 __all__ = ["LAYOUT_QUESTIONS", "answer", "layout"]
 
-_OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared, torch.Tensor.is_inference, torch.is_inference}  # the same for all views of a memory
+# the same for all views of a memory
+_OF_MEMORY = {torch.Tensor.is_pinned, torch.Tensor.is_shared, torch.Tensor.is_inference, torch.is_inference}
 _OF_BITS = {torch.Tensor.is_conj, torch.is_conj, torch.Tensor.is_neg, torch.is_neg}
 LAYOUT_QUESTIONS = {
-    torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage_offset, torch.Tensor.dim_order, torch.Tensor.is_set_to, torch.Tensor.data_ptr,
+    torch.Tensor.stride, torch.Tensor.is_contiguous, torch.Tensor.storage_offset, torch.Tensor.dim_order,
+    torch.Tensor.is_set_to, torch.Tensor.data_ptr,
     *_OF_BITS, *_OF_MEMORY,
 }  # fmt: skip
 
@@ -43,12 +46,15 @@ def answer(c, function, args, kwargs):
 
 
 def _of_memory(c, function, value: TensorProxy) -> bool:
-    """What comes from outside answers itself, and is asked again by the prologue; what the program makes is neither pinned nor shared, but by the operation that says so."""
+    """What comes from outside answers itself, and is asked again by the prologue; what the program makes is neither
+    pinned nor shared, but by the operation that says so."""
     base = c.recorder.memory.base(value)
     if base not in c.real and function in (torch.Tensor.is_inference, torch.is_inference):
         return torch.is_inference_mode_enabled()
     if base not in c.real:
-        return function is torch.Tensor.is_pinned and any(base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols)
+        return function is torch.Tensor.is_pinned and any(
+            base in line.outputs and line.sym.name == "pin_memory" for line in c.recorder.bound_symbols
+        )
     real, source = c.real[base]
     with compat.DisableTorchFunction():
         found = function(real)
@@ -59,14 +65,20 @@ def _of_memory(c, function, value: TensorProxy) -> bool:
 def _address(c, value: TensorProxy) -> int:
     """An input's own, which the prologue compares: a tensor somewhere else is another program."""
     if value not in c.real or value in c.placements:
-        c.refuse(".data_ptr() asks for the address of what the program computes, which is known only when it runs", "ask for an input's, or outside of the compiled function")
+        c.refuse(
+            ".data_ptr() asks for the address of what the program computes, which is known only when it runs",
+            "ask for an input's, or outside of the compiled function",
+        )
     real, source = c.real[value]
     return c.ask(source.call("data_ptr"), VALUE)
 
 
 def _same_view(c, a: TensorProxy, b) -> bool:
     if not isinstance(b, TensorProxy) or c.recorder.memory.holder(a) is not c.recorder.memory.holder(b):
-        c.refuse("whether two tensors are one view of one memory is asked", "ask it outside of the compiled function and pass the answer in")
+        c.refuse(
+            "whether two tensors are one view of one memory is asked",
+            "ask it outside of the compiled function and pass the answer in",
+        )
     return True
 
 
@@ -83,7 +95,13 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
         views.append(memory.view_of[views[-1]][1])
     base = views.pop()
     value = memory.formed.get(base, base)
-    with compat.DisableTorchFunction(), c.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with (
+        compat.DisableTorchFunction(),
+        c.fake_mode,
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
         for line in _slice(c, value, c.layouts):
             if isinstance(line, BoundSymbol):
                 run_line(line, c.layouts)
@@ -98,10 +116,17 @@ def layout(c, wanted: TensorProxy, with_offset: bool = False, with_bits: bool = 
 
 def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
     real, source = c.real[proxy]
-    if proxy in c.placements and (c.placements[proxy].shards or c.placements[proxy].slice) is not None:  # gathered anew by each call
-        c.layouts[proxy] = torch.empty(tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=to_torch_device(proxy.device))
+    # gathered anew by each call
+    if proxy in c.placements and (c.placements[proxy].shards or c.placements[proxy].slice) is not None:
+        c.layouts[proxy] = torch.empty(
+            tuple(proxy.shape), dtype=c.placements[proxy].dtype, device=to_torch_device(proxy.device)
+        )
         return
-    for name in ("stride", *(("storage_offset",) if with_offset else ()), *(("is_conj", "is_neg") if with_bits else ())):
+    for name in (
+        "stride",
+        *(("storage_offset",) if with_offset else ()),
+        *(("is_conj", "is_neg") if with_bits else ()),
+    ):
         c.ask(source.call(name), VALUE)
     if proxy not in c.layouts:
         fake = c.fake_mode.from_tensor(real)
@@ -110,6 +135,8 @@ def _input(c, proxy: TensorProxy, with_offset: bool, with_bits: bool) -> None:
 
 def _slice(c, wanted: TensorProxy, known: dict) -> list:
     """The inputs and lines that lead to a value, in the order of the program, but for lines whose results are known."""
-    lines = leading_to([line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols], (wanted,))
+    lines = leading_to(
+        [line for recorder in (*c.outer_recorders, c.recorder) for line in recorder.bound_symbols], (wanted,)
+    )
     inputs = dict.fromkeys(p for p in (wanted, *(i for line in lines for i in line.inputs)) if p in c.real)
     return [*inputs, *(line for line in lines if not all(o in known for o in line.outputs))]

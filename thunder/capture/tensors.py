@@ -21,7 +21,8 @@ __all__ = ["read", "is_leaf", "written_to", "write_back", "lift"]
 
 
 def read(c, value: torch.Tensor, source: Source) -> TensorProxy | AnyProxy:
-    """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is reached."""
+    """The proxy for a tensor. Every argument position has its own; a tensor of the module's has one, however it is
+    reached."""
     c.values[source] = value
     is_argument = source.root.key in ("args", "kwargs")
     key = source if is_argument else id(value)
@@ -49,14 +50,16 @@ def _new_proxy(c, value: torch.Tensor, source: Source, is_argument: bool) -> Ten
     placement = placement_of(value)
     if placement is not None:  # whole in the program, a part of it in this process
         shape, dtype = placement.seen_shape, from_tensor_dtype(placement.dtype)
-    if source in c.replaced_sources:  # read in the shape and dtype that the program was written for; a transform changes what reads it
+    # read in the shape and dtype that the program was written for; a transform changes what reads it
+    if source in c.replaced_sources:
         table, name = c.replaced_sources[source]
         value = table[name]
         guarded = tuple(value.shape)
         if (found := placement_of(value)) is None and placement is not None:
             c.refuse(
                 f"a transform put another tensor in the place of {name}, of which the ranks hold a part each",
-                "ddp or fsdp come after the transforms: thunder.jit(module, transforms=[...]) first, or the last of the list",
+                "ddp or fsdp come after the transforms: thunder.jit(module, transforms=[...]) first, or the last of "
+                "the list",
             )
         placement = found
     device = c.options.device or from_tensor_device(value.device)
@@ -80,17 +83,26 @@ def is_leaf(c, p: TensorProxy) -> bool:
 
 
 def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
-    """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or thunder can not allow it."""
+    """An in-place operation writes to `base`, or to a view of it, which may be `detached`. Raises where the program or
+    thunder can not allow it."""
     if base not in c.real:
         return
     if base in c.placements and not c.placements[base].is_whole:
-        c.refuse(f"{base.name} is written to, and the ranks hold a part of it each", "write to it outside of the compiled function: call optimizer.step() there")
+        c.refuse(
+            f"{base.name} is written to, and the ranks hold a part of it each",
+            "write to it outside of the compiled function: call optimizer.step() there",
+        )
     with compat.DisableTorchFunction():
         differentiable, leaf = c.real[base][0].requires_grad and torch.is_grad_enabled(), c.real[base][0].is_leaf
     if differentiable and not detached:
         if leaf:
-            raise RuntimeError(f"a {'view of a ' * is_view}leaf Variable that requires grad is being used in an in-place operation.")
-        c.refuse("an argument that requires grad, and is the result of another operation, is written to", "write to a clone of it")
+            raise RuntimeError(
+                f"a {'view of a ' * is_view}leaf Variable that requires grad is being used in an in-place operation."
+            )
+        c.refuse(
+            "an argument that requires grad, and is the result of another operation, is written to",
+            "write to a clone of it",
+        )
     if base not in c.mutated:
         c.mutated[base] = None
         for other, (tensor, _) in list(c.real.items()):
@@ -99,13 +111,16 @@ def written_to(c, base: TensorProxy, is_view: bool, detached: bool) -> None:
 
 
 def _share(c, base: TensorProxy, other: TensorProxy, tensor: torch.Tensor) -> None:
-    """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view of it here. A partial overlap is refused."""
+    """Two tensors from outside, one of which is written to: if one of the two shows what the other holds it is a view
+    of it here. A partial overlap is refused."""
     real, source = c.real[base]
     memory = c.recorder.memory
     with compat.DisableTorchFunction():
         if other is base or _memory_of(real) != _memory_of(tensor) or not tensor.numel() or other in memory.view_of:
             return
-        mine, others = (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
+        mine, others = (
+            (part_shown(real, tensor), part_shown(tensor, real)) if real.dtype is tensor.dtype else (None, None)
+        )
         disjoint = mine is None and others is None and are_disjoint(real, tensor)
         connected = real.requires_grad or tensor.requires_grad  # each has a history of its own
     if tensor is real:
@@ -151,7 +166,10 @@ def write_back(c) -> None:
                     inplace.count_write.record(c.recorder, (base,), {}, None)
                 continue
             if value.requires_grad and not base.requires_grad:
-                c.refuse(f"{base.name}, which does not require grad, is overwritten with what does", "write to it under torch.no_grad(), or detach the value")
+                c.refuse(
+                    f"{base.name}, which does not require grad, is overwritten with what does",
+                    "write to it under torch.no_grad(), or detach the value",
+                )
             for symbol, arguments in memory.rearranged.get(base, ()):
                 form = inplace.rearranging(symbol)
                 target = form.record(c.recorder, (target, *arguments), {}, form.meta(target, *arguments))
@@ -175,6 +193,7 @@ def lift(c, value):
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """What tensors that share memory have in common; those on the meta device have none, and a storage each all the same."""
+    """What tensors that share memory have in common; those on the meta device have none, and a storage each all the
+    same."""
     storage = tensor.untyped_storage()
     return storage.data_ptr() or storage._cdata

@@ -1,4 +1,5 @@
-"""What the program may hold of a value that comes in from outside: a proxy, a snapshot of a container, or the object itself; asked as it is read."""
+"""What the program may hold of a value that comes in from outside: a proxy, a snapshot of a container, or the object
+itself; asked as it is read."""
 
 from __future__ import annotations
 
@@ -93,7 +94,12 @@ def _array(c, value: numpy.ndarray, source: Source):
     return value
 
 
-_RULES = {types.MethodType: _method, types.MappingProxyType: _mapping_proxy, frozenset: _frozenset, numpy.ndarray: _array}
+_RULES = {
+    types.MethodType: _method,
+    types.MappingProxyType: _mapping_proxy,
+    frozenset: _frozenset,
+    numpy.ndarray: _array,
+}
 _RULES |= dict.fromkeys(DICT_VIEWS, _view)
 
 
@@ -114,7 +120,11 @@ def _other(c, value, t: type, source: Source):
         ask(c, source, IDENTITY)
         if t is types.FunctionType:
             c.function_sources.setdefault(id(value), source)
-        if t in (torch.Generator, functools.partial) or t is types.FunctionType and source.root.key in ("args", "kwargs"):
+        if (
+            t in (torch.Generator, functools.partial)
+            or t is types.FunctionType
+            and source.root.key in ("args", "kwargs")
+        ):
             c.know(value, source)
         return value
     c.know(value, source)
@@ -137,4 +147,10 @@ def _tuple(c, value: tuple, source: Source):
     ask(c, source, TYPE)
     ask(c, source, LENGTH)
     children = [read(c, x, source.item(i)) for i, x in enumerate(value)]
-    return type(value)._make(children) if hasattr(value, "_make") else tuple(children) if type(value) is tuple else type(value)(children)
+    return (
+        type(value)._make(children)
+        if hasattr(value, "_make")
+        else tuple(children)
+        if type(value) is tuple
+        else type(value)(children)
+    )

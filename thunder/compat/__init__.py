@@ -1,7 +1,9 @@
-"""Everything of PyTorch's that has no public name: `compat.<name>` is a row of `names.PRIVATE`, or a function of one of this package's files that uses such rows.
+"""Everything of PyTorch's that has no public name: `compat.<name>` is a row of `names.PRIVATE`, or a function of one of
+this package's files that uses such rows.
 
-A name is looked up when it is first asked for, and stands in this module from then on. So a PyTorch without it can be imported, and a program that does not need it runs.
-Say `from thunder import compat` and then `compat.name`; `from thunder.compat import name` would look it up at import.
+A name is looked up when it is first asked for, and stands in this module from then on. So a PyTorch without it can be
+imported, and a program that does not need it runs. Say `from thunder import compat` and then `compat.name`; `from
+thunder.compat import name` would look it up at import.
 """
 
 from __future__ import annotations
@@ -15,18 +17,22 @@ _home, __dir__ = names_from(
     __name__,
     {
         "thunder.compat.modes": (
-            "modes_key", "describe_modes", "set_data_parallel", "grad_enabled_in", "inference_in", "autocast_in", "function_modes_in",
+            "modes_key", "describe_modes", "set_data_parallel", "grad_enabled_in", "inference_in", "autocast_in",
+            "function_modes_in",
             "without_function_modes", "modes_restored",
             "default_device", "foreign_tracer", "settings", "changed_settings",
         ),
-        "thunder.compat.autocast": ("autocast_state", "autocast_casts", "autocast_nesting", "autocast_on", "autocast_off", "AUTOCAST_KINDS"),
+        "thunder.compat.autocast": ("autocast_state", "autocast_casts", "autocast_nesting", "autocast_on",
+        "autocast_off", "AUTOCAST_KINDS"),
         "thunder.compat.cuda": ("load_kernel", "kernel_flags", "attention_backends", "attention_among"),
         "thunder.compat.batch_checks": ("tensor_batch_check", "native_batch_check"),
         "thunder.compat.autograd": ("saved_tensors_hooks", "keeps_graph", "applying"),
-        "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of", "functorch_implementations"),
+        "thunder.compat.functorch": ("is_batch", "in_forward_mode", "in_functorch", "unwrap_of",
+        "functorch_implementations"),
         "thunder.compat.fake_tensors": ("fake_mode_of_sizes", "quiet_fake_tensors"),
         "thunder.compat.inductor": ("compile_with_inductor",),
-        "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach", "existing", "scripted", "scripted_from", "children_of"),
+        "thunder.compat.dispatcher": ("functions_called", "operators", "kernel", "unless_removed", "foreach",
+        "existing", "scripted", "scripted_from", "children_of"),
         "thunder.compat.distributed": ("distributed_is_used", "default_store", "timeout_of"),
     },
 )  # fmt: skip

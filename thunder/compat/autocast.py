@@ -12,13 +12,15 @@ AUTOCAST_KINDS = ("cpu", "cuda")
 
 
 def autocast_state() -> tuple | None:
-    """(((device kind, dtype) for each kind that autocast is on for), whether its cache of casts is on); None where it is off."""
+    """(((device kind, dtype) for each kind that autocast is on for), whether its cache of casts is on); None where it
+    is off."""
     kinds = tuple((kind, torch.get_autocast_dtype(kind)) for kind in AUTOCAST_KINDS if torch.is_autocast_enabled(kind))
     return (kinds, torch.is_autocast_cache_enabled()) if kinds else None
 
 
 def autocast_casts(operator: str, kind: str) -> bool:
-    """Whether torch.autocast has a rule for an operator of aten on a kind of device: the lists differ from version to version."""
+    """Whether torch.autocast has a rule for an operator of aten on a kind of device: the lists differ from version to
+    version."""
     return compat.has_kernel_for_key(f"aten::{operator}", f"Autocast{kind.upper()}")
 
 
@@ -39,7 +41,8 @@ def autocast_off():
 
 @contextlib.contextmanager
 def autocast_on(kinds: tuple, cached: bool = False):
-    """torch.autocast for ((device kind, dtype), ...), whether there is such a device or not. cached: with its cache of casts, which is not emptied at the end."""
+    """torch.autocast for ((device kind, dtype), ...), whether there is such a device or not. cached: with its cache of
+    casts, which is not emptied at the end."""
     with compat.modes_restored():
         with compat.DisableTorchFunction():
             torch.autocast_increment_nesting()

@@ -20,7 +20,8 @@ def keeps_graph() -> bool:
 
 
 def applying(function: type[torch.autograd.Function]) -> Callable:
-    """`function.apply` of a first argument and others, none of which torch.func has left behind: that it would look for in each."""
+    """`function.apply` of a first argument and others, none of which torch.func has left behind: that it would look for
+    in each."""
     apply, transforming = super(torch.autograd.Function, function).apply, compat.transforms_are_active
 
     def run(first, others):

@@ -10,20 +10,26 @@ from thunder import compat
 
 
 def tensor_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False) -> Callable:
-    """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None: any size) of its example, and its strides, if asked for.
+    """A function of as many tensors that is True when each has the type, dtype, device, requires_grad and shape (None:
+    any size) of its example, and its strides, if asked for.
 
-    The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It keeps no tensor alive.
+    The C++ check also compares dispatch keys, so it holds only in the inference and autocast mode it was made in. It
+    keeps no tensor alive.
     """
     return native_batch_check(tensors, sizes, strides) or _python_batch_check(tensors, sizes, strides)
 
 
-def native_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False) -> Callable | None:
+def native_batch_check(
+    tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool = False
+) -> Callable | None:
     """The C++ check, None where there is none or it does not take these tensors: one in two places, for example."""
     if compat.TensorGuards is None:
         return None
     dims = [t.stride() if strides else [None] * t.dim() for t in tensors]
     try:
-        guards = compat.TensorGuards(*tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[list(d) for d in dims])
+        guards = compat.TensorGuards(
+            *tensors, dynamic_dims_sizes=[list(s) for s in sizes], dynamic_dims_strides=[list(d) for d in dims]
+        )
     except TypeError:
         return None
     return guards.check if guards.check(*tensors) else None
@@ -31,7 +37,15 @@ def native_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence
 
 def _python_batch_check(tensors: Sequence[torch.Tensor], sizes: Sequence[Sequence], strides: bool):
     def facts(t: torch.Tensor) -> list:
-        return [t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg(), compat.unwrap_of(t), t.stride() if strides else None]
+        return [
+            t.dtype,
+            t.device,
+            t.requires_grad,
+            t.is_conj(),
+            t.is_neg(),
+            compat.unwrap_of(t),
+            t.stride() if strides else None,
+        ]
 
     expected = [(type(t), facts(t), s) for t, s in zip(tensors, sizes, strict=True)]
 

@@ -11,16 +11,19 @@ import torch
 from thunder import compat
 
 _FLAGS = (  # float32_matmul_precision is the first one; "medium" and "high" differ on CPUs
-    "cublas_allow_tf32", "cudnn_allow_tf32", "cublas_allow_bf16_reduced_precision_reduction", "cublas_allow_fp16_reduced_precision_reduction",
+    "cublas_allow_tf32", "cudnn_allow_tf32", "cublas_allow_bf16_reduced_precision_reduction",
+    "cublas_allow_fp16_reduced_precision_reduction",
     "cublas_allow_fp16_accumulation", "deterministic_algorithms", "cudnn_deterministic", "cudnn_enabled",
 )  # fmt: skip
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
-_USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])  # the second one becomes the third at the first call where PyTorch prefers cuDNN
+# the second one becomes the third at the first call where PyTorch prefers cuDNN
+_USUAL_ORDERS = ([], [1, 2, 0, 3, 4], [3, 1, 2, 0, 4])
 
 
 def load_kernel(path: str, name: str, shared: int, device: int) -> int:
     """The handle of a function in a file of machine code, in the context of the current device."""
-    return compat.static_launcher._load_kernel(path, name, shared, device)[-3]  # from torch 2.13 on the module comes first; then registers and spills
+    # from torch 2.13 on the module comes first; then registers and spills
+    return compat.static_launcher._load_kernel(path, name, shared, device)[-3]
 
 
 def kernel_flags() -> list:
@@ -34,7 +37,8 @@ def _flags() -> list[Callable]:
 
 
 def attention_backends() -> tuple:
-    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it is to be deterministic; in which order it looks, None for PyTorch's own."""
+    """What scaled_dot_product_attention may use: flash, memory-efficient, products, cuDNN; whether it is to be
+    deterministic; in which order it looks, None for PyTorch's own."""
     order = compat.attention_order()
     allowed = [getattr(compat.C, f"_get_{name}_sdp_enabled")() for name in _ATTENTION]
     return *allowed, torch.are_deterministic_algorithms_enabled(), None if order in _USUAL_ORDERS else tuple(order)

@@ -14,9 +14,14 @@ from thunder.compat.names import BY_NAME, KERNELS, Private
 
 @functools.cache
 def operators(name: str, *overloads: str) -> tuple:
-    """What a program may call by a name: the function of torch, the operator and its overloads. Empty where this PyTorch has none."""
+    """What a program may call by a name: the function of torch, the operator and its overloads. Empty where this
+    PyTorch has none."""
     packet = getattr(torch.ops.aten, name, None)
-    found = (getattr(torch, name, None), packet, *(getattr(packet, overload, None) for overload in overloads or ("default",)))
+    found = (
+        getattr(torch, name, None),
+        packet,
+        *(getattr(packet, overload, None) for overload in overloads or ("default",)),
+    )
     return tuple(f for f in found if f is not None)
 
 
@@ -37,7 +42,8 @@ def kernel(name: str, overload: str = "default") -> Callable:
 
 
 def unless_removed(name: str) -> tuple[Callable, ...]:
-    """The function of torch and the method of tensors by a name; empty where they only raise that they are removed, as they do once ATen has no such operator."""
+    """The function of torch and the method of tensors by a name; empty where they only raise that they are removed, as
+    they do once ATen has no such operator."""
     return (getattr(torch, name), getattr(torch.Tensor, name)) if hasattr(torch.ops.aten, name) else ()
 
 
@@ -63,8 +69,13 @@ def scripted() -> tuple[type, ...]:
 
 
 def scripted_from(function) -> Callable | None:
-    """What torch.jit.script made a function of TorchScript's of, as torch.compile asks for it; None for methods, and for what was traced, which decides nothing."""
-    return getattr(function, "_torchdynamo_inline", None) if getattr(function, "__qualname__", "") == "torch.jit.ScriptFunction" else None
+    """What torch.jit.script made a function of TorchScript's of, as torch.compile asks for it; None for methods, and
+    for what was traced, which decides nothing."""
+    return (
+        getattr(function, "_torchdynamo_inline", None)
+        if getattr(function, "__qualname__", "") == "torch.jit.ScriptFunction"
+        else None
+    )
 
 
 def children_of(spec) -> list:

@@ -10,15 +10,19 @@ from thunder.compat.names import FAKE_TENSORS
 
 
 def fake_mode_of_sizes():
-    """A FakeTensorMode in which sizes that data decides are symbols; it has no kernel run on zeros, whose sizes mean nothing. Without it such operations are refused."""
+    """A FakeTensorMode in which sizes that data decides are symbols; it has no kernel run on zeros, whose sizes mean
+    nothing. Without it such operations are refused."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes long to import
 
-    return compat.FakeTensorMode(allow_fallback_kernels=False, shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True))
+    return compat.FakeTensorMode(
+        allow_fallback_kernels=False, shape_env=ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    )
 
 
 @contextlib.contextmanager
 def quiet_fake_tensors():
-    """PyTorch writes a traceback to its log where an operation refuses fake tensors. Here that is an answer; without this it is noise."""
+    """PyTorch writes a traceback to its log where an operation refuses fake tensors. Here that is an answer; without
+    this it is noise."""
     log = logging.getLogger(FAKE_TENSORS)
     before, log.disabled = log.disabled, True
     try:

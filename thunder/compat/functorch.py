@@ -10,7 +10,8 @@ from thunder import compat
 
 
 def is_batch(value) -> bool:
-    """Whether a tensor is a batch of vmap's, or of what `is_grads_batched=True` and `jacobian(vectorize=True)` use in its place."""
+    """Whether a tensor is a batch of vmap's, or of what `is_grads_batched=True` and `jacobian(vectorize=True)` use in
+    its place."""
     return value is not None and (compat.is_batched(value) or compat.is_legacy_batched(value))
 
 
@@ -30,6 +31,10 @@ def unwrap_of(tensor: torch.Tensor) -> Callable | None:
 
 
 def functorch_implementations() -> dict:
-    """The functions behind torch.func's transforms, by the transform's name, where this PyTorch has them: calls of them are read. Without, they are refused."""
-    found = {name: getattr(compat, f"functorch_{name}") for name in ("grad", "grad_and_value", "vjp", "jvp", "vmap", "basis", "basis_in_chunks")}
+    """The functions behind torch.func's transforms, by the transform's name, where this PyTorch has them: calls of them
+    are read. Without, they are refused."""
+    found = {
+        name: getattr(compat, f"functorch_{name}")
+        for name in ("grad", "grad_and_value", "vjp", "jvp", "vmap", "basis", "basis_in_chunks")
+    }
     return {name: function for name, function in found.items() if function is not None}

@@ -18,15 +18,19 @@ from thunder import compat
 
 
 def compile_with_inductor(
-    function: Callable, tensors: Sequence[torch.Tensor], reused: Sequence[int] = (), rewritten: Callable = lambda graph: None
+    function: Callable,
+    tensors: Sequence[torch.Tensor],
+    reused: Sequence[int] = (),
+    rewritten: Callable = lambda graph: None,
 ) -> tuple[Callable, list[torch.Tensor], Callable]:
-    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, the results on fake tensors, and a function that waits until it can be called: on the
-    CPU, C++ compilers run in the background.
+    """What Inductor makes of a function of tensors, for those that are laid out as `tensors`, the results on fake
+    tensors, and a function that waits until it can be called: on the CPU, C++ compilers run in the background.
 
-    function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake tensors. What is made of it takes a list, which it
-    empties, and returns a sequence; Inductor keeps PyTorch's strides where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13.
-    reused: places of tensors on the CPU that results may be written over, as Inductor does with what only a backward has. rewritten: for the graph of ATen operations that the
-    function is, another function that does the same, or None.
+    function: returns a list of tensors, and does nothing to memory that is not its own; it is run under no_grad on fake
+    tensors. What is made of it takes a list, which it empties, and returns a sequence; Inductor keeps PyTorch's strides
+    where it sees them. Its caches on disk are used as torch.compile uses them. Tried on 2.13. reused: places of tensors
+    on the CPU that results may be written over, as Inductor does with what only a backward has. rewritten: for the
+    graph of ATen operations that the function is, another function that does the same, or None.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -49,8 +53,15 @@ def compile_with_inductor(
     with compat.config.patch(size_asserts=False), compat.tracing(compat.TracingContext(mode)) as context, left:
         if reused:
             context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(reused))
-        # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1 nobody else's graph is taken for one of these
-        compiled = compat.compile_fx_inner(graph, examples, is_inference=not reused, is_backward=bool(reused), static_input_idxs=[-1, *reused] if reused else ())
+        # its caches do not go by what is reused, but by what is static, which means something on GPUs only; with -1
+        # nobody else's graph is taken for one of these
+        compiled = compat.compile_fx_inner(
+            graph,
+            examples,
+            is_inference=not reused,
+            is_backward=bool(reused),
+            static_input_idxs=[-1, *reused] if reused else (),
+        )
 
     def wait() -> None:
         while waiting:
@@ -60,7 +71,8 @@ def compile_with_inductor(
 
 
 def _waits_left_to(waiting: list[Callable]):
-    """What Inductor generates waits for its compilers when it is loaded. What this thread loads in the block leaves functions that do so in `waiting`."""
+    """What Inductor generates waits for its compilers when it is loaded. What this thread loads in the block leaves
+    functions that do so in `waiting`."""
     AsyncCompile = compat.AsyncCompile
     own, thread = AsyncCompile.wait, threading.get_ident()
 
@@ -75,16 +87,28 @@ def _waits_left_to(waiting: list[Callable]):
 
 @functools.cache
 def _find_vectors() -> None:
-    """Lets Inductor know which vector instructions there are. It compiles and loads a program for each set, and part of one, that the processor has, which takes longer than a
-    model's kernels; where PyTorch runs kernels with them, it is enough that the C++ compiler takes the flags. Inductor asks once in a process. Tried on 2.13."""
+    """Lets Inductor know which vector instructions there are. It compiles and loads a program for each set, and part of
+    one, that the processor has, which takes longer than a model's kernels; where PyTorch runs kernels with them, it is
+    enough that the C++ compiler takes the flags. Inductor asks once in a process. Tried on 2.13."""
     cpu_vec_isa = compat.cpu_vec_isa
 
     @functools.cache
     def taken(flags: str) -> bool:
-        return subprocess.run([compat.get_cpp_compiler(), *flags.split(), "-fsyntax-only", "-x", "c++", os.devnull], capture_output=True).returncode == 0
+        return (
+            subprocess.run(
+                [compat.get_cpp_compiler(), *flags.split(), "-fsyntax-only", "-x", "c++", os.devnull],
+                capture_output=True,
+            ).returncode
+            == 0
+        )
 
     sees = torch.backends.cpu.get_cpu_capability()
-    if cpu_vec_isa is None or sys.platform != "linux" or sees not in ("AVX2", "AVX512") or (sees == "AVX2" and compat.has_avx512()):
+    if (
+        cpu_vec_isa is None
+        or sys.platform != "linux"
+        or sees not in ("AVX2", "AVX512")
+        or (sees == "AVX2" and compat.has_avx512())
+    ):
         return
     with mock.patch.object(cpu_vec_isa.VecISA, "check_build", lambda isa, code: taken(isa.build_arch_flags())):
         cpu_vec_isa.valid_vec_isa_list()

@@ -1,4 +1,5 @@
-"""The state outside of a program that its meaning depends on: grad mode, default dtype, autocast, torch-function modes, tracing by others."""
+"""The state outside of a program that its meaning depends on: grad mode, default dtype, autocast, torch-function modes,
+tracing by others."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import torch
 from thunder import compat
 from thunder.compat.names import AtFirstUse
 
-_NAMES = ("grad mode", "inference mode", "default dtype", "autocast", "torch-function modes or default device", "placement of parameters, and no_sync,", "tracing by others")
+_NAMES = (
+    "grad mode",
+    "inference mode",
+    "default dtype",
+    "autocast",
+    "torch-function modes or default device",
+    "placement of parameters, and no_sync,",
+    "tracing by others",
+)
 _data_parallel: tuple | None = None
 
 
@@ -22,8 +31,9 @@ def set_data_parallel(state: tuple) -> None:
 
 @AtFirstUse
 def modes_key() -> Callable[[], tuple]:
-    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast, torch-function modes, data parallelism, and whether others
-    trace or transform what runs, which guards on tensors do not tell."""
+    """The state outside of a program that its meaning depends on: grad mode, inference mode, default dtype, autocast,
+    torch-function modes, data parallelism, and whether others trace or transform what runs, which guards on tensors do
+    not tell."""
     forward_ad = torch.autograd.forward_ad
     any_autocast, autocast_state, function_modes = compat.any_autocast, compat.autocast_state, compat.function_modes
     functorch_level, tracing, dispatch_modes = compat.functorch_level, compat.tracing_state, compat.dispatch_modes
@@ -36,7 +46,11 @@ def modes_key() -> Callable[[], tuple]:
             autocast_state() if any_autocast() else None,
             _stack_of_modes() if function_modes() else None,
             _data_parallel,
-            functorch_level() is not None or forward_ad._current_level >= 0 or tracing() is not None or dispatch_modes() and _proxy_mode() is not None,
+            functorch_level() is not None
+            or forward_ad._current_level >= 0
+            or tracing() is not None
+            or dispatch_modes()
+            and _proxy_mode() is not None,
         )
 
     return key
@@ -110,7 +124,8 @@ def changed_settings(before: dict[tuple, object]) -> dict[tuple, object]:
 
 @contextlib.contextmanager
 def modes_restored():
-    """What the block leaves of settings, autocast and torch-function modes is what it found: a program that fails half way leaves its own on."""
+    """What the block leaves of settings, autocast and torch-function modes is what it found: a program that fails half
+    way leaves its own on."""
     with compat.DisableTorchFunction():
         depth, before, nesting = compat.function_modes(), settings(), compat.autocast_nesting()
     try:
@@ -135,7 +150,8 @@ def default_device() -> torch.device | None:
 
 
 def foreign_tracer(args: tuple, kwargs: dict) -> str | None:
-    """The name of another system that is tracing or transforming this call (torch.func, forward mode, a FakeTensorMode, torch.export, make_fx), or None."""
+    """The name of another system that is tracing or transforming this call (torch.func, forward mode, a FakeTensorMode,
+    torch.export, make_fx), or None."""
     if compat.in_functorch():
         return "a torch.func transform"
     if compat.in_forward_mode():

@@ -1,6 +1,7 @@
 """The table of PyTorch's private names: where each is found, what needs it, what is lost without it.
 
-`python -m thunder` prints the rows that this PyTorch lacks. A row with `otherwise` has a substitute; asking for another row that is missing raises.
+`python -m thunder` prints the rows that this PyTorch lacks. A row with `otherwise` has a substitute; asking for another
+row that is missing raises.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _ABSENT = object()
 class Private:
     """One private name.
 
-    name: `compat.<name>`. path: where PyTorch has it. needed_for: what uses it. lost: what does not work without it. otherwise: gives a substitute. tried: the versions of
-    PyTorch that have it and that thunder's tests ran on. cuda: only builds with CUDA have it.
+    name: `compat.<name>`. path: where PyTorch has it. needed_for: what uses it. lost: what does not work without it.
+    otherwise: gives a substitute. tried: the versions of PyTorch that have it and that thunder's tests ran on. cuda:
+    only builds with CUDA have it.
     """
 
     name: str
@@ -52,7 +54,8 @@ class Private:
         if self.otherwise is not None:
             return self.otherwise()
         raise MissingName(
-            f"PyTorch {torch.__version__} has no {self.path}, which thunder uses for {self.needed_for}. Without it: {self.lost}.\n"
+            f"PyTorch {torch.__version__} has no {self.path}, which thunder uses for {self.needed_for}. Without it: "
+            f"{self.lost}.\n"
             f"  It was found in PyTorch {self.tried}; use one of these versions."
         )
 
@@ -62,7 +65,8 @@ class MissingName(MissingImplementationError, AttributeError):
 
 
 class AtFirstUse:
-    """A function of this package that binds private names in a closure when it is first asked for: what runs at each call looks nothing up."""
+    """A function of this package that binds private names in a closure when it is first asked for: what runs at each
+    call looks nothing up."""
 
     def __init__(self, make: Callable[[], Callable]):
         self.make = make
@@ -108,91 +112,145 @@ _CALLS = "these programs raise"
 
 PRIVATE: Sequence[Private] = (
     # --- modes
-    Private("DisableTorchFunction", "torch._C.DisableTorchFunction", "questions to tensors that torch-function modes must not see", NOTHING_RUNS),
-    Private("set_grad_enabled", "torch._C._set_grad_enabled", "grad mode without a frame", "some time at each call", lambda: torch.set_grad_enabled),
+    Private("DisableTorchFunction", "torch._C.DisableTorchFunction", "questions to tensors that torch-function modes "
+        "must not see", NOTHING_RUNS),
+    Private("set_grad_enabled", "torch._C._set_grad_enabled", "grad mode without a frame", "some time at each call",
+        lambda: torch.set_grad_enabled),
     Private("function_modes", "torch._C._len_torch_function_stack", EVERY_CALL, NOTHING_RUNS),
     Private("function_mode_at", "torch._C._get_function_stack_at", EVERY_CALL, NOTHING_RUNS),
-    Private("pop_function_mode", "torch._C._pop_torch_function_stack", "running without torch-function modes", NOTHING_RUNS),
-    Private("push_function_mode", "torch._C._push_on_torch_function_stack", "running without torch-function modes", NOTHING_RUNS),
-    Private("DeviceContext", "torch.utils._device.DeviceContext", "torch.set_default_device", "tensors are made on the CPU", lambda: type(None)),
-    Private("dispatch_modes", "torch._C._len_torch_dispatch_stack", "seeing make_fx and FakeTensorMode around a call", "they see kernels of executors", _constant(0)),
-    Private("dispatch_mode", "torch._C._get_dispatch_mode", "seeing make_fx and FakeTensorMode around a call", "they see kernels of executors", _constant(None)),
-    Private("DispatchModeKey", "torch._C._TorchDispatchModeKey", "seeing make_fx and FakeTensorMode around a call", "they see kernels of executors"),
-    Private("tracing_state", "torch._C._get_tracing_state", "seeing torch.jit.trace around a call", "it records kernels of executors", _constant(None)),
-    Private("any_autocast", "torch._C._is_any_autocast_enabled", EVERY_CALL, "some time at each call", lambda: _any_autocast),
-    Private("forward_ad_level", "torch.autograd.forward_ad._current_level", "seeing forward-mode differentiation around a call", NOTHING_RUNS),
-    Private("disabled_function", "torch._C._disabled_torch_function_impl", "telling plain tensors from subclasses", NOTHING_RUNS),
-    Private("disabled_dispatch", "torch._C._disabled_torch_dispatch_impl", "telling plain tensors from subclasses", NOTHING_RUNS),
+    Private("pop_function_mode", "torch._C._pop_torch_function_stack", "running without torch-function modes",
+        NOTHING_RUNS),
+    Private("push_function_mode", "torch._C._push_on_torch_function_stack", "running without torch-function modes",
+        NOTHING_RUNS),
+    Private("DeviceContext", "torch.utils._device.DeviceContext", "torch.set_default_device", "tensors are made on "
+        "the CPU", lambda: type(None)),
+    Private("dispatch_modes", "torch._C._len_torch_dispatch_stack", "seeing make_fx and FakeTensorMode around a call",
+        "they see kernels of executors", _constant(0)),
+    Private("dispatch_mode", "torch._C._get_dispatch_mode", "seeing make_fx and FakeTensorMode around a call", "they "
+        "see kernels of executors", _constant(None)),
+    Private("DispatchModeKey", "torch._C._TorchDispatchModeKey", "seeing make_fx and FakeTensorMode around a call",
+        "they see kernels of executors"),
+    Private("tracing_state", "torch._C._get_tracing_state", "seeing torch.jit.trace around a call", "it records "
+        "kernels of executors", _constant(None)),
+    Private("any_autocast", "torch._C._is_any_autocast_enabled", EVERY_CALL, "some time at each call",
+        lambda: _any_autocast),
+    Private("forward_ad_level", "torch.autograd.forward_ad._current_level", "seeing forward-mode differentiation "
+        "around a call", NOTHING_RUNS),
+    Private("disabled_function", "torch._C._disabled_torch_function_impl", "telling plain tensors from subclasses",
+        NOTHING_RUNS),
+    Private("disabled_dispatch", "torch._C._disabled_torch_dispatch_impl", "telling plain tensors from subclasses",
+        NOTHING_RUNS),
     # --- autocast
-    Private("has_kernel_for_key", "torch._C._dispatch_has_kernel_for_dispatch_key", "the lists of torch.autocast", "programs under autocast raise"),
-    # --- CUDA: without the checks of torch.cuda's functions; there is none of these in a build without CUDA, where no kernel is launched
-    Private("current_device", "torch._C._cuda_getDevice", "launches", "a microsecond a launch", lambda: torch.cuda.current_device, cuda=True),
-    Private("current_stream", "torch._C._cuda_getCurrentRawStream", "launches", "a microsecond a launch", lambda: _current_stream, cuda=True),
-    Private("set_stream", "torch._C._cuda_setStream", "work beside the backward on a second stream", "a side stream is an error", cuda=True),
-    Private("set_device", "torch._C._cuda_setDevice", "launches", "a microsecond a launch", lambda: torch.cuda.set_device, cuda=True),
-    Private("static_launcher", "torch._C._StaticCudaLauncher", "launches of fused kernels without Triton's launcher", "fused kernels do not run on a GPU", cuda=True),
-    Private("launch_kernel", "torch._C._StaticCudaLauncher._launch_kernel", "the same", "fused kernels do not run on a GPU", cuda=True),
-    Private("empty_strided_cuda", "torch._C._dynamo.guards._empty_strided_cuda", "memory of fused kernels", "a microsecond an output", lambda: _empty_strided_cuda),
-    Private("storage_uses", "torch._C._storage_Use_Count", "telling whether a result of a CUDA graph is still held", "CUDA graphs raise"),
-    Private("attention_order", "torch._C._get_sdp_priority_order", "sdpa_kernel(set_priority=True)", "its order is not seen", lambda: list),
-    Private("set_attention_order", "torch._C._set_sdp_priority_order", "sdpa_kernel(set_priority=True)", "its order is not seen", _constant(None)),
+    Private("has_kernel_for_key", "torch._C._dispatch_has_kernel_for_dispatch_key", "the lists of torch.autocast",
+        "programs under autocast raise"),
+    # --- CUDA: without the checks of torch.cuda's functions; there is none of these in a build without CUDA, where no
+    # kernel is launched
+    Private("current_device", "torch._C._cuda_getDevice", "launches", "a microsecond a launch",
+        lambda: torch.cuda.current_device, cuda=True),
+    Private("current_stream", "torch._C._cuda_getCurrentRawStream", "launches", "a microsecond a launch",
+        lambda: _current_stream, cuda=True),
+    Private("set_stream", "torch._C._cuda_setStream", "work beside the backward on a second stream", "a side stream "
+        "is an error", cuda=True),
+    Private("set_device", "torch._C._cuda_setDevice", "launches", "a microsecond a launch",
+        lambda: torch.cuda.set_device, cuda=True),
+    Private("static_launcher", "torch._C._StaticCudaLauncher", "launches of fused kernels without Triton's launcher",
+        "fused kernels do not run on a GPU", cuda=True),
+    Private("launch_kernel", "torch._C._StaticCudaLauncher._launch_kernel", "the same", "fused kernels do not run on "
+        "a GPU", cuda=True),
+    Private("empty_strided_cuda", "torch._C._dynamo.guards._empty_strided_cuda", "memory of fused kernels", "a "
+        "microsecond an output", lambda: _empty_strided_cuda),
+    Private("storage_uses", "torch._C._storage_Use_Count", "telling whether a result of a CUDA graph is still held",
+        "CUDA graphs raise"),
+    Private("attention_order", "torch._C._get_sdp_priority_order", "sdpa_kernel(set_priority=True)",
+        "its order is not seen", lambda: list),
+    Private("set_attention_order", "torch._C._set_sdp_priority_order", "sdpa_kernel(set_priority=True)",
+        "its order is not seen", _constant(None)),
     # --- guards
-    Private("TensorGuards", "torch._C._dynamo.guards.TensorGuards", "guards on tensors in one call", "microseconds at each call", lambda: None),
+    Private("TensorGuards", "torch._C._dynamo.guards.TensorGuards", "guards on tensors in one call", "microseconds "
+        "at each call", lambda: None),
     # --- autograd
-    Private("saved_hooks", "torch._C._autograd._top_saved_tensors_default_hooks", "saved_tensors_hooks that see each saved value", "they see packed ones", _constant(None)),
-    Private("graph_is_kept", "torch._C._autograd._get_current_graph_task_keep_graph", "freeing saved values early", "memory in backwards", _constant(True)),
-    Private("make_gradients", "torch.autograd._make_grads", "backward() inside of programs", "backward() inside of programs raises"),
-    Private("run_engine", "torch.autograd.graph._engine_run_backward", "backward() inside of programs", "backward() inside of programs raises"),
-    Private("DelayedError", "torch._C._functions.DelayedError", "the error of a graph that is freed", "backward() inside of programs raises"),
-    Private("group_tensors", "torch._C._group_tensors_by_device_and_dtype", "torch.optim and clip_grad_norm_ inside of programs", "these raise"),
-    Private("version_of", "torch.Tensor._version", "seeing writes to saved values and to inputs of CUDA graphs", "backwards and CUDA graphs raise"),
+    Private("saved_hooks", "torch._C._autograd._top_saved_tensors_default_hooks", "saved_tensors_hooks that see each "
+        "saved value", "they see packed ones", _constant(None)),
+    Private("graph_is_kept", "torch._C._autograd._get_current_graph_task_keep_graph", "freeing saved values early",
+        "memory in backwards", _constant(True)),
+    Private("make_gradients", "torch.autograd._make_grads", "backward() inside of programs", "backward() inside of "
+        "programs raises"),
+    Private("run_engine", "torch.autograd.graph._engine_run_backward", "backward() inside of programs", "backward() "
+        "inside of programs raises"),
+    Private("DelayedError", "torch._C._functions.DelayedError", "the error of a graph that is freed", "backward() "
+        "inside of programs raises"),
+    Private("group_tensors", "torch._C._group_tensors_by_device_and_dtype", "torch.optim and clip_grad_norm_ inside "
+        "of programs", "these raise"),
+    Private("version_of", "torch.Tensor._version", "seeing writes to saved values and to inputs of CUDA graphs",
+        "backwards and CUDA graphs raise"),
     Private("base_of", "torch.Tensor._base", "views that programs return", "CUDA graphs raise"),
     Private("is_view", "torch.Tensor._is_view", "views that programs return", "programs that return views raise"),
     Private("storage_address", "torch.UntypedStorage._cdata", "telling whether two tensors share memory", NOTHING_RUNS),
     # --- torch.func
-    Private("functorch_level", "torch._C._functorch.peek_interpreter_stack", "seeing torch.func around a call", "it sees kernels of executors", _constant(None)),
-    Private("transforms_are_active", "torch._C._are_functorch_transforms_active", "applying a backward", "microseconds at each call", lambda: _transforms_are_active),
-    Private("is_batched", "torch._C._functorch.is_batchedtensor", "vmap over a compiled backward", "vmap over a compiled backward raises", _constant(False)),
-    Private("is_legacy_batched", "torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True", "is_grads_batched=True raises", _constant(False)),
-    Private("is_wrapped", "torch._C._functorch.is_functorch_wrapped_tensor", "tensors that torch.func has left behind", "these raise", _constant(False)),
-    Private("unwrap_if_dead", "torch._C._functorch.unwrap_if_dead", "tensors that torch.func has left behind", "these raise"),
+    Private("functorch_level", "torch._C._functorch.peek_interpreter_stack", "seeing torch.func around a call", "it "
+        "sees kernels of executors", _constant(None)),
+    Private("transforms_are_active", "torch._C._are_functorch_transforms_active", "applying a backward",
+        "microseconds at each call", lambda: _transforms_are_active),
+    Private("is_batched", "torch._C._functorch.is_batchedtensor", "vmap over a compiled backward", "vmap over a "
+        "compiled backward raises", _constant(False)),
+    Private("is_legacy_batched", "torch._C._functorch.is_legacy_batchedtensor", "is_grads_batched=True",
+        "is_grads_batched=True raises", _constant(False)),
+    Private("is_wrapped", "torch._C._functorch.is_functorch_wrapped_tensor", "tensors that torch.func has left behind",
+        "these raise", _constant(False)),
+    Private("unwrap_if_dead", "torch._C._functorch.unwrap_if_dead", "tensors that torch.func has left behind",
+        "these raise"),
     *(
-        Private(f"functorch_{name}", f"torch._functorch.{path}", "torch.func inside of programs", "it is refused", lambda: None)
+        Private(f"functorch_{name}", f"torch._functorch.{path}", "torch.func inside of programs", "it is refused",
+            lambda: None)
         for name, path in {
-            "grad": "eager_transforms.grad_impl", "grad_and_value": "eager_transforms.grad_and_value_impl", "vjp": "eager_transforms._vjp_with_argnums",
-            "jvp": "eager_transforms._jvp_with_argnums", "vmap": "vmap.vmap_impl", "basis": "eager_transforms._construct_standard_basis_for",
+            "grad": "eager_transforms.grad_impl", "grad_and_value": "eager_transforms.grad_and_value_impl",
+            "vjp": "eager_transforms._vjp_with_argnums",
+            "jvp": "eager_transforms._jvp_with_argnums", "vmap": "vmap.vmap_impl",
+            "basis": "eager_transforms._construct_standard_basis_for",
             "basis_in_chunks": "eager_transforms._chunked_standard_basis_for_",
         }.items()
     ),
-    Private("tree_flatten", "torch.utils._pytree.tree_flatten", "vmap and torch.func inside of programs", "these raise"),
-    Private("tree_unflatten", "torch.utils._pytree.tree_unflatten", "vmap and torch.func inside of programs", "these raise"),
+    Private("tree_flatten", "torch.utils._pytree.tree_flatten", "vmap and torch.func inside of programs",
+        "these raise"),
+    Private("tree_unflatten", "torch.utils._pytree.tree_unflatten", "vmap and torch.func inside of programs",
+        "these raise"),
     Private("tree_leaves", "torch.utils._pytree.tree_leaves", "vmap and torch.func inside of programs", NOTHING_RUNS),
     # --- fake tensors
     Private("FakeTensor", f"{FAKE_TENSORS}.FakeTensor", _TYPING, NOTHING_RUNS),
     Private("FakeTensorMode", f"{FAKE_TENSORS}.FakeTensorMode", _TYPING, NOTHING_RUNS),
-    Private("DataDependentOutput", f"{FAKE_TENSORS}.DataDependentOutputException", _TYPING, "these operations raise another error"),
-    Private("DynamicOutputShape", f"{FAKE_TENSORS}.DynamicOutputShapeException", _TYPING, "sizes that data decides raise"),
-    Private("UnsupportedOperator", f"{FAKE_TENSORS}.UnsupportedOperatorException", _TYPING, "these operations raise another error"),
+    Private("DataDependentOutput", f"{FAKE_TENSORS}.DataDependentOutputException", _TYPING, "these operations raise "
+        "another error"),
+    Private("DynamicOutputShape", f"{FAKE_TENSORS}.DynamicOutputShapeException", _TYPING, "sizes that data decides "
+        "raise"),
+    Private("UnsupportedOperator", f"{FAKE_TENSORS}.UnsupportedOperatorException", _TYPING, "these operations raise "
+        "another error"),
     # --- Inductor, each without: executors=["inductor"] raises
     *(
         Private(path.rpartition(".")[2], path, "the Inductor executor", 'executors=["inductor"] raises')
         for path in (
-            "torch._guards.TracingContext", "torch._guards.tracing", "torch._inductor.config", "torch._inductor.compile_fx.compile_fx_inner",
+            "torch._guards.TracingContext", "torch._guards.tracing", "torch._inductor.config",
+            "torch._inductor.compile_fx.compile_fx_inner",
             "torch._inductor.decomposition.select_decomp_table", "torch._inductor.async_compile.AsyncCompile",
         )
     ),
-    Private("cpu_vec_isa", "torch._inductor.cpu_vec_isa", "finding vector instructions quickly", "seconds at the first compilation", lambda: None),
-    Private("get_cpp_compiler", "torch._inductor.cpp_builder.get_cpp_compiler", "the Inductor executor on CPUs", "it raises on CPUs"),
-    Private("has_avx512", "torch.cpu._is_avx512_supported", "finding vector instructions quickly", "seconds at the first compilation", _constant(True)),
+    Private("cpu_vec_isa", "torch._inductor.cpu_vec_isa", "finding vector instructions quickly", "seconds at the "
+        "first compilation", lambda: None),
+    Private("get_cpp_compiler", "torch._inductor.cpp_builder.get_cpp_compiler", "the Inductor executor on CPUs",
+        "it raises on CPUs"),
+    Private("has_avx512", "torch.cpu._is_avx512_supported", "finding vector instructions quickly", "seconds at the "
+        "first compilation", _constant(True)),
     # --- operators
     Private("C", "torch._C", "names of PyTorch's bindings", NOTHING_RUNS),
     Private("OpOverload", "torch._ops.OpOverload", "operators registered with torch.library", NOTHING_RUNS),
     Private("OpOverloadPacket", "torch._ops.OpOverloadPacket", "operators registered with torch.library", NOTHING_RUNS),
-    Private("schemas_of", "torch._C._jit_get_schemas_for_operator", "names of operands", "keywords of operators raise", _constant(())),
-    Private("schema_of", "torch.ops.aten.add.Tensor._schema", "custom operators that write to their arguments", "these raise"),
+    Private("schemas_of", "torch._C._jit_get_schemas_for_operator", "names of operands", "keywords of operators raise",
+        _constant(())),
+    Private("schema_of", "torch.ops.aten.add.Tensor._schema", "custom operators that write to their arguments",
+        "these raise"),
     Private("overload_name", "torch.ops.aten.add.Tensor._overloadname", "custom operators", "these raise"),
     Private("operator_name", "torch.ops.aten.add._qualified_op_name", "custom operators", "these raise"),
-    Private("nn_bindings", "torch._C._nn", "functions of torch.nn.functional that are bindings", _CALLS, types.SimpleNamespace),
+    Private("nn_bindings", "torch._C._nn", "functions of torch.nn.functional that are bindings", _CALLS,
+        types.SimpleNamespace),
     Private("TensorBase", "torch._C.TensorBase", "methods of tensors", NOTHING_RUNS),
     Private("ScriptFunction", "torch._C.ScriptFunction", "functions of torch.jit.script", "these raise"),
     Private("ScriptMethod", "torch._C.ScriptMethod", "functions of torch.jit.script", "these raise"),
@@ -204,14 +262,20 @@ PRIVATE: Sequence[Private] = (
     Private("log_api_usage_once", "torch._C._log_api_usage_once", "programs that call it", "they raise"),
     Private("foreach_add", "torch._foreach_add", "optimizers with foreach=True", "these raise"),
     Private("foreach_copy", "torch._foreach_copy_", "copies into the inputs of CUDA graphs", "CUDA graphs raise"),
-    Private("cudnn_attention", "torch._scaled_dot_product_cudnn_attention", "the attention executor", "it raises where it would take cuDNN"),
-    Private("flash_attention", "torch._scaled_dot_product_flash_attention", "the attention executor", "it raises where it would take flash attention"),
-    *(_aten(f"_scaled_dot_product_{kind}_attention_backward", "the attention executor") for kind in ("cudnn", "flash", "efficient")),
+    Private("cudnn_attention", "torch._scaled_dot_product_cudnn_attention", "the attention executor", "it raises "
+        "where it would take cuDNN"),
+    Private("flash_attention", "torch._scaled_dot_product_flash_attention", "the attention executor", "it raises "
+        "where it would take flash attention"),
+    *(_aten(f"_scaled_dot_product_{kind}_attention_backward", "the attention executor") for kind in ("cudnn", "flash",
+        "efficient")),
     _aten("_scaled_dot_product_efficient_attention", "the attention executor"),
     *(_aten(f"_scaled_dot_product_flash_attention_for_cpu{name}", "attention on CPUs") for name in ("", "_backward")),
-    *(_aten(name, "programs that call it") for name in ("_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data")),
-    *(_aten(name, "programs that call it") for name in ("_pack_padded_sequence", "_pad_packed_sequence", "_native_multi_head_attention", "_grouped_mm")),
-    *(_aten(name, "batch norm in training") for name in ("_native_batch_norm_legit", "_native_batch_norm_legit_functional")),
+    *(_aten(name, "programs that call it") for name in ("_safe_softmax", "_softmax_backward_data",
+        "_log_softmax_backward_data")),
+    *(_aten(name, "programs that call it") for name in ("_pack_padded_sequence", "_pad_packed_sequence",
+        "_native_multi_head_attention", "_grouped_mm")),
+    *(_aten(name, "batch norm in training") for name in ("_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional")),
     _aten("_index_put_impl_", "derivatives of indexing"),
     *(_aten(f"_adaptive_avg_pool{rank}d_backward", "derivatives of adaptive_avg_pool") for rank in (2, 3)),
     *(_aten(f"_linalg_{name}", "torch.linalg") for name in ("eigh", "svd", "solve_ex", "check_errors")),
@@ -223,11 +287,15 @@ PRIVATE: Sequence[Private] = (
     # --- modules
     Private("call_module", "torch.nn.Module._call_impl", "modules", NOTHING_RUNS),
     Private("call_wrapped_module", "torch.nn.Module._wrapped_call_impl", "modules", NOTHING_RUNS),
-    *(Private(name, f"{_MODULE}._{name}", "hooks of all modules", NOTHING_RUNS) for name in ("global_forward_hooks", "global_forward_pre_hooks")),
-    *(Private(name, f"{_MODULE}._{name}", "hooks of all modules", NOTHING_RUNS) for name in ("global_backward_hooks", "global_backward_pre_hooks")),
+    *(Private(name, f"{_MODULE}._{name}", "hooks of all modules", NOTHING_RUNS) for name in ("global_forward_hooks",
+        "global_forward_pre_hooks")),
+    *(Private(name, f"{_MODULE}._{name}", "hooks of all modules", NOTHING_RUNS) for name in ("global_backward_hooks",
+        "global_backward_pre_hooks")),
     # --- torch.distributed
-    Private("store_of_default_group", "torch.distributed.distributed_c10d._get_default_store", "agreement of ranks", "programs that communicate raise"),
-    Private("group_backend", "torch.distributed.ProcessGroup._get_backend", "timeouts of collectives", "the default timeout is taken"),
+    Private("store_of_default_group", "torch.distributed.distributed_c10d._get_default_store", "agreement of ranks",
+        "programs that communicate raise"),
+    Private("group_backend", "torch.distributed.ProcessGroup._get_backend", "timeouts of collectives", "the default "
+        "timeout is taken"),
 )  # fmt: skip
 
 BY_NAME = {row.name: row for row in PRIVATE}
@@ -239,11 +307,13 @@ NN_BINDINGS = "torch._C._nn"
 FUNCTORCH = "torch._functorch"
 AROUND_DYNAMO = ("torch._compile", "torch._dynamo.eval_frame")  # wrappers of functions that Dynamo leaves alone
 ASSOCIATIVE_SCAN = "torch._higher_order_ops.associative_scan"
-DISTRIBUTION_CHECK = "_all_true_or_runtime_assert"  # asks for a distribution whether a check of its arguments holds, from torch 2.15 on
+# asks for a distribution whether a check of its arguments holds, from torch 2.15 on
+DISTRIBUTION_CHECK = "_all_true_or_runtime_assert"
 FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
 
 
-# ---------------------------------------------------------------------------------------------------------------- substitutes
+# ----------------------------------------------------------------------------------------------------------------
+# substitutes
 
 
 def _any_autocast() -> bool:
@@ -267,8 +337,13 @@ def warn_of_untried_version() -> None:
     """Says once that this PyTorch is newer, or older, than those that thunder was tried on."""
     oldest, newest = (tuple(map(int, v.split("."))) for v in (OLDEST, NEWEST))
     if not oldest <= version() <= newest:
-        lost = "; ".join(f"{row.path} is missing: {row.lost}" for row in missing()) or "it has every private name that thunder uses"
-        warn_user(f"thunder was tried on PyTorch {OLDEST} to {NEWEST}, this is {torch.__version__}; {lost}", UserWarning)
+        lost = (
+            "; ".join(f"{row.path} is missing: {row.lost}" for row in missing())
+            or "it has every private name that thunder uses"
+        )
+        warn_user(
+            f"thunder was tried on PyTorch {OLDEST} to {NEWEST}, this is {torch.__version__}; {lost}", UserWarning
+        )
 
 
 def version() -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""The intermediate representation: dtypes, devices, proxies, symbols, traces, and what prints, rewrites and checks them. No torch here."""
+"""The intermediate representation: dtypes, devices, proxies, symbols, traces, and what prints, rewrites and checks
+them. No torch here."""
 
 from thunder._lazy import names_from
 

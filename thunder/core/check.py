@@ -11,15 +11,19 @@ __all__ = ["check"]
 
 
 def check(trace: Trace) -> Trace:
-    """Returns `trace` when every name is defined once and before it is used, nothing is read after its `del`, and the recorded types
-    are those that the meta rules give; raises TraceCheckError that names the line otherwise."""
+    """Returns `trace` when every name is defined once and before it is used, nothing is read after its `del`, and the
+    recorded types are those that the meta rules give; raises TraceCheckError that names the line otherwise."""
     defined: dict[str, Proxy] = {}
     for a in trace.args:
         _define(trace, defined, a, None)
     for line in trace.bound_symbols:
         for value in line.inputs:
             if defined.get(value.name) is not value:
-                raise _error(trace, line, f"{value.name} is used before it is defined, after it was deleted, or stands for two values")
+                raise _error(
+                    trace,
+                    line,
+                    f"{value.name} is used before it is defined, after it was deleted, or stands for two values",
+                )
         if line.sym.name == "python_del":
             for value in line.inputs:
                 del defined[value.name]
@@ -50,17 +54,31 @@ def _check_types(trace: Trace, line: BoundSymbol) -> None:
             return
     found = proxies_in(again, [])
     if len(found) != len(line.outputs):
-        raise _error(trace, line, f"the line has {len(line.outputs)} values, the meta rule of {line.sym.qualified_name} gives {len(found)}")
+        raise _error(
+            trace,
+            line,
+            f"the line has {len(line.outputs)} values, the meta rule of {line.sym.qualified_name} gives {len(found)}",
+        )
     for said, is_ in zip(line.outputs, found, strict=True):
-        if type(said) is not type(is_) or (isinstance(said, TensorProxy) and (said.dtype, said.device) != (is_.dtype, is_.device)) or not _fits(said, is_):
-            raise _error(trace, line, f"{said!r} is what the trace says, the meta rule of {line.sym.qualified_name} says {is_!r}")
+        if (
+            type(said) is not type(is_)
+            or (isinstance(said, TensorProxy) and (said.dtype, said.device) != (is_.dtype, is_.device))
+            or not _fits(said, is_)
+        ):
+            raise _error(
+                trace, line, f"{said!r} is what the trace says, the meta rule of {line.sym.qualified_name} says {is_!r}"
+            )
 
 
 def _fits(said: Proxy, is_: Proxy) -> bool:
-    """Whether two shapes are equal, where this does not depend on data: a size that the run tells has a new name each time."""
+    """Whether two shapes are equal, where this does not depend on data: a size that the run tells has a new name each
+    time."""
     if not isinstance(said, TensorProxy):
         return True
-    return len(said.shape) == len(is_.shape) and not any((m == n) is False for m, n in zip(said.shape, is_.shape))  # type: ignore[attr-defined]
+    pairs = zip(said.shape, is_.shape)  # type: ignore[attr-defined]
+    if len(said.shape) != len(is_.shape):  # type: ignore[attr-defined]
+        return False
+    return not any((m == n) is False for m, n in pairs)
 
 
 def _error(trace: Trace, line: BoundSymbol | None, what: str) -> TraceCheckError:

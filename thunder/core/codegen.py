@@ -1,6 +1,7 @@
 """From a trace to Python text, and from the text to a function.
 
-The text that is printed is the program that runs: `Printer` writes both, with the decompositions as comments when they are asked for.
+The text that is printed is the program that runs: `Printer` writes both, with the decompositions as comments when they
+are asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ IMPORTS = {
 
 LONGEST = 256  # a longer list has a name in the text, which is not read for a thousand numbers
 
-OBJECT_NAMES: dict[type, Callable[[Any], str]] = {}  # how objects of a type are called in traces, where that says more than the type's name
+# how objects of a type are called in traces, where that says more than the type's name
+OBJECT_NAMES: dict[type, Callable[[Any], str]] = {}
 
 
 class Text:
@@ -44,7 +46,8 @@ class Text:
 
 
 class Printer:
-    """Prints bound symbols, and remembers what the text needs: import lines, and objects that have no literal form by invented names.
+    """Prints bound symbols, and remembers what the text needs: import lines, and objects that have no literal form by
+    invented names.
 
     print_depth: 1 prints lines only, k prints k - 1 levels of decomposition as comments, -1 all of them.
     """
@@ -157,7 +160,9 @@ class Printer:
         sym = b.sym
         prims = sym.module == "prims"
         self._comment = commented
-        arguments = ", ".join([self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()])
+        arguments = ", ".join(
+            [self.value(a, prims) for a in b.args] + [f"{k}={self.value(v, prims)}" for k, v in b.kwargs.items()]
+        )
         call = f"{self.callee(sym)}({arguments})"
         if b.output is None or (not b.outputs and not isinstance(b.output, (tuple, list))):
             return call
@@ -174,7 +179,8 @@ class Printer:
         if not self._comment:
             root = sym.module.split(".")[0]
             self.imports.add(IMPORTS.get(sym.module) or IMPORTS.get(root) or f"import {sym.module}")
-            if "." in sym.module and not sym.module.startswith("torch.ops"):  # torch.ops makes its attributes when they are asked for
+            # torch.ops makes its attributes when they are asked for
+            if "." in sym.module and not sym.module.startswith("torch.ops"):
                 self.imports.add(f"import {sym.module}")
         return f"{sym.module}.{sym.name}"
 
@@ -242,7 +248,8 @@ def compile_source(source: str, name: str, context: dict[str, Any]) -> Callable:
     """
     filename = f"<thunder {name} {next(_serial)}>"
     space = dict(context)
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)  # first: a decorator may ask for the text, as Triton's does
+    # first: a decorator may ask for the text, as Triton's does
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     try:
         exec(compile(source, filename, "exec"), space)
         function = space[name]

@@ -1,4 +1,5 @@
-"""Devices: where a tensor lives. `Device("cuda:1")` is one object per device, compared by identity or equality alike."""
+"""Devices: where a tensor lives. `Device("cuda:1")` is one object per device, compared by identity or equality
+alike."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _MADE: dict[tuple[DeviceType, int | None], Device] = {}
 
 
 class Device:
-    """One device. `devicetype` is a DeviceType; `index` is None where the kind has only one (a CPU's index is ignored)."""
+    """One device. `devicetype` is a DeviceType; `index` is None where the kind has only one (a CPU's index is
+    ignored)."""
 
     __slots__ = ("devicetype", "index", "name")
 
@@ -39,7 +41,10 @@ class Device:
             try:
                 kind, index = DeviceType(name), int(suffix) if suffix else index
             except ValueError:
-                raise ValueError(f"{name!r} is no device; valid: {', '.join(t.value for t in DeviceType)}, with ':index' where there are several") from None
+                raise ValueError(
+                    f"{name!r} is no device; valid: {', '.join(t.value for t in DeviceType)}, with ':index' where "
+                    "there are several"
+                ) from None
         index = (index or 0) if kind in _INDEXED else None
         made = _MADE.get((kind, index))
         if made is None:
@@ -71,7 +76,8 @@ _KNOWN: dict = {}  # foreign device objects already translated
 
 
 def to_device(x) -> Device | None:
-    """The device that `x` names: a Device, a string, an integer (a CUDA index), a torch.device (by its .type and .index), or None."""
+    """The device that `x` names: a Device, a string, an integer (a CUDA index), a torch.device (by its .type and
+    .index), or None."""
     if x is None or type(x) is Device:
         return x
     found = _KNOWN.get(x)

@@ -1,18 +1,32 @@
-"""Element types of tensors, by name; torch's and numpy's objects are mapped onto them by their own names, without importing either.
+"""Element types of tensors, by name; torch's and numpy's objects are mapped onto them by their own names, without
+importing either.
 
-`float32` is an instance of `dtype`; `to_dtype` turns anything that names an element type into one (a torch dtype, a numpy dtype, a Python
-number type, a string). `thunder.ops.torch_types` has the way back to torch.
+`float32` is an instance of `dtype`; `to_dtype` turns anything that names an element type into one (a torch dtype, a
+numpy dtype, a Python number type, a string). `thunder.ops.torch_types` has the way back to torch.
 """
 
 from __future__ import annotations
 
-__all__ = ["dtype", "to_dtype", "all_dtypes", "promote", "is_boolean", "is_integer", "is_float", "is_complex", "is_inexact", "real_of", "complex_of"]
+__all__ = [
+    "dtype",
+    "to_dtype",
+    "all_dtypes",
+    "promote",
+    "is_boolean",
+    "is_integer",
+    "is_float",
+    "is_complex",
+    "is_inexact",
+    "real_of",
+    "complex_of",
+]
 
 BOOL, INTEGER, FLOAT, COMPLEX = range(4)
 
 
 class dtype:  # a lower-case class, as torch and numpy spell it
-    """One element type: full name, short name as traces print it, size in bytes, and the category that promotion orders by."""
+    """One element type: full name, short name as traces print it, size in bytes, and the category that promotion orders
+    by."""
 
     __slots__ = ("name", "shortname", "bytes", "category", "signed")
 
@@ -54,13 +68,22 @@ complex64 = dtype("complex64", "c64", 8, COMPLEX)
 complex128 = dtype("complex128", "c128", 16, COMPLEX)
 
 all_dtypes: tuple[dtype, ...] = tuple(v for v in list(globals().values()) if isinstance(v, dtype))
-_BY_NAME = {d.name: d for d in all_dtypes} | {"bool": bool8, "float": float32, "double": float64, "half": float16, "long": int64, "int": int32}
+_BY_NAME = {d.name: d for d in all_dtypes} | {
+    "bool": bool8,
+    "float": float32,
+    "double": float64,
+    "half": float16,
+    "long": int64,
+    "int": int32,
+}
 _NUMBER_TYPES = {bool: bool8, int: int64, float: float32, complex: complex64}
-_KNOWN: dict = {**_NUMBER_TYPES, **{d: d for d in all_dtypes}}  # also remembers every foreign dtype object once it was translated
+# also remembers every foreign dtype object once it was translated
+_KNOWN: dict = {**_NUMBER_TYPES, **{d: d for d in all_dtypes}}
 
 
 def to_dtype(x) -> dtype | None:
-    """The dtype that `x` names: a dtype, a torch or numpy dtype, bool/int/float/complex, a string, or None (returned as it is).
+    """The dtype that `x` names: a dtype, a torch or numpy dtype, bool/int/float/complex, a string, or None (returned as
+    it is).
 
     Raises ValueError for anything else.
     """
@@ -118,7 +141,8 @@ def complex_of(d: dtype) -> dtype:
 def promote(a: dtype, b: dtype) -> dtype:
     """The type two tensors of equal rank category meet in, as torch.promote_types gives it.
 
-    Raises ValueError for pairs that PyTorch does not promote (unsigned types above 8 bits with anything but floats, float8 with anything else).
+    Raises ValueError for pairs that PyTorch does not promote (unsigned types above 8 bits with anything but floats,
+    float8 with anything else).
     """
     if a is b:
         return a
@@ -127,7 +151,9 @@ def promote(a: dtype, b: dtype) -> dtype:
     if (_below_half(a) or _below_half(b)) and not (a is float4_e2m1fn_x2 and _wide_unsigned(b)):
         raise ValueError(f"Promotion for Float8 Types is not supported, attempted to promote {a.name} and {b.name}")
     if a.category in (INTEGER, COMPLEX) and (_wide_unsigned(a) or _wide_unsigned(b)):
-        raise ValueError(f"Promotion for uint16, uint32, uint64 types is not supported, attempted to promote {a.name} and {b.name}")
+        raise ValueError(
+            f"Promotion for uint16, uint32, uint64 types is not supported, attempted to promote {a.name} and {b.name}"
+        )
     if a.category == COMPLEX:
         return a if b.category <= INTEGER else promote_complex(a, b)
     if a.category == FLOAT:

@@ -1,4 +1,5 @@
-"""`thunder.core.prims`: the primitives by name, a re-export of `thunder.ops` (the one place under core that reaches outward, lazily)."""
+"""`thunder.core.prims`: the primitives by name, a re-export of `thunder.ops` (the one place under core that reaches
+outward, lazily)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Proxies: the values of a program while it is traced.
 
-A `TensorProxy` stands for a tensor: name, shape, dtype, device, requires_grad, nothing else. A `NumberProxy` stands for a Python number whose value may differ
-from call to call. Its value is known to `symbolic.Decisions` alone: `concrete` is the one way to it, and makes it a guard.
+A `TensorProxy` stands for a tensor: name, shape, dtype, device, requires_grad, nothing else. A `NumberProxy` stands for
+a Python number whose value may differ from call to call. Its value is known to `symbolic.Decisions` alone: `concrete`
+is the one way to it, and makes it a guard.
 
 What `a + b` or `a.sin()` mean is not known here: `thunder.ops` fills `METHODS` when it is imported.
 """
@@ -107,7 +108,8 @@ def _torch_function(cls, function, types, args=(), kwargs=None):
 
 
 class AnyProxy(Proxy):
-    """A value that traces only pass through: a generator, a sparse tensor, an object of the user's. `example` is the one seen at capture."""
+    """A value that traces only pass through: a generator, a sparse tensor, an object of the user's. `example` is the
+    one seen at capture."""
 
     __slots__ = ("example",)
 
@@ -129,9 +131,10 @@ class CollectionProxy(Proxy):
 class TensorProxy(Proxy):
     """A tensor of a trace.
 
-    `like=` copies shape, device, dtype and requires_grad of another tensor proxy, each of which the other arguments override. `shape` is a sequence
-    of ints or IntegerProxies; dtype and device are anything that names one. A dtype without gradients (integers, bool) makes requires_grad False.
-    The name is given when an operation that returns the proxy is recorded, unless the caller gives one.
+    `like=` copies shape, device, dtype and requires_grad of another tensor proxy, each of which the other arguments
+    override. `shape` is a sequence of ints or IntegerProxies; dtype and device are anything that names one. A dtype
+    without gradients (integers, bool) makes requires_grad False. The name is given when an operation that returns the
+    proxy is recorded, unless the caller gives one.
     """
 
     __slots__ = ("shape", "dtype", "device", "requires_grad")
@@ -140,7 +143,16 @@ class TensorProxy(Proxy):
     device: Device
     requires_grad: bool
 
-    def __init__(self, name=None, *, like: TensorProxy | None = None, shape=None, device=None, dtype=None, requires_grad: bool | None = None):
+    def __init__(
+        self,
+        name=None,
+        *,
+        like: TensorProxy | None = None,
+        shape=None,
+        device=None,
+        dtype=None,
+        requires_grad: bool | None = None,
+    ):
         if like is None and (shape is None or device is None or dtype is None):
             raise ValueError("TensorProxy needs like=, or all of shape=, device= and dtype=")
         self.name = name or ""
@@ -208,7 +220,8 @@ class TensorProxy(Proxy):
 
 
 class FutureTensorProxy(TensorProxy):
-    """A tensor that a collective is still working on: `wait` makes it a tensor. Shape, dtype and device are those of that."""
+    """A tensor that a collective is still working on: `wait` makes it a tensor. Shape, dtype and device are those of
+    that."""
 
     __slots__ = ()
 
@@ -233,14 +246,20 @@ def _forward(name: str) -> Callable:
 
 
 for _stem in _BINARY_DUNDERS:
-    for _name in (f"__{_stem}__", f"__r{_stem}__", *((f"__i{_stem}__",) if _stem != "matmul" else ())):  # tensors have no `__imatmul__`
+    # tensors have no `__imatmul__`
+    for _name in (f"__{_stem}__", f"__r{_stem}__", *((f"__i{_stem}__",) if _stem != "matmul" else ())):
         setattr(TensorProxy, _name, _forward(_name))
-for _name in "__neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __getitem__ __setitem__".split():
+for (
+    _name
+) in "__neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __getitem__ __setitem__".split():
     setattr(TensorProxy, _name, _forward(_name))
 
 
-def like(t: TensorProxy, shape: tuple | None = None, dtype: dtype | None = None, device: Device | None = None) -> TensorProxy:
-    """A fresh unnamed tensor like `t`, for meta rules: no conversions, no checks, requires_grad False (recording sets it)."""
+def like(
+    t: TensorProxy, shape: tuple | None = None, dtype: dtype | None = None, device: Device | None = None
+) -> TensorProxy:
+    """A fresh unnamed tensor like `t`, for meta rules: no conversions, no checks, requires_grad False (recording sets
+    it)."""
     out = TensorProxy.__new__(TensorProxy)
     out.name = ""
     out.shape = t.shape if shape is None else shape
@@ -251,7 +270,8 @@ def like(t: TensorProxy, shape: tuple | None = None, dtype: dtype | None = None,
 
 
 class UnbackedNumber(Proxy):
-    """A number that a line makes of data: the size of a result, or a tensor's value. The program has it in its hands as a `NumberProxy` of this name.
+    """A number that a line makes of data: the size of a result, or a tensor's value. The program has it in its hands as
+    a `NumberProxy` of this name.
 
     origin: where it comes from, in words. facts: what is known of such numbers in this program.
     """
@@ -277,12 +297,14 @@ def _undecided(what: str, unbacked: tuple[UnbackedNumber, ...]) -> DataDependent
     return DataDependentError(
         f"{what} is known only when the program runs ({origins})",
         location=user_location(),
-        remedy="use operations that go without it (torch.where, masks, torch.nonzero_static); say what holds with torch._check(...); or compute it outside and pass it in",
+        remedy="use operations that go without it (torch.where, masks, torch.nonzero_static); say what holds with "
+        "torch._check(...); or compute it outside and pass it in",
     )
 
 
 class Condition:
-    """A relation of numbers that only the run tells: what a program has in its hands for a bool that data decides. It may return it, and `torch._check` takes it."""
+    """A relation of numbers that only the run tells: what a program has in its hands for a bool that data decides. It
+    may return it, and `torch._check` takes it."""
 
     __slots__ = ("a", "relation", "b", "unbacked")
 
@@ -304,16 +326,39 @@ class Condition:
             self.unbacked[0].facts.assume(_expression(self.a), self.relation, _expression(self.b))
 
     def __sym_not__(self) -> Condition:
-        return Condition(self.a, {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[self.relation], self.b, self.unbacked)
+        return Condition(
+            self.a,
+            {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}[self.relation],
+            self.b,
+            self.unbacked,
+        )
 
 
 _BINARY_OF_BOOLS = [n for n in _BINARY_DUNDERS if n != "matmul"]
-for _name in ["int", "index", "float", "str", "format", "hash", "neg", "abs", "invert", *"eq ne lt le gt ge".split(), *_BINARY_OF_BOOLS, *(f"r{n}" for n in _BINARY_OF_BOOLS)]:
-    setattr(Condition, f"__{_name}__", lambda self, *other, _name=_name: getattr(Condition.__bool__(self), f"__{_name}__")(*other))
+for _name in [
+    "int",
+    "index",
+    "float",
+    "str",
+    "format",
+    "hash",
+    "neg",
+    "abs",
+    "invert",
+    *"eq ne lt le gt ge".split(),
+    *_BINARY_OF_BOOLS,
+    *(f"r{n}" for n in _BINARY_OF_BOOLS),
+]:
+    setattr(
+        Condition,
+        f"__{_name}__",
+        lambda self, *other, _name=_name: getattr(Condition.__bool__(self), f"__{_name}__")(*other),
+    )
 
 
 class NumberProxy:
-    """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, or that lines make of data.
+    """A Python number that stays symbolic. Not a `Proxy`: it is an expression over numbers that are passed in, or that
+    lines make of data.
 
     expression: what it is, in terms of the numbers the prologue passes in. decisions: where their values are, and where
     what they decide is noted. unbacked: the numbers in the expression that lines make of data; then there is no value
@@ -343,10 +388,15 @@ class NumberProxy:
         if not any(u in table for u in self.unbacked):
             return self
         unbacked = tuple(table.get(u, u) for u in self.unbacked)
-        return number_of(self.expression.renamed({old.name: new.name for old, new in zip(self.unbacked, unbacked)}), self.python_type, unbacked)
+        return number_of(
+            self.expression.renamed({old.name: new.name for old, new in zip(self.unbacked, unbacked)}),
+            self.python_type,
+            unbacked,
+        )
 
     def concrete(self):
-        """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError where only the run tells it."""
+        """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
+        where only the run tells it."""
         if self.unbacked:
             raise _undecided(f"the value of {self.expression}", self.unbacked)
         value = _hint(self)
@@ -399,7 +449,8 @@ class FloatProxy(NumberProxy):
     python_type = float
 
 
-_NUMBERS = frozenset((bool, int, float, IntegerProxy, FloatProxy))  # no classes derived from them, which have their own arithmetic
+# no classes derived from them, which have their own arithmetic
+_NUMBERS = frozenset((bool, int, float, IntegerProxy, FloatProxy))
 
 
 def _expression(x) -> symbolic.Expression:
@@ -456,7 +507,8 @@ def _result_kind(name: str, operands: tuple) -> type:
         return int
     if name in ("truediv", "sqrt", "float") or any(_type_of(x) is float for x in operands):
         return float
-    if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):  # of an int, a float where the exponent is negative
+    # of an int, a float where the exponent is negative
+    if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):
         if not isinstance(operands[1], int):
             raise _undecided(f"the sign of the exponent {_expression(operands[1])}", _unbacked(operands))
         return float
@@ -495,7 +547,11 @@ def extreme(name: str, a, b):
 
 def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
     """Whether a relation holds that arithmetic, or what the program has checked, decides."""
-    return None if float in (_type_of(a), _type_of(b)) else unbacked[0].facts.decide(_expression(a), relation, _expression(b))
+    return (
+        None
+        if float in (_type_of(a), _type_of(b))
+        else unbacked[0].facts.decide(_expression(a), relation, _expression(b))
+    )
 
 
 def _compare(a, b, relation: str) -> bool | Condition:
@@ -549,7 +605,11 @@ NumberProxy.__invert__ = lambda self: _arithmetic("invert", self)  # type: ignor
 NumberProxy.__abs__ = lambda self: _arithmetic("abs", self)  # type: ignore[attr-defined]
 NumberProxy.__pos__ = lambda self: self  # type: ignore[attr-defined]
 for _name in ("trunc", "floor", "ceil"):
-    setattr(NumberProxy, f"__{_name}__", lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self))
+    setattr(
+        NumberProxy,
+        f"__{_name}__",
+        lambda self, _name=_name: self if type(self) is IntegerProxy else _arithmetic(_name, self),
+    )
 
 
 numbers.Integral.register(IntegerProxy)
@@ -574,7 +634,8 @@ def converted(x, kind: type):
 
 
 def number_value(x):
-    """The value seen at capture, without making it a guard: for messages and estimates only. A number that only the run tells counts as some."""
+    """The value seen at capture, without making it a guard: for messages and estimates only. A number that only the run
+    tells counts as some."""
     return x if not isinstance(x, NumberProxy) else x.python_type(_ESTIMATE) if x.unbacked else _hint(x)
 
 
@@ -597,7 +658,10 @@ def same_shape(a: tuple, b: tuple) -> bool:
 def type_string(x) -> str:
     """How traces print the type of a value: `cpu f32[2, 2]`, `int 8`, `Collection`, `Any` ..."""
     if isinstance(x, TensorProxy):
-        return f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} {x.dtype.shortname}[{', '.join([str(getattr(n, 'expression', n)) for n in x.shape])}]"
+        return (
+            f"{'future of ' * isinstance(x, FutureTensorProxy)}{x.device.name} "
+            f"{x.dtype.shortname}[{', '.join([str(getattr(n, 'expression', n)) for n in x.shape])}]"
+        )
     if isinstance(x, NumberProxy):
         return x.python_type.__name__ if x.unbacked else f"{x.python_type.__name__} {_hint(x)!r}"
     if isinstance(x, UnbackedNumber):

@@ -16,7 +16,8 @@ _registered: set[type] = set()
 
 
 def tree_flatten(tree: Any) -> tuple[list, optree.PyTreeSpec]:
-    """The leaves of nested tuples, lists, dicts, namedtuples (None is a leaf), and what is needed to put them together again."""
+    """The leaves of nested tuples, lists, dicts, namedtuples (None is a leaf), and what is needed to put them together
+    again."""
     return optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)  # type: ignore[return-value]
 
 

@@ -1,7 +1,7 @@
 """Regions: groups of lines that may run as one.
 
-A set of lines is convex when no path leads out of it and back in: everything it reads exists before it starts. Fusion executors are given
-convex regions only.
+A set of lines is convex when no path leads out of it and back in: everything it reads exists before it starts. Fusion
+executors are given convex regions only.
 """
 
 from __future__ import annotations
@@ -27,10 +27,14 @@ class Region:
         self.lines = tuple(lines)
         made = {o for line in lines for o in line.outputs}
         self.inputs: tuple[Proxy, ...] = tuple(dict.fromkeys(i for line in lines for i in line.inputs if i not in made))
-        self.outputs: tuple[Proxy, ...] = tuple(dict.fromkeys(o for line in lines for o in line.outputs if o in needed_after))
+        self.outputs: tuple[Proxy, ...] = tuple(
+            dict.fromkeys(o for line in lines for o in line.outputs if o in needed_after)
+        )
 
 
-def leading_to(lines: Sequence[BoundSymbol], results: Iterable, kept: Callable[[BoundSymbol], bool] | None = None) -> list[BoundSymbol]:
+def leading_to(
+    lines: Sequence[BoundSymbol], results: Iterable, kept: Callable[[BoundSymbol], bool] | None = None
+) -> list[BoundSymbol]:
     """The lines that `results` are made by, and those that `kept` says stay, with what these read, in their order."""
     needed, found = {r for r in results if isinstance(r, Proxy)}, []
     for line in reversed(lines):
@@ -48,20 +52,23 @@ def _readers(lines: Sequence[BoundSymbol]) -> dict[Proxy, list[int]]:
     return found
 
 
-NEAR = 8  # lines that run apart, from first to last of what is joined: results that wait for a far reader fill the memory
+# lines that run apart, from first to last of what is joined: results that wait for a far reader fill the memory
+NEAR = 8
 FAR = 64  # groups that are looked back on
 MOST = 128  # lines of groups that join: a longer kernel takes too long to compile
 SMALL = 1 << 16  # elements, of which a kernel takes less time than its launch
 
 
 def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
-    """Groups the lines that `takes` accepts into convex sets of indices, each as large as joining what is near makes it.
+    """Groups the lines that `takes` accepts into convex sets of indices, each as large as joining what is near makes
+    it.
 
-    Lines with an effect are never joined and never moved across. Every line is in exactly one group; lines not taken are groups of one.
-    Groups are in an order in which they can run. One pass, nearly linear in the edges: each group has a level, more than that of every group it reads from, so that
-    no path leads from one group to another of the same level. A line joins the groups of its producers of the highest level, which become one, when all of
-    them are taken. A group that nothing else reads from yet may rise to any higher level, and joins as well. In the end, groups that share tensors join, then small ones over
-    one space, which are launched once.
+    Lines with an effect are never joined and never moved across. Every line is in exactly one group; lines not taken
+    are groups of one. Groups are in an order in which they can run. One pass, nearly linear in the edges: each group
+    has a level, more than that of every group it reads from, so that no path leads from one group to another of the
+    same level. A line joins the groups of its producers of the highest level, which become one, when all of them are
+    taken. A group that nothing else reads from yet may rise to any higher level, and joins as well. In the end, groups
+    that share tensors join, then small ones over one space, which are launched once.
     """
     group_of: list[int] = []
     groups: list[list[int]] = []
@@ -85,7 +92,9 @@ def convex_regions(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], 
         before = {current(group_of[producer[v]]) for v in line.inputs if v in producer}
         highest = max((level[g] for g in before), default=0)
         nearest = [g for g in before if level[g] == highest]
-        may_join = {g for g in before if taken[g] and level[g] >= barrier and apart - first[g] <= NEAR} if accepts else set()
+        may_join = (
+            {g for g in before if taken[g] and level[g] >= barrier and apart - first[g] <= NEAR} if accepts else set()
+        )
         if sum(len(groups[g]) for g in may_join) >= MOST:
             may_join = set()
         joined = {g for g in may_join if not read[g]}
@@ -138,16 +147,20 @@ def _small_space(lines: Sequence[BoundSymbol]) -> set[Any]:
 
 
 def _join_sharing(
-    lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int], shared: Callable[[Sequence[BoundSymbol]], set]
+    lines: Sequence[BoundSymbol], ordered: Sequence[list[int]], taken: Sequence[bool], producer: dict[Proxy, int],
+        shared: Callable[[Sequence[BoundSymbol]], set]
 ) -> list[list[int]]:  # fmt: skip
-    """Joins near groups that have something of what `shared` says in common, where no path leads from one to the other through a third.
+    """Joins near groups that have something of what `shared` says in common, where no path leads from one to the other
+    through a third.
 
-    ordered: groups in an order in which they can run, as is the result. What stood between two groups that join comes after them where it reads from the first, otherwise before.
+    ordered: groups in an order in which they can run, as is the result. What stood between two groups that join comes
+    after them where it reads from the first, otherwise before.
     """
     group_of = {i: g for g, group in enumerate(ordered) for i in group}
     into = list(range(len(ordered)))
     members = [list(group) for group in ordered]
-    made_by = [[producer[v] for i in group for v in lines[i].inputs if v in producer] for group in ordered]  # lines that a group reads from, its own among them
+    # lines that a group reads from, its own among them
+    made_by = [[producer[v] for i in group for v in lines[i].inputs if v in producer] for group in ordered]
     apart = [sum(_runs_apart(lines[i], t) for i in group) for t, group in zip(taken, ordered, strict=True)]
     has_effect = [OpTags.DONT_DCE in lines[group[0]].sym.tags for group in ordered]
     latest: dict[Any, int] = {}  # the last group that has something
@@ -169,7 +182,11 @@ def _join_sharing(
             if at is None:
                 continue
             between = placed[at + 1 :]
-            if sum(apart[g] for g in between) > NEAR or any(has_effect[g] for g in between) or len(members[group]) + len(members[other]) > MOST:
+            if (
+                sum(apart[g] for g in between) > NEAR
+                or any(has_effect[g] for g in between)
+                or len(members[group]) + len(members[other]) > MOST
+            ):
                 continue
             readers = {other}
             for g in between:
@@ -189,14 +206,18 @@ def _join_sharing(
 
 
 def _in_order(lines: Sequence[BoundSymbol], groups: list[list[int]], producer: dict[Proxy, int]) -> list[list[int]]:
-    """Groups in an order in which they can run, as near to that of the program as it goes: values live no longer than they must. Effects stay where they are."""
+    """Groups in an order in which they can run, as near to that of the program as it goes: values live no longer than
+    they must. Effects stay where they are."""
     stretch, stretch_of = 0, []  # stretches of lines between effects, which are stretches of their own
     for line in lines:
         has_effect = OpTags.DONT_DCE in line.sym.tags
         stretch_of.append(stretch + has_effect)
         stretch += 2 * has_effect
     group_of = {i: g for g, group in enumerate(groups) for i in group}
-    before = [{group_of[producer[v]] for i in group for v in lines[i].inputs if v in producer} - {g} for g, group in enumerate(groups)]
+    before = [
+        {group_of[producer[v]] for i in group for v in lines[i].inputs if v in producer} - {g}
+        for g, group in enumerate(groups)
+    ]
     after: list[list[int]] = [[] for _ in groups]
     for g, needed in enumerate(before):
         for other in needed:
@@ -216,13 +237,19 @@ def _in_order(lines: Sequence[BoundSymbol], groups: list[list[int]], producer: d
 
 
 def schedule(lines: Sequence[BoundSymbol], groups: Sequence[Sequence[int]], output: Sequence[Proxy]) -> list[Region]:
-    """The regions of `groups`, in an order in which they can run, each with its inputs and the outputs that are read later."""
+    """The regions of `groups`, in an order in which they can run, each with its inputs and the outputs that are read
+    later."""
     readers = _readers(lines)
     returned = set(output)
     regions = []
     for group in groups:
         inside = set(group)
-        needed = {o for i in group for o in lines[i].outputs if o in returned or any(r not in inside for r in readers.get(o, ()))}
+        needed = {
+            o
+            for i in group
+            for o in lines[i].outputs
+            if o in returned or any(r not in inside for r in readers.get(o, ()))
+        }
         regions.append(Region([lines[i] for i in group], needed))
     return regions
 
@@ -231,11 +258,18 @@ class _Value(tuple):
     """A value of a region, by its number: what is left of a proxy when names do not count."""
 
 
-def with_own_copies(regions: Sequence[Region], output: Sequence[Proxy], takes: Callable[[BoundSymbol], bool], cheap: Callable[[BoundSymbol], bool]) -> list[Region]:
-    """Regions that compute again what is cheap, where they would read it from another region: writing and reading it costs more than reading what it is made of.
+def with_own_copies(
+    regions: Sequence[Region],
+    output: Sequence[Proxy],
+    takes: Callable[[BoundSymbol], bool],
+    cheap: Callable[[BoundSymbol], bool],
+) -> list[Region]:
+    """Regions that compute again what is cheap, where they would read it from another region: writing and reading it
+    costs more than reading what it is made of.
 
-    regions: in an order in which they can run. takes: lines that are run as regions. cheap: those of them that cost nothing beside what they read. A value is copied where what
-    it is made of, and the region does not read anyway, has no more bytes than the value. Never past a line with an effect, which may write to what the copy would read.
+    regions: in an order in which they can run. takes: lines that are run as regions. cheap: those of them that cost
+    nothing beside what they read. A value is copied where what it is made of, and the region does not read anyway, has
+    no more bytes than the value. Never past a line with an effect, which may write to what the copy would read.
     """
     taken = [all(map(takes, r.lines)) for r in regions]
     effects = list(itertools.accumulate(any(OpTags.DONT_DCE in line.sym.tags for line in r.lines) for r in regions))
@@ -246,7 +280,12 @@ def with_own_copies(regions: Sequence[Region], output: Sequence[Proxy], takes: C
         fronts: list[tuple[int, list[BoundSymbol]]] = []
         for value in region.inputs if taken[n] else ():
             at = home[value][0] if value in home else None
-            if at is None or not taken[at] or effects[at] != effects[n] or (chain := _chain(value, home, regions[at].lines, cheap)) is None:
+            if (
+                at is None
+                or not taken[at]
+                or effects[at] != effects[n]
+                or (chain := _chain(value, home, regions[at].lines, cheap)) is None
+            ):
                 continue
             made, sources = chain
             if sum(_bytes(s) for s in sources if s not in inputs) > _bytes(value):
@@ -254,7 +293,8 @@ def with_own_copies(regions: Sequence[Region], output: Sequence[Proxy], takes: C
             inputs |= sources
             fronts.append((at, [line for line in made if line.outputs[0] not in copies]))
             copies |= {o: _copy(o, line) for line in made for o in line.outputs if o not in copies}
-        front = [line for _, made in sorted(fronts, key=lambda f: f[0]) for line in made]  # a copy may read one of an earlier region
+        # a copy may read one of an earlier region
+        front = [line for _, made in sorted(fronts, key=lambda f: f[0]) for line in made]
         lines_of.append([line.swap(copies) for line in (*front, *region.lines)] if copies else list(region.lines))
     read = {v for lines in lines_of for v in Region(lines, set()).inputs} | set(output)
     result = []
@@ -266,8 +306,11 @@ def with_own_copies(regions: Sequence[Region], output: Sequence[Proxy], takes: C
     return result
 
 
-def _chain(value: Proxy, home: dict, home_lines: Sequence[BoundSymbol], cheap: Callable[[BoundSymbol], bool]) -> tuple[list[BoundSymbol], set[Proxy]] | None:
-    """The lines of a value's own region that lead to it, and what they read from outside of it; None where one of them is not cheap."""
+def _chain(
+    value: Proxy, home: dict, home_lines: Sequence[BoundSymbol], cheap: Callable[[BoundSymbol], bool]
+) -> tuple[list[BoundSymbol], set[Proxy]] | None:
+    """The lines of a value's own region that lead to it, and what they read from outside of it; None where one of them
+    is not cheap."""
     region = home[value][0]
     found: dict[BoundSymbol, None] = {}
     sources: set[Proxy] = set()
@@ -296,7 +339,8 @@ def _copy(value: Proxy, line: BoundSymbol) -> Proxy:
 
 
 def region_key(region: Region):
-    """A hashable key that is equal for two regions which are the same program up to names, on values of the same metadata."""
+    """A hashable key that is equal for two regions which are the same program up to names, on values of the same
+    metadata."""
     numbers: dict[Proxy, _Value] = {}
 
     def number(x):
@@ -308,5 +352,8 @@ def region_key(region: Region):
             found = numbers[x] = _Value((len(numbers), *facts))
         return found
 
-    lines = [(line.sym, *(hashable(map_structure(number, part)) for part in (line.args, line.kwargs, line.output))) for line in region.lines]
+    lines = [
+        (line.sym, *(hashable(map_structure(number, part)) for part in (line.args, line.kwargs, line.output)))
+        for line in region.lines
+    ]
     return (tuple(lines), tuple(map(number, region.inputs)), tuple(map(number, region.outputs)))

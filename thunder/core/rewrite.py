@@ -1,9 +1,9 @@
 """The one driver of local rewriting: a rule is shown each line of a trace and writes what takes its place.
 
-    def rule(line, out):
-        out.write(line)                          # keep it
-        out.alias({line.outputs[0]: other})      # drop it: later lines read `other` instead
-        out.trace(lambda x: ltorch.exp(x), line) # compute its outputs another way, under their old names
+def rule(line, out):
+    out.write(line)                          # keep it
+    out.alias({line.outputs[0]: other})      # drop it: later lines read `other` instead
+    out.trace(lambda x: ltorch.exp(x), line) # compute its outputs another way, under their old names
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def rewrite(trace: Trace, rule: Callable[[BoundSymbol, Rewriter], None]) -> Trac
         error.bound_symbol = error.bound_symbol or line
         raise
     table = out.table
-    output = map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, trace.output) if table else trace.output
+    output = (
+        map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, trace.output) if table else trace.output
+    )
     return trace.replace(bound_symbols=out.lines, output=output)
 
 

@@ -1,8 +1,9 @@
-"""Symbols (operations), bound symbols (lines of a trace), and the recorder that writes lines while a function is traced.
+"""Symbols (operations), bound symbols (lines of a trace), and the recorder that writes lines while a function is
+traced.
 
-A symbol is called like a function. Its meta rule types the result, or, where it has none, its decomposition is run and typed. The call is
-recorded in the current `Recorder` as a `BoundSymbol`, which never changes afterwards. Traces are flat: a composite is one line, and its decomposition
-(`bound_symbol.subsymbols`) is made when somebody first asks.
+A symbol is called like a function. Its meta rule types the result, or, where it has none, its decomposition is run and
+typed. The call is recorded in the current `Recorder` as a `BoundSymbol`, which never changes afterwards. Traces are
+flat: a composite is one line, and its decomposition (`bound_symbol.subsymbols`) is made when somebody first asks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from thunder.core.recording import RECORDER, current_recorder, recording, user_l
 from thunder.core.symbolic import Facts
 from thunder.errors import DataDependentError, MissingImplementationError
 
-__all__ = ["OpTags", "Symbol", "BoundSymbol", "Recorder", "Context", "Names", "recording", "current_recorder", "user_location", "detached", "adopt"]
+__all__ = [
+    "OpTags",
+    "Symbol",
+    "BoundSymbol",
+    "Recorder",
+    "Context",
+    "Names",
+    "recording",
+    "current_recorder",
+    "user_location",
+    "detached",
+    "adopt",
+]
 
 
 UNBACKED: dict[str, Callable] = {}  # what is done about sizes that data decides; `thunder.core.unbacked` fills it
@@ -44,9 +57,11 @@ class OpTags(enum.Enum):
 
 
 class Names:
-    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data decides, by name.
+    """The names taken in a program, shared by all traces made from it. facts: what is known of its numbers that data
+    decides, by name.
 
-    backends: what attention might use when the reading of the program began; attends: whether the program depends on that.
+    backends: what attention might use when the reading of the program began; attends: whether the program depends on
+    that.
     """
 
     __slots__ = ("taken", "counters", "facts", "backends", "attends")
@@ -76,10 +91,11 @@ class Names:
 
 
 class Context:
-    """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of lines; never mutated.
+    """The state a line was recorded under, and under which its decomposition is run later. One object for a stretch of
+    lines; never mutated.
 
-    checkpoint: the activation checkpoints that the line stands in, the outermost first. backward: which of the backwards
-    inside of the program it belongs to, counted from 1; 0: none.
+    checkpoint: the activation checkpoints that the line stands in, the outermost first. backward: which of the
+    backwards inside of the program it belongs to, counted from 1; 0: none.
     """
 
     __slots__ = (
@@ -104,7 +120,8 @@ class Context:
 
     @property
     def afterwards(self) -> Context:
-        """What is made of a line later is made under this one: without autocast, the casts of which are lines of their own by then."""
+        """What is made of a line later is made under this one: without autocast, the casts of which are lines of their
+        own by then."""
         if self.autocast is None:
             return self
         if self._afterwards is None:
@@ -120,17 +137,23 @@ class Context:
 class Recorder:
     """The list of lines being written: the only mutable thing while a function is traced.
 
-    sizes: those that the meta rule of the line being written leaves to the run (`thunder.core.unbacked`); None while there was none.
+    sizes: those that the meta rule of the line being written leaves to the run (`thunder.core.unbacked`); None while
+    there was none.
 
-    context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place operations
-    have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast (`thunder.ops.autocast`); is_leaf says what is one.
-    location: called for each line, gives where in the user's code it came from, in a form that costs little; where: the same as
-    (filename, line, function, source line), for errors.
+    context: see `Context`; replaced, not changed, when the program enters or leaves a mode. memory: what in-place
+    operations have made of values (`thunder.ops.memory`), where there may be any. casts: of leaves, by autocast
+    (`thunder.ops.autocast`); is_leaf says what is one. location: called for each line, gives where in the user's code
+    it came from, in a form that costs little; where: the same as (filename, line, function, source line), for errors.
     """
 
     __slots__ = ("bound_symbols", "context", "memory", "casts", "is_leaf", "location", "where", "sizes")
 
-    def __init__(self, context: Context | None = None, location: Callable[[], Any] | None = None, where: Callable[[], tuple | None] | None = None):
+    def __init__(
+        self,
+        context: Context | None = None,
+        location: Callable[[], Any] | None = None,
+        where: Callable[[], tuple | None] | None = None,
+    ):
         self.bound_symbols: list[BoundSymbol] = []
         self.context = context or Context(Names())
         self.memory: Any = None
@@ -155,15 +178,18 @@ def detached(context: Context | None = None) -> Iterator[Recorder]:
 class Symbol:
     """An operation.
 
-    name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from proxies; a symbol without one
-    is a composite typed by its `decomposition`. fn: the Python callable that executes it, if any. implementations look symbols up by `id`.
-    parameters: names of the positional parameters, so that calls by keyword are recorded by position. places: where functions of PyTorch take what
-    they call otherwise. explain: see `thunder.ops`: turns an error of the meta rule into the one PyTorch would raise.
+    name, module: how it is printed (`ltorch.mul`; a module of None prints the bare name). meta: types the result from
+    proxies; a symbol without one is a composite typed by its `decomposition`. fn: the Python callable that executes it,
+    if any. implementations look symbols up by `id`. parameters: names of the positional parameters, so that calls by
+    keyword are recorded by position. places: where functions of PyTorch take what they call otherwise. explain: see
+    `thunder.ops`: turns an error of the meta rule into the one PyTorch would raise.
     """
 
     __slots__ = (
-        "name", "module", "id", "meta", "decomposition", "is_prim", "tags", "fn", "executor", "python_printer", "parameters", "defaults", "autocast",
-        "torch_functions", "canonicalize", "explain", "places", "is_fusion", "sampler", "error_sampler", "grad_rule", "info",
+        "name", "module", "id", "meta", "decomposition", "is_prim", "tags", "fn", "executor", "python_printer",
+        "parameters", "defaults", "autocast",
+        "torch_functions", "canonicalize", "explain", "places", "is_fusion", "sampler", "error_sampler", "grad_rule",
+        "info",
     )  # fmt: skip
 
     def __init__(
@@ -183,7 +209,13 @@ class Symbol:
     ):
         self.name, self.module, self.meta, self.decomposition, self.is_prim = name, module, meta, decomposition, is_prim
         self.id = id if id is not None else f"{module}.{name}" if module else name
-        self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = frozenset(tags), fn, executor, python_printer, is_fusion
+        self.tags, self.fn, self.executor, self.python_printer, self.is_fusion = (
+            frozenset(tags),
+            fn,
+            executor,
+            python_printer,
+            is_fusion,
+        )
         self.autocast: str | None = None
         self.torch_functions: tuple = ()
         self.canonicalize: Callable | None = None
@@ -250,10 +282,18 @@ class Symbol:
         inputs = proxies_in(kwargs, proxies_in(args, [])) if kwargs else proxies_in(args, [])
         outputs = [out] if type(out) is TensorProxy else proxies_in(out, [])
         # what is made here has no name yet
-        if not subsymbols and outputs and outputs[0].name and not self.is_fusion and all(any(o is i for i in inputs) for o in outputs):
+        if (
+            not subsymbols
+            and outputs
+            and outputs[0].name
+            and not self.is_fusion
+            and all(any(o is i for i in inputs) for o in outputs)
+        ):
             return out
         context = recorder.context
-        needs_grad = context.grad_enabled and self.connects(args, kwargs, inputs) and "typed_by_running" not in self.info
+        needs_grad = (
+            context.grad_enabled and self.connects(args, kwargs, inputs) and "typed_by_running" not in self.info
+        )
         apart = self.info.get("not_differentiable", ()) if needs_grad else ()
         for i, o in enumerate(outputs):
             if not o.name:
@@ -262,7 +302,9 @@ class Symbol:
                     o.requires_grad = True
                 elif self.executor is not None and type(o) is TensorProxy:
                     o.requires_grad = False  # TensorProxy(like=x) in a user's meta rule copied x's
-        line = BoundSymbol(self, args, kwargs, out, context=context.afterwards, inputs=tuple(inputs), outputs=tuple(outputs))
+        line = BoundSymbol(
+            self, args, kwargs, out, context=context.afterwards, inputs=tuple(inputs), outputs=tuple(outputs)
+        )
         if subsymbols is not None:
             line._subsymbols = tuple(subsymbols)
         if recorder.location is not None:
@@ -274,13 +316,16 @@ class Symbol:
             recorder.memory.add(line)
         if recorder.sizes:
             UNBACKED["read_sizes"](recorder, line)
-        return list(out) if type(out) is list else dict(out) if type(out) is dict else out  # the caller's own, who may change it
+        # the caller's own, who may change it
+        return list(out) if type(out) is list else dict(out) if type(out) is dict else out
 
     def connects(self, args, kwargs, inputs) -> bool:
         """Whether results of a call require grad, in grad mode; `inputs` are the proxies among the arguments."""
         for i in inputs:  # for each line that is written: no generator
             if isinstance(i, TensorProxy) and i.requires_grad:
-                return OpTags.DETACHED not in self.tags and ("detaches" not in self.info or not self.info["detaches"](*args, **kwargs))
+                return OpTags.DETACHED not in self.tags and (
+                    "detaches" not in self.info or not self.info["detaches"](*args, **kwargs)
+                )
         return False
 
     def bind(self, *args, output, subsymbols=(), context: Context | None = None, **kwargs) -> BoundSymbol:
@@ -301,7 +346,8 @@ class Symbol:
         return meta
 
     def vjp(self, rule: Callable) -> Callable:
-        """Gives the operation its derivative: a generator that yields the result, is sent its cotangent, and returns the arguments' cotangents."""
+        """Gives the operation its derivative: a generator that yields the result, is sent its cotangent, and returns
+        the arguments' cotangents."""
         self.grad_rule = rule
         return rule
 
@@ -311,20 +357,26 @@ class Symbol:
         return function
 
     def error_samples(self, function: Callable) -> Callable:
-        """`function(make)` yields (args, kwargs) that PyTorch refuses; thunder must refuse them with the same class and first words."""
+        """`function(make)` yields (args, kwargs) that PyTorch refuses; thunder must refuse them with the same class and
+        first words."""
         self.error_sampler = function
         return function
 
     def _run(self, args: tuple, kwargs: dict):
-        """Outside of a trace a symbol is the function that executes it, so that every printed trace is a program that runs."""
+        """Outside of a trace a symbol is the function that executes it, so that every printed trace is a program that
+        runs."""
         run = self.fn or self.decomposition
         if run is None or proxies_in(args, []):
             why = "has no implementation of its own" if run is None else "was given a value of a trace"
-            raise MissingImplementationError(f"{self.qualified_name} was called outside of a trace and {why}: call it from a function given to thunder.jit")
+            raise MissingImplementationError(
+                f"{self.qualified_name} was called outside of a trace and {why}: call it from a function given to "
+                "thunder.jit"
+            )
         return run(*args, **kwargs)
 
     def _by_position(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Arguments given by the name of a positional parameter, or by PyTorch's or numpy's other name for it, put in their places."""
+        """Arguments given by the name of a positional parameter, or by PyTorch's or numpy's other name for it, put in
+        their places."""
         names = self.parameters
         renamed = {self._spelling(k): v for k, v in kwargs.items() if k != "out" or v is not None}
         if names.isdisjoint(renamed):
@@ -350,7 +402,8 @@ class Symbol:
 
     def _spelling(self, keyword: str) -> str:
         """What an argument is called here: operands are found by their places in PyTorch's functions, `axis` is dim."""
-        if keyword in self.parameters or keyword in self.defaults or not self.parameters:  # an opaque operation is called as the user calls it
+        # an opaque operation is called as the user calls it
+        if keyword in self.parameters or keyword in self.defaults or not self.parameters:
             return keyword
         place = self.places(*self.torch_functions).get(keyword)
         if place is not None and place < len(self.parameters):
@@ -369,15 +422,42 @@ def positional_parameters(function: Callable | None) -> tuple[KeysView[str], dic
         return {}.keys(), {}
     parameters = inspect.signature(function).parameters.values()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return {p.name: None for p in positional}.keys(), {p.name: p.default for p in parameters if p.default is not p.empty}
+    return {p.name: None for p in positional}.keys(), {
+        p.name: p.default for p in parameters if p.default is not p.empty
+    }
 
 
 class BoundSymbol:
-    """One line of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat. Never changed once made."""
+    """One line of a trace: `output = sym(*args, **kwargs)`. `inputs` and `outputs` are the proxies in it, flat. Never
+    changed once made."""
 
-    __slots__ = ("sym", "args", "kwargs", "output", "context", "inputs", "outputs", "location", "header", "_subsymbols", "aliases", "__weakref__")
+    __slots__ = (
+        "sym",
+        "args",
+        "kwargs",
+        "output",
+        "context",
+        "inputs",
+        "outputs",
+        "location",
+        "header",
+        "_subsymbols",
+        "aliases",
+        "__weakref__",
+    )
 
-    def __init__(self, sym: Symbol, args: tuple, kwargs: dict, output, *, context: Context | None = None, inputs=None, outputs=None, location=None):
+    def __init__(
+        self,
+        sym: Symbol,
+        args: tuple,
+        kwargs: dict,
+        output,
+        *,
+        context: Context | None = None,
+        inputs=None,
+        outputs=None,
+        location=None,
+    ):
         self.sym, self.args, self.kwargs, self.output, self.context = sym, args, kwargs, output, context
         self.inputs: tuple[Proxy, ...] = tuple(proxies_in(kwargs, proxies_in(args, []))) if inputs is None else inputs
         self.outputs: tuple[Proxy, ...] = tuple(proxies_in(output, [])) if outputs is None else outputs
@@ -391,7 +471,8 @@ class BoundSymbol:
 
     @property
     def subsymbols(self) -> tuple[BoundSymbol, ...]:
-        """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim, and where it depends on sizes that data decides."""
+        """The decomposition: lines that compute the same outputs, under the same names. Empty for a prim, and where it
+        depends on sizes that data decides."""
         if self._subsymbols is None and self.sym.decomposition is not None:
             number = next((n for n in numbers_in([self.args, self.kwargs], []) if not n.unbacked), None)
             if number is not None and number.decisions.closed:  # somebody looks at a program that is made
@@ -413,9 +494,11 @@ class BoundSymbol:
     def replace(self, **changes) -> BoundSymbol:
         """A copy with some of sym, args, kwargs, output, subsymbols, context changed. `from_bsym` is the same."""
         new = BoundSymbol(
-            changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs), changes.get("output", self.output),
+            changes.get("sym", self.sym), changes.get("args", self.args), changes.get("kwargs", self.kwargs),
+                changes.get("output", self.output),
             context=changes.get("context", self.context), location=self.location,
-            inputs=None if "args" in changes or "kwargs" in changes else self.inputs, outputs=None if "output" in changes else self.outputs,
+            inputs=None if "args" in changes or "kwargs" in changes else self.inputs,
+            outputs=None if "output" in changes else self.outputs,
         )  # fmt: skip
         if "subsymbols" in changes:
             new._subsymbols = tuple(changes["subsymbols"])
@@ -441,7 +524,14 @@ class BoundSymbol:
             return table.get(x, x) if isinstance(x, Proxy) else x.renamed(table) if isinstance(x, NumberProxy) else x
 
         kwargs = map_structure(swapped, self.kwargs) if self.kwargs else self.kwargs
-        new = BoundSymbol(self.sym, map_structure(swapped, self.args), kwargs, map_structure(swapped, self.output), context=self.context, location=self.location)
+        new = BoundSymbol(
+            self.sym,
+            map_structure(swapped, self.args),
+            kwargs,
+            map_structure(swapped, self.output),
+            context=self.context,
+            location=self.location,
+        )
         if self._subsymbols:
             new._subsymbols = tuple(s.swap(table) for s in self._subsymbols)
         return new
@@ -464,8 +554,9 @@ class BoundSymbol:
 def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], dict[Proxy, Any]]:
     """Lets `lines`, whose result is `result`, compute the values of `wanted`, a structure of the same form.
 
-    Values keep their names from pass to pass: what the lines make is renamed to what it replaces. Returns the lines, and for each wanted value that they do
-    not make (it is an input, a number, or another wanted value) what it is. Raises ValueError where the structures differ in length.
+    Values keep their names from pass to pass: what the lines make is renamed to what it replaces. Returns the lines,
+    and for each wanted value that they do not make (it is an input, a number, or another wanted value) what it is.
+    Raises ValueError where the structures differ in length.
     """
     pairs = list(zip(leaves(result), leaves(wanted), strict=True))
     made = {o for line in lines for o in line.outputs}
@@ -473,7 +564,9 @@ def adopt(lines: list[BoundSymbol], result, wanted) -> tuple[list[BoundSymbol], 
     for new, old in pairs:
         if isinstance(new, Proxy) and isinstance(old, Proxy) and new in made and new not in table:
             table[new] = old
-    aliases = {old: table.get(new, new) if isinstance(new, Proxy) else new for new, old in pairs if isinstance(old, Proxy)}
+    aliases = {
+        old: table.get(new, new) if isinstance(new, Proxy) else new for new, old in pairs if isinstance(old, Proxy)
+    }
     aliases = {old: new for old, new in aliases.items() if new is not old}
     changed = {new: old for new, old in table.items() if new is not old}
     return [line.swap(changed) for line in lines] if changed else list(lines), aliases

@@ -1,8 +1,8 @@
 """Arithmetic on sizes and numbers that stay symbolic: one small expression type.
 
-An `Expression` is a polynomial with integer coefficients over atoms; an atom is an input symbol (a str: the name of a number that the
-prologue passes in) or an application such as ("floordiv", a, b) of expressions. Polynomials are kept in normal form, so that two
-sizes that are always equal are the same expression, and comparing them needs no guard.
+An `Expression` is a polynomial with integer coefficients over atoms; an atom is an input symbol (a str: the name of a
+number that the prologue passes in) or an application such as ("floordiv", a, b) of expressions. Polynomials are kept in
+normal form, so that two sizes that are always equal are the same expression, and comparing them needs no guard.
 """
 
 from __future__ import annotations
@@ -102,7 +102,11 @@ class Expression:
         total = None
         for mono, c in self.terms.items():
             for atom in mono:
-                c = c * (values[atom] if isinstance(atom, str) else APPLICATIONS[atom[0]][0](*(a.evaluate(values) for a in atom[1:])))
+                c = c * (
+                    values[atom]
+                    if isinstance(atom, str)
+                    else APPLICATIONS[atom[0]][0](*(a.evaluate(values) for a in atom[1:]))
+                )
             total = c if total is None else total + c  # not 0 + c, which loses the sign of -0.0
         return 0 if total is None else total
 
@@ -161,7 +165,8 @@ def constant(value) -> Expression:
 
 
 def apply(name: str, *args: Expression, whole: bool = True) -> Expression:
-    """An application, simplified where it is plain: constants fold, an exact quotient of `whole` numbers loses its division."""
+    """An application, simplified where it is plain: constants fold, an exact quotient of `whole` numbers loses its
+    division."""
     if all(a.is_constant for a in args):
         return constant(APPLICATIONS[name][0](*(a.constant for a in args)))
     if name == "neg":
@@ -174,11 +179,13 @@ def apply(name: str, *args: Expression, whole: bool = True) -> Expression:
 
 
 class Decisions:
-    """The relations between symbolic numbers that a program was made by, and the only place where their values are known.
+    """The relations between symbolic numbers that a program was made by, and the only place where their values are
+    known.
 
-    values: those of the input symbols, at capture. sizes: symbols that are tensor sizes, which are at least 2. relations:
-    (a, relation, b) -> whether it holds, in the order they were decided. A program fits other values where the same
-    relations hold. Once `close`d, the decisions are checked by a program that is written: a new one is an error.
+    values: those of the input symbols, at capture. sizes: symbols that are tensor sizes, which are at least 2.
+    relations: (a, relation, b) -> whether it holds, in the order they were decided. A program fits other values where
+    the same relations hold. Once `close`d, the decisions are checked by a program that is written: a new one is an
+    error.
     """
 
     __slots__ = ("values", "sizes", "relations", "closed", "_lock")
@@ -219,14 +226,16 @@ class Decisions:
 
 def hold(relations: dict[tuple, bool], values: dict[str, int | float]) -> bool:
     """Whether values agree with decisions."""
-    return all(RELATIONS[r](a.evaluate(values), b.evaluate(values)) is outcome for (a, r, b), outcome in relations.items())
+    return all(
+        RELATIONS[r](a.evaluate(values), b.evaluate(values)) is outcome for (a, r, b), outcome in relations.items()
+    )
 
 
 class Facts:
     """What is known of the numbers that only the run tells, in one program.
 
-    least: the least value of each number that has one, by name; sizes have 0. The other facts are what the program itself has checked (`torch._check`): polynomials that
-    are at least 0, and those that are not 0.
+    least: the least value of each number that has one, by name; sizes have 0. The other facts are what the program
+    itself has checked (`torch._check`): polynomials that are at least 0, and those that are not 0.
     """
 
     __slots__ = ("least", "at_least_0", "not_0")
@@ -247,7 +256,12 @@ class Facts:
             return True if self._reaches(difference, 0) else False if self._reaches(opposite, 1) else None
         if self._reaches(difference, 0) and self._reaches(opposite, 0):
             return relation == "=="
-        apart = self._reaches(difference, 1) or self._reaches(opposite, 1) or difference in self.not_0 or opposite in self.not_0
+        apart = (
+            self._reaches(difference, 1)
+            or self._reaches(opposite, 1)
+            or difference in self.not_0
+            or opposite in self.not_0
+        )
         return relation == "!=" if apart else None
 
     def assume(self, a: Expression, relation: str, b: Expression) -> None:
@@ -290,6 +304,13 @@ class Facts:
         bounds = [self._lower(x) for x in operands]
         if name in ("max", "min"):
             return max(bounds) if name == "max" else min(bounds)
-        if name == "abs" or name == "mod" and bounds[1] >= 1 or name == "floordiv" and bounds[0] >= 0 and bounds[1] >= 1:
+        if (
+            name == "abs"
+            or name == "mod"
+            and bounds[1] >= 1
+            or name == "floordiv"
+            and bounds[0] >= 0
+            and bounds[1] >= 1
+        ):
             return 0
         return -math.inf

@@ -12,7 +12,17 @@ from thunder.core.codegen import Printer, compile_source, function_source
 from thunder.core.proxies import Proxy, proxies_in
 from thunder.core.symbol import BoundSymbol, Context, Names, Recorder, current_recorder, detached, recording
 
-__all__ = ["Trace", "TraceCtx", "TraceBuilder", "TraceTag", "from_trace", "tracectx", "detached_trace", "is_tracing", "timed_pass"]
+__all__ = [
+    "Trace",
+    "TraceCtx",
+    "TraceBuilder",
+    "TraceTag",
+    "from_trace",
+    "tracectx",
+    "detached_trace",
+    "is_tracing",
+    "timed_pass",
+]
 
 
 class TraceTag(enum.Enum):
@@ -21,16 +31,41 @@ class TraceTag(enum.Enum):
 
 
 class Trace:
-    """A program: `def name(args): bound_symbols; return output`. Never changed once made; `replace` gives a changed copy.
+    """A program: `def name(args): bound_symbols; return output`. Never changed once made; `replace` gives a changed
+    copy.
 
-    args: proxies (or None where the printed `signature` says something else). names: the names taken, shared by every trace of the program.
-    provenance: the header line that says which pass made it. tables: side tables of single subsystems, keyed by value name; "objects" are those that lines
-    made of text (prologue, epilogue) name.
+    args: proxies (or None where the printed `signature` says something else). names: the names taken, shared by every
+    trace of the program. provenance: the header line that says which pass made it. tables: side tables of single
+    subsystems, keyed by value name; "objects" are those that lines made of text (prologue, epilogue) name.
     """
 
-    __slots__ = ("name", "args", "signature", "bound_symbols", "output", "names", "provenance", "tags", "tables", "_callable", "__weakref__")
+    __slots__ = (
+        "name",
+        "args",
+        "signature",
+        "bound_symbols",
+        "output",
+        "names",
+        "provenance",
+        "tags",
+        "tables",
+        "_callable",
+        "__weakref__",
+    )
 
-    def __init__(self, name: str, args, bound_symbols, output, names: Names, *, provenance: str = "", signature: str = "", tags=frozenset(), tables=None):
+    def __init__(
+        self,
+        name: str,
+        args,
+        bound_symbols,
+        output,
+        names: Names,
+        *,
+        provenance: str = "",
+        signature: str = "",
+        tags=frozenset(),
+        tables=None,
+    ):
         self.name, self.args, self.signature = name, tuple(args), signature
         self.bound_symbols: tuple[BoundSymbol, ...] = tuple(bound_symbols)
         self.output, self.names, self.provenance, self.tags = output, names, provenance, frozenset(tags)
@@ -45,7 +80,9 @@ class Trace:
         """A copy with some of name, args, signature, bound_symbols, output, provenance, tags, tables changed."""
         fields = ("name", "args", "bound_symbols", "output", "names", "provenance", "signature", "tags", "tables")
         kept = {k: changes.get(k, getattr(self, k)) for k in fields}
-        return Trace(kept.pop("name"), kept.pop("args"), kept.pop("bound_symbols"), kept.pop("output"), kept.pop("names"), **kept)
+        return Trace(
+            kept.pop("name"), kept.pop("args"), kept.pop("bound_symbols"), kept.pop("output"), kept.pop("names"), **kept
+        )
 
     # --- text
     def python(self, *, print_depth: int = -1, include_decorators: bool = True) -> str:
@@ -97,7 +134,8 @@ TraceCtx = Trace
 
 
 class TraceBuilder:
-    """An editable copy of a trace, for transforms that insert and remove lines: edit `bound_symbols`, `output` and the rest, return `trace()`.
+    """An editable copy of a trace, for transforms that insert and remove lines: edit `bound_symbols`, `output` and the
+    rest, return `trace()`.
 
     A pass may also return the builder itself: the pipeline seals it.
     """
@@ -113,7 +151,8 @@ class TraceBuilder:
 
     def trace(self) -> Trace:
         return self.base.replace(
-            name=self.name, args=self.args, bound_symbols=self.bound_symbols, output=self.output, provenance=self.provenance, tags=self.tags, tables=self.tables
+            name=self.name, args=self.args, bound_symbols=self.bound_symbols, output=self.output,
+            provenance=self.provenance, tags=self.tags, tables=self.tables
         )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Walking a trace line by line, in the form that Lightning Thunder's users know. `thunder.core.rewrite` is the driver underneath."""
+"""Walking a trace line by line, in the form that Lightning Thunder's users know. `thunder.core.rewrite` is the driver
+underneath."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ __all__ = ["TraceSubstitutionProcessor", "interpret_trace"]
 
 
 def interpret_trace(trace: Trace, *args) -> Any:
-    """Calls the symbols of a trace with other arguments, inside whatever is traced now. What the trace returns for them."""
+    """Calls the symbols of a trace with other arguments, inside whatever is traced now. What the trace returns for
+    them."""
     values: dict[Proxy, Any] = dict(zip(trace.args, args, strict=True))
 
     def read(x):
@@ -28,7 +30,8 @@ def interpret_trace(trace: Trace, *args) -> Any:
 
 
 class TraceSubstitutionProcessor:
-    """Makes another trace of one: `process_bsym`, which a subclass defines, is shown each line and says what takes its place.
+    """Makes another trace of one: `process_bsym`, which a subclass defines, is shown each line and says what takes its
+    place.
 
         class Doubling(TraceSubstitutionProcessor):
             def process_bsym(self, bsym):
@@ -83,7 +86,8 @@ class TraceSubstitutionProcessor:
         return map_structure(lambda v: self.swap_map.get(v, v) if isinstance(v, Proxy) else v, x)
 
     def set_result(self, result: Any) -> None:
-        """What the outputs of the line that is processed are from now on: what computes them takes their names. Raises ValueError for another number of values."""
+        """What the outputs of the line that is processed are from now on: what computes them takes their names. Raises
+        ValueError for another number of values."""
         assert self._current is not None, "set_result belongs into process_bsym"
         self._out.lines[:], aliases = adopt(self._out.lines, result, self._current.output)
         self._out.alias(aliases)

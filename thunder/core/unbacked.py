@@ -1,10 +1,12 @@
 """Sizes that data decides: how lines of a trace make them, and how results are typed whose shape depends on them.
 
-Before: `t0 = ltorch.nonzero(x)`. After: `t0 = ltorch.nonzero(x)  # "cpu i64[u0, 2]"`, `u0 = size(t0, 0)`. What later lines read of `u0` they read by that name.
+Before: `t0 = ltorch.nonzero(x)`. After: `t0 = ltorch.nonzero(x)  # "cpu i64[u0, 2]"`, `u0 = size(t0, 0)`. What later
+lines read of `u0` they read by that name.
 
-A meta rule computes with such sizes as with others. Where it would have to decide by one, the operation is typed by examples: the rule is run with several numbers in its place,
-and what comes out each time says which sizes of the result are constants, which are sizes of the arguments, and which are read from the result. Those that are not read are
-checked when the program runs, so that an example too few is an error then, and never a wrong shape.
+A meta rule computes with such sizes as with others. Where it would have to decide by one, the operation is typed by
+examples: the rule is run with several numbers in its place, and what comes out each time says which sizes of the result
+are constants, which are sizes of the arguments, and which are read from the result. Those that are not read are checked
+when the program runs, so that an example too few is an error then, and never a wrong shape.
 """
 
 from __future__ import annotations
@@ -14,14 +16,38 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from thunder.core.proxies import RELATIONS, Condition, NumberProxy, Proxy, TensorProxy, UnbackedNumber, like, map_structure, numbers_in, proxies_in
+from thunder.core.proxies import (
+    RELATIONS,
+    Condition,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    UnbackedNumber,
+    like,
+    map_structure,
+    numbers_in,
+    proxies_in,
+)
 from thunder.core.symbol import UNBACKED, BoundSymbol, Names, OpTags, Recorder, Symbol, current_recorder, detached
 from thunder.errors import DataDependentError
 
-__all__ = ["fresh_size", "made_number", "assume", "check_shapes", "as_size", "read_sizes", "with_sizes", "typed_by_examples", "size_symbol", "check_sizes", "check_condition"]
+__all__ = [
+    "fresh_size",
+    "made_number",
+    "assume",
+    "check_shapes",
+    "as_size",
+    "read_sizes",
+    "with_sizes",
+    "typed_by_examples",
+    "size_symbol",
+    "check_sizes",
+    "check_condition",
+]
 
 
-# ---------------------------------------------------------------------------------------------------------------- lines that make numbers
+# ---------------------------------------------------------------------------------------------------------------- lines
+# that make numbers
 
 
 def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[UnbackedNumber, NumberProxy | Condition]:
@@ -32,7 +58,8 @@ def made_number(recorder: Recorder, python_type: type, origin: str) -> tuple[Unb
 
 
 def fresh_size() -> NumberProxy:
-    """For meta rules: a size that is read from the result when the program runs. It stands alone in one dimension of a result."""
+    """For meta rules: a size that is read from the result when the program runs. It stands alone in one dimension of a
+    result."""
     recorder = current_recorder()
     assert recorder is not None, "a size that data decides is known in a trace only"
     made, number = made_number(recorder, int, "a size that data decides")
@@ -50,13 +77,20 @@ def read_sizes(recorder: Recorder, line: BoundSymbol) -> None:
             made = waiting.pop(n.name, None) if isinstance(n, NumberProxy) else None
             if made is not None:
                 made.origin = f"dimension {dim} of a result of {line.sym.name}"
-                recorder.bound_symbols.append(BoundSymbol(size_symbol, (o, dim), {}, made, context=line.context, location=line.location))
+                recorder.bound_symbols.append(
+                    BoundSymbol(size_symbol, (o, dim), {}, made, context=line.context, location=line.location)
+                )
 
 
 def with_sizes(lines: Sequence[BoundSymbol], arguments: Iterable, names: Names) -> list[BoundSymbol]:
-    """The lines, with those that make sizes which are read and which no line makes: a derivative reads what the program did not."""
+    """The lines, with those that make sizes which are read and which no line makes: a derivative reads what the program
+    did not."""
     made = {o for line in lines for o in line.outputs} if names.facts.least else ()
-    missing = {i.name: i for line in lines for i in line.inputs if type(i) is UnbackedNumber and i not in made} if made else {}
+    missing = (
+        {i.name: i for line in lines for i in line.inputs if type(i) is UnbackedNumber and i not in made}
+        if made
+        else {}
+    )
     if not missing:
         return list(lines)
     out: list[BoundSymbol] = []
@@ -77,7 +111,8 @@ def with_sizes(lines: Sequence[BoundSymbol], arguments: Iterable, names: Names) 
 size_symbol = Symbol("size", is_prim=True, fn=lambda tensor, dim: tensor.shape[dim])
 
 
-# ---------------------------------------------------------------------------------------------------------------- what the program runs with
+# ---------------------------------------------------------------------------------------------------------------- what
+# the program runs with
 
 
 def _check_sizes(tensor, expected: tuple, name: str) -> None:
@@ -85,12 +120,15 @@ def _check_sizes(tensor, expected: tuple, name: str) -> None:
         return
     wanted = ", ".join("any" if n is None else str(n) for n in expected)
     raise RuntimeError(
-        f"the result of {name} has the shape {list(tensor.shape)}, where the compiled program was made for [{wanted}]: the shape depends on data in a way that was not foreseen. "
+        f"the result of {name} has the shape {list(tensor.shape)}, where the compiled program was made for "
+        f"[{wanted}]: the shape depends on data in a way that was not foreseen. "
         "Run this part outside of the compiled function, and pass the result in"
     )
 
 
-check_sizes = Symbol("check_sizes", lambda tensor, expected, name: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_sizes)
+check_sizes = Symbol(
+    "check_sizes", lambda tensor, expected, name: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_sizes
+)
 
 
 def _check_condition(a, relation: str, b, message: str) -> None:
@@ -98,11 +136,14 @@ def _check_condition(a, relation: str, b, message: str) -> None:
         raise RuntimeError(message)
 
 
-check_condition = Symbol("check", lambda a, relation, b, message: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_condition)
+check_condition = Symbol(
+    "check", lambda a, relation, b, message: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_condition
+)
 
 
 def assume(condition: Condition, message: str) -> None:
-    """From here on the condition holds: the program checks it when it runs, and raises RuntimeError with the message where it does not."""
+    """From here on the condition holds: the program checks it when it runs, and raises RuntimeError with the message
+    where it does not."""
     recorder = current_recorder()
     assert recorder is not None, "conditions are checked by lines of a trace"
     check_condition.record(recorder, (condition.a, condition.relation, condition.b, message), {}, None)
@@ -110,7 +151,8 @@ def assume(condition: Condition, message: str) -> None:
 
 
 def check_shapes(a: tuple, b: tuple, refusal: str) -> None:
-    """Two shapes are equal; where only the run tells, the program checks it. Raises RuntimeError where they are not, then or now."""
+    """Two shapes are equal; where only the run tells, the program checks it. Raises RuntimeError where they are not,
+    then or now."""
     conditions = [m == n for m, n in zip(a, b)]
     if len(a) != len(b) or any(equal is False for equal in conditions):
         raise RuntimeError(refusal)
@@ -121,23 +163,33 @@ def check_shapes(a: tuple, b: tuple, refusal: str) -> None:
 
 def as_size(n, message: str) -> None:
     """A number of data is used as a size: from here on it is known to be at least 0, which the program checks."""
-    if isinstance(n, NumberProxy) and n.unbacked and isinstance(condition := n >= 0, Condition):  # type: ignore[operator]
-        assume(condition, message)
+    if isinstance(n, NumberProxy) and n.unbacked:
+        condition = n >= 0  # type: ignore[operator]
+        if isinstance(condition, Condition):
+            assume(condition, message)
 
 
-# ---------------------------------------------------------------------------------------------------------------- typing by examples
+# ----------------------------------------------------------------------------------------------------------------
+# typing by examples
 
 _REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError)
 _MOST = 400  # runs of a meta rule
 
 
 def typed_by_examples(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dict, error: DataDependentError):
-    """Records a call whose meta rule would have to decide by a number that only the run tells, and returns the result. Raises `error` where examples do not help."""
+    """Records a call whose meta rule would have to decide by a number that only the run tells, and returns the result.
+    Raises `error` where examples do not help."""
     recorder.sizes = []
     numbers = numbers_in(kwargs, numbers_in(args, []))
     unbacked = list(dict.fromkeys(u for n in numbers for u in n.unbacked))
-    runs = [run for values in _examples(unbacked, (args, kwargs)) if (run := _run(symbol, recorder, args, kwargs, values)) is not None]
-    if not runs or any(len(run.leaves) != len(runs[0].leaves) or not all(map(_alike, run.leaves, runs[0].leaves)) for run in runs):
+    runs = [
+        run
+        for values in _examples(unbacked, (args, kwargs))
+        if (run := _run(symbol, recorder, args, kwargs, values)) is not None
+    ]
+    if not runs or any(
+        len(run.leaves) != len(runs[0].leaves) or not all(map(_alike, run.leaves, runs[0].leaves)) for run in runs
+    ):
         raise error
     candidates = list({n.expression: n for n in numbers if n.unbacked and n.python_type is int}.values())
     leaves = [_merged(i, runs, candidates) for i in range(len(runs[0].leaves))]
@@ -211,12 +263,21 @@ def _merged(i: int, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):
     first = runs[0].leaves[i]
     if not isinstance(first, TensorProxy) or all(run.leaves[i] is first for run in runs):
         return first
-    return like(first, tuple(_merged_size([_size(run, i, dim) for run in runs], runs, candidates) for dim in range(len(first.shape))))
+    return like(
+        first,
+        tuple(_merged_size([_size(run, i, dim) for run in runs], runs, candidates) for dim in range(len(first.shape))),
+    )
 
 
 def _size(run: _Run, i: int, dim: int) -> int | None:
     n = run.leaves[i].shape[dim]
-    return n if type(n) is int else n.expression.evaluate(run.values) if n.expression.symbols() <= run.values.keys() else None
+    return (
+        n
+        if type(n) is int
+        else n.expression.evaluate(run.values)
+        if n.expression.symbols() <= run.values.keys()
+        else None
+    )
 
 
 def _merged_size(sizes: list, runs: Sequence[_Run], candidates: Sequence[NumberProxy]):
@@ -232,18 +293,29 @@ def _merged_size(sizes: list, runs: Sequence[_Run], candidates: Sequence[NumberP
 
 
 def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, int | float]]:
-    """Numbers to try: small ones, large ones, those around the constants in the arguments; the same for all, all different, any, and each in turn different from the others."""
+    """Numbers to try: small ones, large ones, those around the constants in the arguments; the same for all, all
+    different, any, and each in turn different from the others."""
     if not unbacked:
         return
     constants = _constants(arguments)
     near = sorted({n + d for n in constants for d in (-1, 0, 1)}, key=abs)
-    tried = list(dict.fromkeys((7, 2, 3, 5040, 7919, 1, 0, *near, *(2 * n for n in constants), -1, -2, *(-n for n in constants))))
+    tried = list(
+        dict.fromkeys((7, 2, 3, 5040, 7919, 1, 0, *near, *(2 * n for n in constants), -1, -2, *(-n for n in constants)))
+    )
     made: list[list] = [[v] * len(unbacked) for v in tried]
     if len(unbacked) > 1:
         few, any_of = (1, 0, 7, 5040, *constants[:4]), random.Random(0)
-        made.append([n for n, _ in zip((11, 13, 17, 19, 23, 29, 31, 37, 41, 43), unbacked)] + [47] * (len(unbacked) - 10))
+        made.append(
+            [n for n, _ in zip((11, 13, 17, 19, 23, 29, 31, 37, 41, 43), unbacked)] + [47] * (len(unbacked) - 10)
+        )
         made += [[any_of.choice(tried) for _ in unbacked] for _ in range(40)]
-        made += [[v if i == j else w for j in range(len(unbacked))] for v in few for w in few if v != w for i in range(len(unbacked))]
+        made += [
+            [v if i == j else w for j in range(len(unbacked))]
+            for v in few
+            for w in few
+            if v != w
+            for i in range(len(unbacked))
+        ]
     for values in made[:_MOST]:
         if all(v >= u.facts.least.get(u.name, v) for u, v in zip(unbacked, values)):
             yield {u.name: u.python_type(v) for u, v in zip(unbacked, values)}
@@ -252,7 +324,8 @@ def _examples(unbacked: list[UnbackedNumber], arguments) -> Iterator[dict[str, i
 
 
 def _constants(arguments) -> list[int]:
-    """The ints in arguments and in their shapes, the products of those that stand together, and how often the former go into these."""
+    """The ints in arguments and in their shapes, the products of those that stand together, and how often the former go
+    into these."""
     found: dict[int, None] = {}
 
     def note(x):

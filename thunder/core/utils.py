@@ -13,7 +13,15 @@ from thunder.core.proxies import Proxy
 from thunder.core.symbol import BoundSymbol
 from thunder.core.trace import Trace
 
-__all__ = ["check", "sequencify", "producers", "consumers", "producers_and_consumers", "without_collection", "has_triton"]
+__all__ = [
+    "check",
+    "sequencify",
+    "producers",
+    "consumers",
+    "producers_and_consumers",
+    "without_collection",
+    "has_triton",
+]
 
 
 def check(condition: Any, message: Callable[[], str], exception_type: type[Exception] = RuntimeError) -> None:
@@ -45,7 +53,9 @@ def consumers(of: Trace | Iterable[BoundSymbol]) -> dict[Proxy, list[BoundSymbol
     return found
 
 
-def producers_and_consumers(of: Trace | Iterable[BoundSymbol]) -> tuple[dict[Proxy, BoundSymbol], dict[Proxy, list[BoundSymbol]]]:
+def producers_and_consumers(
+    of: Trace | Iterable[BoundSymbol],
+) -> tuple[dict[Proxy, BoundSymbol], dict[Proxy, list[BoundSymbol]]]:
     lines = list(_lines(of))
     return producers(lines), consumers(lines)
 

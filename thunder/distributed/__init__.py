@@ -1,10 +1,12 @@
-"""Distributed training on `torch.distributed`: data parallelism as placements of parameters, and communication as lines of traces.
+"""Distributed training on `torch.distributed`: data parallelism as placements of parameters, and communication as lines
+of traces.
 
     model = thunder.jit(thunder.distributed.fsdp(model))
 
-In the order of the flow: `data_parallel` (`ddp` and `fsdp` prepare a module), `placement` (where the ranks hold a parameter), `synchronize` (programs gather parameters and reduce
-gradients), `bucketing` (several at once), `schedule` (early starts, late waits), `accumulation` (`no_sync`); `tensor_parallel` and `layers`
-split layers; `planning` and `costs` say what a step takes before it runs. The collectives are operations: `thunder.ops.collectives`.
+In the order of the flow: `data_parallel` (`ddp` and `fsdp` prepare a module), `placement` (where the ranks hold a
+parameter), `synchronize` (programs gather parameters and reduce gradients), `bucketing` (several at once), `schedule`
+(early starts, late waits), `accumulation` (`no_sync`); `tensor_parallel` and `layers` split layers; `planning` and
+`costs` say what a step takes before it runs. The collectives are operations: `thunder.ops.collectives`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _FROM = {
     "thunder.distributed.costs": ("Machine", "H200"),
     "thunder.distributed.accumulation": ("no_sync", "clip_grad_norm_"),
     "thunder.distributed.placement": (
-        "FSDPType", "FSDPBucketingStrategy", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync",
+        "FSDPType", "FSDPBucketingStrategy", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync",
+        "reset_skip_data_parallel_grad_sync",
         "get_skip_data_parallel_grad_sync",
     ),
 }  # fmt: skip

@@ -1,7 +1,9 @@
-"""Do all ranks have the same module, and run the same collectives? Asked when it is prepared, and when a program is compiled: ranks that differ would wait for each other.
+"""Do all ranks have the same module, and run the same collectives? Asked when it is prepared, and when a program is
+compiled: ranks that differ would wait for each other.
 
-Each rank writes down which collectives its program has, in order, for every group, and looks whether the other ranks of the group have a program with the same ones: from an
-earlier compilation, or one that goes on now. Ranks whose inputs have other shapes may compile at other times, as long as what they communicate is the same.
+Each rank writes down which collectives its program has, in order, for every group, and looks whether the other ranks of
+the group have a program with the same ones: from an earlier compilation, or one that goes on now. Ranks whose inputs
+have other shapes may compile at other times, as long as what they communicate is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ LONGEST = 120.0  # seconds to wait for ranks that compile later; the group's own
 _WORDS = {
     "collective": (
         "run different programs", "compile a program with the same collectives", "compiled no program",
-        "run the same collectives in the same order: look for code or shapes of parameters that depend on the rank, and for calls that only some ranks make",
+        "run the same collectives in the same order: look for code or shapes of parameters that depend on the rank, "
+        "and for calls that only some ranks make",
     ),
     "parameter": (
         "prepare different modules", "prepare a module with the same parameters", "prepared no module",
@@ -42,7 +45,8 @@ _prepared: dict[str, int] = {}  # by the name of a group: how many modules this 
 def check_agreement(traces: Sequence[Trace]) -> None:
     """Waits until all ranks of each group that the traces communicate in have a program with the same collectives.
 
-    Raises CollectiveError, on all ranks that wait, where one has others, and where one has none within two minutes or the group's timeout.
+    Raises CollectiveError, on all ranks that wait, where one has others, and where one has none within two minutes or
+    the group's timeout.
     """
     programs: dict = {}
     for trace in traces:
@@ -57,7 +61,8 @@ def check_agreement(traces: Sequence[Trace]) -> None:
 
 
 def check_same_module(groups: Sequence, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Waits until all ranks of each group prepare a module, and that has the same parameters and buffers. Raises CollectiveError as `check_agreement` does.
+    """Waits until all ranks of each group prepare a module, and that has the same parameters and buffers. Raises
+    CollectiveError as `check_agreement` does.
 
     Ranks prepare modules together, one after another: the first of a rank is held against the first of the others.
     """
@@ -83,7 +88,9 @@ def _said(line: BoundSymbol) -> str:
     tensors = [p for p in line.inputs if isinstance(p, TensorProxy)]
     rest = [repr(a) for a in line.args if isinstance(a, (str, int, bool)) or a is None]
     name = (line.subsymbols[0] if line.subsymbols else line).sym.name  # not that of who carries it out
-    return f"{name} of {', '.join(f'{p.dtype.shortname}{list(p.shape)}' for p in tensors)}" + (f" ({', '.join(rest)})" if rest else "")
+    return f"{name} of {', '.join(f'{p.dtype.shortname}{list(p.shape)}' for p in tensors)}" + (
+        f" ({', '.join(rest)})" if rest else ""
+    )
 
 
 def _deadline(group) -> float:
@@ -105,10 +112,20 @@ def _agree(group, lines: list[str]) -> None:
         for r in missing:
             key = _WAITS.format(name, r)
             theirs = store.get(key).decode() if store.check([key]) else ""
-            other = theirs not in ("", digest) and not theirs.startswith("not ") and not store.check([_HAS.format(name, me, theirs)])  # what this rank had, it will find
+            # what this rank had, it will find
+            other = (
+                theirs not in ("", digest)
+                and not theirs.startswith("not ")
+                and not store.check([_HAS.format(name, me, theirs)])
+            )
             if late or other or theirs == f"not {digest}":
-                store.set(_WAITS.format(name, me), f"not {theirs if other else _last_digest(store, name, r)}")  # that it has to give up as well, if it comes with that again
-                last = store.get(_LAST.format(name, r)).decode().split("\n") if store.check([_LAST.format(name, r)]) else None
+                # that it has to give up as well, if it comes with that again
+                store.set(_WAITS.format(name, me), f"not {theirs if other else _last_digest(store, name, r)}")
+                last = (
+                    store.get(_LAST.format(name, r)).decode().split("\n")
+                    if store.check([_LAST.format(name, r)])
+                    else None
+                )
                 raise CollectiveError(_difference(name, me, lines, "collective", r, last, late))
         time.sleep(pause)
         pause = min(0.05, pause * 2)
@@ -124,11 +141,17 @@ def _last_digest(store, name: str, rank: int) -> str:
     return _digest(store.get(key).decode()) if store.check([key]) else ""
 
 
-def _difference(name: str, me: int, lines: list[str], kind: str, other: int, theirs: Sequence[str] | None, late: bool) -> str:
+def _difference(
+    name: str, me: int, lines: list[str], kind: str, other: int, theirs: Sequence[str] | None, late: bool
+) -> str:
     do_differently, do_alike, did_nothing, remedy = _WORDS[kind]
     pairs = enumerate(zip_longest(lines, theirs or [], fillvalue="none"))
     place, (mine, its) = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, ("", "")))
     what = f"{kind} {place + 1} of {len(lines)} is {mine} on rank {me} and {its} on rank {other}"
     if late:
-        what = f"rank {other} did not {do_alike} in time; in its last one, {what}" if theirs else f"rank {other} {did_nothing} in time"
+        what = (
+            f"rank {other} did not {do_alike} in time; in its last one, {what}"
+            if theirs
+            else f"rank {other} {did_nothing} in time"
+        )
     return f"ranks of the group {name} {do_differently}: {what}.\nEvery rank has to {remedy}."

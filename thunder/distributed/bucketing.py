@@ -1,11 +1,13 @@
 """Buckets: parameters are gathered, and gradients reduced, several at once.
 
-Before: `t_w = synchronize(t_w_shard, placement_w, True)`, ..., `t_b = synchronize(t_b_shard, placement_b, True)`, both placements in one bucket.
-After:  `(t0, t1) = all_gather_together([t_w_shard, t_b_shard], group)`, `t_w = wait(t0)`, `t_b = wait(t1)`, at the place of the first.
+Before: `t_w = synchronize(t_w_shard, placement_w, True)`, ..., `t_b = synchronize(t_b_shard, placement_b, True)`, both
+placements in one bucket. After:  `(t0, t1) = all_gather_together([t_w_shard, t_b_shard], group)`, `t_w = wait(t0)`,
+`t_b = wait(t1)`, at the place of the first.
 
-Gradients are reduced where the last of a bucket is there. Those of replicas fill buckets up to a size, in the order in which the backward makes them. A large bucket of shards is
-communicated in pieces: what a block computes first does not wait for all of it, and of the last gradients little is left to reduce when the backward ends. The
-backend starts the collectives of a piece as one; nothing is copied for it.
+Gradients are reduced where the last of a bucket is there. Those of replicas fill buckets up to a size, in the order in
+which the backward makes them. A large bucket of shards is communicated in pieces: what a block computes first does not
+wait for all of it, and of the last gradients little is left to reduce when the backward ends. The backend starts the
+collectives of a piece as one; nothing is copied for it.
 """
 
 from __future__ import annotations
@@ -16,14 +18,23 @@ from thunder.core.proxies import Proxy, TensorProxy
 from thunder.core.symbol import BoundSymbol, OpTags, Recorder, adopt, recording
 from thunder.core.trace import Trace
 from thunder.distributed.placement import Placement
-from thunder.distributed.synchronize import prepared_gradient, prepared_shard, reduced_part, synchronize, synchronize_gradient, whole_of
+from thunder.distributed.synchronize import (
+    prepared_gradient,
+    prepared_shard,
+    reduced_part,
+    synchronize,
+    synchronize_gradient,
+    whole_of,
+)
 from thunder.ops.backward import embedding_backward, times_cotangent
 from thunder.ops.collectives import all_gather_together, all_reduce_together, reduce_scatter_together, wait
 from thunder.transforms.memory_budget import nbytes
 
 __all__ = ["bucket"]
 
-PIECE = 16 * 2**20  # bytes of one rank, of at least 8 ranks: links are as fast as they get with these, and a piece takes a fraction of a millisecond on NVLink
+# bytes of one rank, of at least 8 ranks: links are as fast as they get with these, and a piece takes a fraction of a
+# millisecond on NVLink
+PIECE = 16 * 2**20
 
 
 def bucket(trace: Trace) -> Trace:
@@ -58,7 +69,9 @@ def bucket(trace: Trace) -> Trace:
                 lines += _gathered(gathers[line])
         else:
             placement: Placement = line.args[1]
-            if placement.shards is not None and _too_large([one.inputs[0] for one in held.get(key, ())], line.inputs[0], placement):
+            if placement.shards is not None and _too_large(
+                [one.inputs[0] for one in held.get(key, ())], line.inputs[0], placement
+            ):
                 lines += _reduced(held.pop(key), own)
             held.setdefault(key, []).append(line)
             made[line.output] = key
@@ -70,7 +83,8 @@ def bucket(trace: Trace) -> Trace:
 
 
 def _own(trace: Trace) -> set[Proxy]:
-    """Values that a reduction may overwrite: gradients of large weights that only one line reads. What a fusion executor computes may be one with another value."""
+    """Values that a reduction may overwrite: gradients of large weights that only one line reads. What a fusion
+    executor computes may be one with another value."""
     own: set[Proxy] = set()
     read: set[Proxy] = set()
     for line in trace.bound_symbols:
@@ -100,7 +114,9 @@ def _too_large(piece: list[TensorProxy], one: TensorProxy, placement: Placement)
 
 def _gathered(lines: list[BoundSymbol]) -> list[BoundSymbol]:
     def compute():
-        futures = all_gather_together([prepared_shard(line.args[0], line.args[1]) for line in lines], lines[0].args[1].shards)
+        futures = all_gather_together(
+            [prepared_shard(line.args[0], line.args[1]) for line in lines], lines[0].args[1].shards
+        )
         return [whole_of(wait(f), line.args[1]) for f, line in zip(futures, lines, strict=True)]
 
     return _written(lines, compute)

@@ -1,12 +1,15 @@
-"""Checkpoints of distributed modules and their optimizers, by `torch.distributed.checkpoint`: saved on some number of ranks, loaded on any other.
+"""Checkpoints of distributed modules and their optimizers, by `torch.distributed.checkpoint`: saved on some number of
+ranks, loaded on any other.
 
-    state = {"model": get_model_state_dict(model, StateDictOptions()), "optimizer": get_optimizer_state_dict(model, optimizer, StateDictOptions())}
+    state = {"model": get_model_state_dict(model, StateDictOptions()), "optimizer": get_optimizer_state_dict(model,
+    optimizer, StateDictOptions())}
     save(state, folder)                                                    # on every rank
     load(state, folder)                                                    # into the memory that the state dicts show
     load_model_state_dict(state["model"], model, StateDictOptions())
     load_optimizer_state_dict(state["optimizer"], model, optimizer, StateDictOptions())
 
-Keys are those of the module before it was distributed. Shards are DTensors without padding, which show the rank's own memory; a full state dict has whole tensors.
+Keys are those of the module before it was distributed. Shards are DTensors without padding, which show the rank's own
+memory; a full state dict has whole tensors.
 """
 
 from __future__ import annotations
@@ -31,14 +34,16 @@ from thunder.distributed.placement import Placement, placed_parameters, placemen
 from thunder.ops.lost_ranks import failed
 
 __all__ = [
-    "StateDictOptions", "has_fsdp_modules", "get_model_state_dict", "load_model_state_dict", "get_optimizer_state_dict", "load_optimizer_state_dict", "save", "load",
+    "StateDictOptions", "has_fsdp_modules", "get_model_state_dict", "load_model_state_dict", "get_optimizer_state_dict",
+    "load_optimizer_state_dict", "save", "load",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class StateDictOptions:
-    """full_state_dict: whole tensors instead of shards. strict: keys have to be the module's. cpu_offload: tensors are copied to the CPU. rank0_only: with whole tensors, rank 0
-    has them and the others an empty dict; loading, rank 0's are used."""
+    """full_state_dict: whole tensors instead of shards. strict: keys have to be the module's. cpu_offload: tensors are
+    copied to the CPU. rank0_only: with whole tensors, rank 0 has them and the others an empty dict; loading, rank 0's
+    are used."""
 
     full_state_dict: bool = False
     strict: bool = True
@@ -59,7 +64,8 @@ def _original(module: torch.nn.Module) -> torch.nn.Module:
     return getattr(module, "_lc_original", module)
 
 
-# ---------------------------------------------------------------------------------------------------------------- one tensor
+# ---------------------------------------------------------------------------------------------------------------- one
+# tensor
 
 
 Mesh = tuple[DeviceMesh, list[Shard]]
@@ -114,12 +120,15 @@ def _out(value: Any, placement: Placement | None, options: StateDictOptions, mes
         return value
     value = value.detach()
     if _is_part(value, placement):
-        value = placement.whole_of(value) if options.full_state_dict else _as_dtensor(value, placement, meshes)  # type: ignore[union-attr]
+        whole = options.full_state_dict
+        shown = placement.whole_of if whole else lambda part: _as_dtensor(part, placement, meshes)  # type: ignore
+        value = shown(value)
     return value.cpu() if options.cpu_offload else value
 
 
 def _in(value: Any, placement: Placement | None, held: torch.Tensor | None, name: str, meshes: Callable) -> Any:
-    """What the rank holds of a value in a state dict, where it is held as `held`. Raises RuntimeError where it does not fit."""
+    """What the rank holds of a value in a state dict, where it is held as `held`. Raises RuntimeError where it does not
+    fit."""
     if not isinstance(value, torch.Tensor) or held is None:
         return value
     part = placement if _is_part(held, placement) else None
@@ -152,7 +161,8 @@ def _is_first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- modules
+# ----------------------------------------------------------------------------------------------------------------
+# modules
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, Any]:
@@ -160,8 +170,11 @@ def _tensors(module: torch.nn.Module) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def get_model_state_dict(module: torch.nn.Module, options: StateDictOptions | None = None, rank: int | None = None) -> dict[str, Any]:
-    """Parameters and buffers by name. Every rank calls it; rank: accepted as in the interface of 2024, the process group knows it."""
+def get_model_state_dict(
+    module: torch.nn.Module, options: StateDictOptions | None = None, rank: int | None = None
+) -> dict[str, Any]:
+    """Parameters and buffers by name. Every rank calls it; rank: accepted as in the interface of 2024, the process
+    group knows it."""
     options, meshes = options or StateDictOptions(), _meshes()
     found = {name: _out(value, _placement(value), options, meshes) for name, value in _tensors(module).items()}
     return found if _is_first() or not options.rank0_only else {}
@@ -172,18 +185,34 @@ def _placement(value: Any) -> Placement | None:
 
 
 @torch.no_grad()
-def load_model_state_dict(state_dict: dict[str, Any], module: torch.nn.Module, options: StateDictOptions | None = None, rank: int | None = None) -> None:
+def load_model_state_dict(
+    state_dict: dict[str, Any],
+    module: torch.nn.Module,
+    options: StateDictOptions | None = None,
+    rank: int | None = None,
+) -> None:
     """Fills a module from a state dict of shards, or of whole tensors. Every rank calls it.
 
-    Raises RuntimeError, in PyTorch's words, for missing and unexpected keys where `strict`, and for tensors that do not fit; nothing is loaded then.
+    Raises RuntimeError, in PyTorch's words, for missing and unexpected keys where `strict`, and for tensors that do not
+    fit; nothing is loaded then.
     """
     options, own, meshes = options or StateDictOptions(), _tensors(module), _meshes()
     given = _from_first(state_dict, own) if options.rank0_only and dist.is_initialized() else state_dict
     missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
     if options.strict and (missing or unexpected):
-        said = [f"{what} key(s) in state_dict: {', '.join(map(repr, keys))}. " for what, keys in (("Missing", missing), ("Unexpected", unexpected)) if keys]
-        raise RuntimeError(f"Error(s) in loading state_dict for {type(_original(module)).__name__}:\n\t" + "\n\t".join(said))
-    values = {k: _in(given[k], _placement(t), t if isinstance(t, torch.Tensor) else None, k, meshes) for k, t in own.items() if k in given}
+        said = [
+            f"{what} key(s) in state_dict: {', '.join(map(repr, keys))}. "
+            for what, keys in (("Missing", missing), ("Unexpected", unexpected))
+            if keys
+        ]
+        raise RuntimeError(
+            f"Error(s) in loading state_dict for {type(_original(module)).__name__}:\n\t" + "\n\t".join(said)
+        )
+    values = {
+        k: _in(given[k], _placement(t), t if isinstance(t, torch.Tensor) else None, k, meshes)
+        for k, t in own.items()
+        if k in given
+    }
     for name, value in values.items():
         if isinstance(value, torch.Tensor):
             own[name].copy_(value)
@@ -194,7 +223,11 @@ def load_model_state_dict(state_dict: dict[str, Any], module: torch.nn.Module, o
 
 def _from_first(state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Rank 0's state dict on every rank, where tensors are on the devices of the module's."""
-    said = [{k: (tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for k, v in state_dict.items()} if _is_first() else None]
+    said = [
+        {k: (tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for k, v in state_dict.items()}
+        if _is_first()
+        else None
+    ]
     dist.broadcast_object_list(said, src=0)
     found = {}
     for name, value in said[0].items():
@@ -203,20 +236,30 @@ def _from_first(state_dict: dict[str, Any], own: dict[str, Any]) -> dict[str, An
             found[name] = value
             continue
         shape, dtype = value
-        found[name] = state_dict[name].to(target.device).contiguous() if _is_first() else torch.empty(shape, dtype=dtype, device=target.device)
+        found[name] = (
+            state_dict[name].to(target.device).contiguous()
+            if _is_first()
+            else torch.empty(shape, dtype=dtype, device=target.device)
+        )
         dist.broadcast(found[name], src=0)
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------- optimizers
+# ----------------------------------------------------------------------------------------------------------------
+# optimizers
 
 
 def _placements_by_name(module: torch.nn.Module) -> dict[str, Placement]:
-    return {name: placement for name, p in _original(module).named_parameters() if (placement := placement_of(p)) is not None}
+    return {
+        name: placement
+        for name, p in _original(module).named_parameters()
+        if (placement := placement_of(p)) is not None
+    }
 
 
 def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's own tensors. PyTorch makes those of a new optimizer by a step with gradients of zero, which would count as one."""
+    """The optimizer's own tensors. PyTorch makes those of a new optimizer by a step with gradients of zero, which would
+    count as one."""
     new = not optimizer.state
     found = torchs.get_optimizer_state_dict(_original(module), optimizer)
     if new:
@@ -225,17 +268,29 @@ def _state_of(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 @torch.no_grad()
-def get_optimizer_state_dict(module: torch.nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None = None) -> dict[str, Any]:
-    """The optimizer's state by the names of parameters, `{"state": {name: {...}}, "param_groups": [...]}`. Every rank calls it. Before the first step it is one to load into."""
+def get_optimizer_state_dict(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None = None
+) -> dict[str, Any]:
+    """The optimizer's state by the names of parameters, `{"state": {name: {...}}, "param_groups": [...]}`. Every rank
+    calls it. Before the first step it is one to load into."""
     options, meshes, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
     found = _state_of(module, optimizer)
-    found["state"] = {name: {k: _out(v, placements.get(name), options, meshes) for k, v in state.items()} for name, state in found["state"].items()}
+    found["state"] = {
+        name: {k: _out(v, placements.get(name), options, meshes) for k, v in state.items()}
+        for name, state in found["state"].items()
+    }
     return found if _is_first() or not options.rank0_only else {}
 
 
 @torch.no_grad()
-def load_optimizer_state_dict(state_dict: dict[str, Any], module: torch.nn.Module, optimizer: torch.optim.Optimizer, options: StateDictOptions | None = None) -> None:
-    """Fills an optimizer of the module's parameters. Every rank calls it. Raises RuntimeError for state that does not fit a parameter."""
+def load_optimizer_state_dict(
+    state_dict: dict[str, Any],
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    options: StateDictOptions | None = None,
+) -> None:
+    """Fills an optimizer of the module's parameters. Every rank calls it. Raises RuntimeError for state that does not
+    fit a parameter."""
     options, meshes, placements = options or StateDictOptions(), _meshes(), _placements_by_name(module)
     if options.rank0_only and dist.is_initialized():
         given = [state_dict if _is_first() else None]
@@ -246,7 +301,9 @@ def load_optimizer_state_dict(state_dict: dict[str, Any], module: torch.nn.Modul
     for name, values in state_dict["state"].items():
         own, placement = held.get(name, {}), placements.get(name)
         state[name] = {k: _in(v, placement, own.get(k), f"{k} of {name}", meshes) for k, v in values.items()}
-    torchs.set_optimizer_state_dict(_original(module), optimizer, {"state": state, "param_groups": state_dict["param_groups"]})
+    torchs.set_optimizer_state_dict(
+        _original(module), optimizer, {"state": state, "param_groups": state_dict["param_groups"]}
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -265,9 +322,11 @@ def _alone_is_meant() -> Iterator[None]:
 
 
 def save(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
-    """Writes a state dict, nested or not, to the folder `path`. Every rank calls it; options go to `torch.distributed.checkpoint.save`.
+    """Writes a state dict, nested or not, to the folder `path`. Every rank calls it; options go to
+    `torch.distributed.checkpoint.save`.
 
-    The checkpoint that is there stays until the new one is complete: who is interrupted leaves the old one, which `load` finds. Raises CollectiveError where a rank ends meanwhile.
+    The checkpoint that is there stays until the new one is complete: who is interrupted leaves the old one, which
+    `load` finds. Raises CollectiveError where a rank ends meanwhile.
     """
     path = Path(path)
     writing, previous = path.with_name(f"{path.name}.writing"), path.with_name(f"{path.name}.previous")
@@ -292,8 +351,9 @@ def save(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
 
 
 def load(state_dict: dict[str, Any], path: str | Path, **options: Any) -> None:
-    """Reads the folder `path` into the tensors of a state dict, and into the dict what is no tensor. Every rank calls it, of however many; options go to
-    `torch.distributed.checkpoint.load`. Raises FileNotFoundError where there is no complete checkpoint; what PyTorch raises for keys and shapes that are not there."""
+    """Reads the folder `path` into the tensors of a state dict, and into the dict what is no tensor. Every rank calls
+    it, of however many; options go to `torch.distributed.checkpoint.load`. Raises FileNotFoundError where there is no
+    complete checkpoint; what PyTorch raises for keys and shapes that are not there."""
     path = Path(path)
     found = next((p for p in (path, path.with_name(f"{path.name}.previous")) if _written(p)), None)
     if found is None:

@@ -1,9 +1,12 @@
-"""What programs cost that are not run: memory and time of execution traces on a machine that is described by a few figures.
+"""What programs cost that are not run: memory and time of execution traces on a machine that is described by a few
+figures.
 
-Memory is a walk along the lines: results are allocated, views and waits show what others hold, `del` frees. Time is a walk as well, with a clock for what the host has issued, one
-for the stream that computes and one for that of collectives, on which a collective starts when what was issued before it is done; `wait` lets the first wait for the second. A
-line that computes takes the longer of its operations at the GPU's rate and its bytes at the rate of its memory (S. Williams et al. 2009, "Roofline"), a collective a time for
-each step of a ring and its bytes at the rate of the links (R. Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH").
+Memory is a walk along the lines: results are allocated, views and waits show what others hold, `del` frees. Time is a
+walk as well, with a clock for what the host has issued, one for the stream that computes and one for that of
+collectives, on which a collective starts when what was issued before it is done; `wait` lets the first wait for the
+second. A line that computes takes the longer of its operations at the GPU's rate and its bytes at the rate of its
+memory (S. Williams et al. 2009, "Roofline"), a collective a time for each step of a ring and its bytes at the rate of
+the links (R. Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH").
 """
 
 from __future__ import annotations
@@ -32,12 +35,15 @@ __all__ = ["Machine", "H200", "Collective", "Memory", "Clock", "collective_of"]
 
 @dataclass(frozen=True)
 class Machine:
-    """Kinds of GPU and of what connects them. Rates are per second and GPU, and as reached, not as published; times are in seconds.
+    """Kinds of GPU and of what connects them. Rates are per second and GPU, and as reached, not as published; times are
+    in seconds.
 
-    half, single, double, float8: floating point operations of matrix products of a dtype. attention, attention_backward: those of attention in half precision.
-    memory: bytes read and written; update: by an optimizer. start: what a product or attention takes beyond its operations. launch: from one kernel to the next.
-    host: of the process, to issue a line. link: bytes that a GPU sends inside of a node, network: between nodes. collective: from a collective's start to its first
-    step. hop, network_hop: of a step between GPUs of a node, and of two nodes. sharing: how much longer what computes takes while a collective runs.
+    half, single, double, float8: floating point operations of matrix products of a dtype. attention,
+    attention_backward: those of attention in half precision. memory: bytes read and written; update: by an optimizer.
+    start: what a product or attention takes beyond its operations. launch: from one kernel to the next. host: of the
+    process, to issue a line. link: bytes that a GPU sends inside of a node, network: between nodes. collective: from a
+    collective's start to its first step. hop, network_hop: of a step between GPUs of a node, and of two nodes. sharing:
+    how much longer what computes takes while a collective runs.
     """
 
     name: str
@@ -71,13 +77,20 @@ class Machine:
 
     def seconds_of(self, line: BoundSymbol, scratch: int) -> float:
         """Of a line that computes. scratch: bytes that it writes and reads beside its results."""
-        operations = 2 * sum(multiply_adds(_original(part)) for part in (line.subsymbols if line.sym.is_fusion else (line,)))
-        kernels = len(schedule.kernels) if (schedule := _schedule(line)) is not None else _original(line).sym.info.get("kernels", 1)
+        operations = 2 * sum(
+            multiply_adds(_original(part)) for part in (line.subsymbols if line.sym.is_fusion else (line,))
+        )
+        kernels = (
+            len(schedule.kernels)
+            if (schedule := _schedule(line)) is not None
+            else _original(line).sym.info.get("kernels", 1)
+        )
         moving = (_bytes_moved(line) + 2 * scratch) / self.memory + kernels * self.launch
         return max(operations / self.rate(line) + kernels * self.start, moving) if operations else moving
 
     def seconds_of_collective(self, kind: str, size: int, ranks: int, stride: int) -> float:
-        """Of a collective, by a ring. size: bytes of the larger of what a rank gives and gets. ranks: of the group, whose ranks are `stride` apart."""
+        """Of a collective, by a ring. size: bytes of the larger of what a rank gives and gets. ranks: of the group,
+        whose ranks are `stride` apart."""
         if ranks == 1:
             return self.collective + 2 * size / self.memory
         together = min(ranks, max(1, self.gpus_per_node // stride))  # of the group, in one node
@@ -91,12 +104,15 @@ class Machine:
         return self.collective + rounds * (steps + share * size / rate)
 
 
-# Measured on H200s of one host, as reached while a model trains. In a long run products of 17 GFLOP to 1.1 PFLOP take 3 us and their operations at 680 TFLOP/s (790 on a
-# GPU that was idle before). Causal attention of 2048 and 4096 tokens; kernels of the Triton fuser, three quarters of what copies reach (4.27 TB/s); fused AdamW. From
-# profiles of steps on four GPUs: rings of NCCL reach 260 GB/s beside products (318 alone), and products take a fifth longer beside them (11 % where nothing else runs,
-# copies 30 %); some 30 us for each collective. Assumed: 80 % of 400 Gb/s of network for each GPU, and the steps of a ring.
+# Measured on H200s of one host, as reached while a model trains. In a long run products of 17 GFLOP to 1.1 PFLOP take 3
+# us and their operations at 680 TFLOP/s (790 on a GPU that was idle before). Causal attention of 2048 and 4096 tokens;
+# kernels of the Triton fuser, three quarters of what copies reach (4.27 TB/s); fused AdamW. From profiles of steps on
+# four GPUs: rings of NCCL reach 260 GB/s beside products (318 alone), and products take a fifth longer beside them (11
+# % where nothing else runs, copies 30 %); some 30 us for each collective. Assumed: 80 % of 400 Gb/s of network for each
+# GPU, and the steps of a ring.
 H200 = Machine(
-    "H200", half=680e12, single=50e12, double=50e12, float8=1290e12, attention=470e12, attention_backward=375e12, memory=3.3e12, update=2.73e12, link=260e9, network=40e9
+    "H200", half=680e12, single=50e12, double=50e12, float8=1290e12, attention=470e12, attention_backward=375e12,
+    memory=3.3e12, update=2.73e12, link=260e9, network=40e9
 )  # fmt: skip
 
 
@@ -105,7 +121,11 @@ H200 = Machine(
 
 def _original(line: BoundSymbol) -> BoundSymbol:
     """A line as it was before an executor took it."""
-    return line.subsymbols[0] if line.sym.executor is not None and not line.sym.is_fusion and len(line.subsymbols) == 1 else line
+    return (
+        line.subsymbols[0]
+        if line.sym.executor is not None and not line.sym.is_fusion and len(line.subsymbols) == 1
+        else line
+    )
 
 
 def _schedule(line: BoundSymbol):
@@ -117,7 +137,8 @@ def _tensors(values: Iterable) -> list[TensorProxy]:
     return [p for p in dict.fromkeys(values) if isinstance(p, TensorProxy)]
 
 
-_SELECTING = {"embedding", "gather", "index_select", "take_along_dim", "index"}  # read as much of their operand as they give
+# read as much of their operand as they give
+_SELECTING = {"embedding", "gather", "index_select", "take_along_dim", "index"}
 
 
 def _bytes_moved(line: BoundSymbol) -> int:
@@ -129,7 +150,9 @@ def _bytes_moved(line: BoundSymbol) -> int:
         found = sum(map(nbytes, _tensors(part.outputs)))
         for p in _tensors(part.inputs):
             read[p] = read.get(p, 0) + (min(nbytes(p), found) if selects else nbytes(p))
-    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in _tensors(line.inputs)) + sum(map(nbytes, _tensors(line.outputs)))
+    return sum(min(nbytes(p), read.get(p, nbytes(p))) for p in _tensors(line.inputs)) + sum(
+        map(nbytes, _tensors(line.outputs))
+    )
 
 
 def _scratch(line: BoundSymbol) -> int:
@@ -148,7 +171,9 @@ def collective_of(line: BoundSymbol) -> tuple[str, int] | None:
     """(its kind, bytes of the larger of what a rank gives and gets) of a collective; None for another line."""
     if _group(line) is None:
         return None
-    return _original(line).sym.name.removesuffix("_together"), max(sum(map(nbytes, _tensors(line.inputs))), sum(map(nbytes, _tensors(line.outputs))))
+    return _original(line).sym.name.removesuffix("_together"), max(
+        sum(map(nbytes, _tensors(line.inputs))), sum(map(nbytes, _tensors(line.outputs)))
+    )
 
 
 def _is_text(line: BoundSymbol) -> bool:
@@ -156,7 +181,8 @@ def _is_text(line: BoundSymbol) -> bool:
     return line.sym.python_printer is not None
 
 
-# ---------------------------------------------------------------------------------------------------------------- memory
+# ----------------------------------------------------------------------------------------------------------------
+# memory
 
 
 @dataclass
@@ -167,7 +193,8 @@ class _Storage:
 
 
 class Memory:
-    """Bytes on a kind of device while traces run, beside what is there before them. held: names of values that are there all the time, arguments and parameters.
+    """Bytes on a kind of device while traces run, beside what is there before them. held: names of values that are
+    there all the time, arguments and parameters.
 
     now, peak: bytes; gathered, most_gathered: of parameters that other ranks hold, until they are freed.
     """
@@ -180,7 +207,8 @@ class Memory:
 
     def run(self, trace: Trace) -> None:
         """Walks along the lines of an execution trace; what is not deleted stays."""
-        started: dict[str, tuple[BoundSymbol, list[_Storage]]] = {}  # futures -> the collective, and what it keeps until somebody waits
+        # futures -> the collective, and what it keeps until somebody waits
+        started: dict[str, tuple[BoundSymbol, list[_Storage]]] = {}
         for line in trace.bound_symbols:
             if line.sym is python_del:
                 for p in line.args:
@@ -191,7 +219,8 @@ class Memory:
                 self._run(line, started)
 
     def _hold(self, line: BoundSymbol) -> None:
-        """What a program is given and was not made by one before: cotangents, which autograd keeps while it calls the backward."""
+        """What a program is given and was not made by one before: cotangents, which autograd keeps while it calls the
+        backward."""
         given = [p for p in _tensors(line.outputs) if p.name not in self.of]
         for p in given:
             self._allocate(p)
@@ -228,7 +257,8 @@ class Memory:
                     self._less(storage)
 
     def _laid_out(self, line: BoundSymbol) -> bool:
-        """Writes down how results lie in memory. Returns whether they show what the line reads: views run on the meta device."""
+        """Writes down how results lie in memory. Returns whether they show what the line reads: views run on the meta
+        device."""
         original, tensors = _original(line), _tensors(line.inputs)
         outputs = _tensors(line.outputs)
         if may_view(original) and len(tensors) == 1 and not isinstance(tensors[0], FutureTensorProxy):
@@ -240,14 +270,18 @@ class Memory:
             return all(t.untyped_storage()._cdata == values[tensors[0]].untyped_storage()._cdata for t in found)
         if line.sym.is_fusion and hasattr(line.sym.fn, "layout") and any(p.name in self.strides for p in tensors):
             self._lie(outputs, line.sym.fn.layout(tuple(self._stand_in(p).stride() for p in tensors)))
-        elif not line.sym.is_fusion and (OpTags.MATMUL_OP not in original.sym.tags or "rate" in original.sym.info):  # as what they read, where that has their shape
+        elif not line.sym.is_fusion and (
+            OpTags.MATMUL_OP not in original.sym.tags or "rate" in original.sym.info
+        ):  # as what they read, where that has their shape
             like = [next((self._stand_in(p) for p in tensors if p.shape == o.shape), None) for o in outputs]
             self._lie(outputs, [t.stride() if t is not None and is_dense(t) else None for t in like])
         return False
 
     def _stand_in(self, p: TensorProxy) -> torch.Tensor:
         sizes = tuple(map(number_value, p.shape))
-        return torch.empty_strided(sizes, self.strides.get(p.name) or strides_of(sizes), dtype=to_torch_dtype(p.dtype), device="meta")
+        return torch.empty_strided(
+            sizes, self.strides.get(p.name) or strides_of(sizes), dtype=to_torch_dtype(p.dtype), device="meta"
+        )
 
     def _lie(self, outputs: Sequence[TensorProxy], strides: Sequence[tuple | None]) -> None:
         for o, s in zip(outputs, strides, strict=True):
@@ -271,7 +305,9 @@ class Memory:
         return self.of.get(source.name) if source is not None else None
 
     def _allocate(self, p: Proxy, gathered: bool = False) -> None:
-        self.of[p.name] = storage = _Storage(nbytes(p) if isinstance(p, TensorProxy) and p.device.type == self.device else 0, 1, gathered)
+        self.of[p.name] = storage = _Storage(
+            nbytes(p) if isinstance(p, TensorProxy) and p.device.type == self.device else 0, 1, gathered
+        )
         self.now += storage.nbytes
         self.peak = max(self.peak, self.now)
         if gathered:

@@ -1,6 +1,8 @@
-"""`ddp` and `fsdp`: they prepare a module, compiled or not, so that its programs train it together with those of other ranks.
+"""`ddp` and `fsdp`: they prepare a module, compiled or not, so that its programs train it together with those of other
+ranks.
 
-Each rank's loss is the mean over its own data, and gradients are averaged over the ranks: training with N ranks is training with N times the data.
+Each rank's loss is the mean over its own data, and gradients are averaged over the ranks: training with N ranks is
+training with N times the data.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ __all__ = ["ddp", "fsdp", "copy_default_process_group"]
 def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.0, process_group=None):
     """Data parallelism: every rank holds all parameters, and gradients are averaged.
 
-    model: a module or what `thunder.jit` made of one; it is changed in place and returned. broadcast_from: the rank of the group whose parameters and buffers all ranks start
-    with; None where they are equal already. bucket_size_in_mb: gradients are averaged together up to this size; 0: each alone. process_group: a ProcessGroup
-    or DeviceMesh of one dimension, the default group where it is None.
+    model: a module or what `thunder.jit` made of one; it is changed in place and returned. broadcast_from: the rank of
+    the group whose parameters and buffers all ranks start with; None where they are equal already. bucket_size_in_mb:
+    gradients are averaged together up to this size; 0: each alone. process_group: a ProcessGroup or DeviceMesh of one
+    dimension, the default group where it is None.
 
-    Raises TypeError for what is no module, RuntimeError without a process group and for a module that is distributed already.
+    Raises TypeError for what is no module, RuntimeError without a process group and for a module that is distributed
+    already.
     """
     module, group = module_of(model, "ddp"), group_of(process_group)
     introduce()
@@ -36,7 +40,10 @@ def ddp(model, *, broadcast_from: int | None = 0, bucket_size_in_mb: float = 25.
     parameters = {**dict(module.named_parameters()), **replaced}
     for name, tensor in (*parameters.items(), *module.named_buffers()):
         if tensor.is_meta:
-            raise RuntimeError(f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the module where they are to be")
+            raise RuntimeError(
+                f"thunder.distributed.ddp: {name} is on the meta device: every rank holds all parameters, make the "
+                "module where they are to be"
+            )
     check_same_module([group], [*parameters.items(), *module.named_buffers()])
     for tensor in (*parameters.values(), *module.buffers(), *buffers.values()):
         tensor.data = _moved(tensor.detach(), None, [] if broadcast_from is None else [(group, broadcast_from)])
@@ -62,25 +69,33 @@ def fsdp(
     dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
 ):
-    """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's state.
+    """Fully sharded data parallelism: every rank holds a part of each parameter, of its gradient and of the optimizer's
+    state.
 
-    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and returned. Its parameters, and those that transforms gave
-    it, are shards from then on: rows of the first dimension, as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every
+    model: a module or what `thunder.jit` made of one, on any device or on the meta device; it is changed in place and
+    returned. Its parameters, and those that transforms gave it, are shards from then on: rows of the first dimension,
+    as many on each rank, padded with zeros where they do not come out even; those without dimensions are held by every
     rank. Make the optimizer afterwards.
 
-    device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank whose parameters and buffers are
-    sharded; None where ranks have the same. sharding_strategy: FSDPType.ZERO2 keeps gathered parameters for the backward, ZERO3 gathers them again.
-    bucketing_strategy: which parameters are communicated together. move_state_dict_to_cpu: accepted, and nothing to do: only shards are kept.
-    process_group: a ProcessGroup or DeviceMesh; one of two dimensions shards over the second and replicates over the first. dtype: programs gather and compute in this one,
-    shards stay in theirs. reduce_dtype: gradients are reduced in this one, in that of the computation where it is None.
+    device: where the shards go: the rank's GPU with NCCL, where the parameters are otherwise. broadcast_from: the rank
+    whose parameters and buffers are sharded; None where ranks have the same. sharding_strategy: FSDPType.ZERO2 keeps
+    gathered parameters for the backward, ZERO3 gathers them again. bucketing_strategy: which parameters are
+    communicated together. move_state_dict_to_cpu: accepted, and nothing to do: only shards are kept. process_group: a
+    ProcessGroup or DeviceMesh; one of two dimensions shards over the second and replicates over the first. dtype:
+    programs gather and compute in this one, shards stay in theirs. reduce_dtype: gradients are reduced in this one, in
+    that of the computation where it is None.
 
-    A module on the meta device is filled submodule by submodule with `reset_parameters()`, of which only the shards are kept.
+    A module on the meta device is filled submodule by submodule with `reset_parameters()`, of which only the shards are
+    kept.
 
-    Raises TypeError for what is no module, RuntimeError without a process group, for a module that is distributed already, and for a parameter on the meta device that no
-    `reset_parameters` fills.
+    Raises TypeError for what is no module, RuntimeError without a process group, for a module that is distributed
+    already, and for a parameter on the meta device that no `reset_parameters` fills.
     """
     module = module_of(model, "fsdp")
-    strategy, buckets = check_member(FSDPType, sharding_strategy, "sharding_strategy"), check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
+    strategy, buckets = (
+        check_member(FSDPType, sharding_strategy, "sharding_strategy"),
+        check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy"),
+    )
     groups = _groups(process_group)
     introduce()
     check_same_module(groups, [*module.named_parameters(), *module.named_buffers()])
@@ -94,7 +109,8 @@ def fsdp(
         parameter.grad = None
         place(parameter, placement)
 
-    filled: dict[int, torch.nn.Parameter] = {}  # by the id of the parameter on the meta device that it takes the place of
+    # by the id of the parameter on the meta device that it takes the place of
+    filled: dict[int, torch.nn.Parameter] = {}
     for path, owner in _owners(module):
         _fill(owner, path, wanted or torch.device("cpu"), filled)
         for name, buffer in owner._buffers.items():
@@ -106,7 +122,10 @@ def fsdp(
     replaced, replaced_buffers = _replaced(model)
     for name, parameter in replaced.items():
         if parameter.is_meta:
-            raise RuntimeError(f"thunder.distributed.fsdp: {name}, which a transform gave the module, is on the meta device: make the module on the CPU")
+            raise RuntimeError(
+                f"thunder.distributed.fsdp: {name}, which a transform gave the module, is on the meta device: make "
+                "the module on the CPU"
+            )
         if not _is_sharded(parameter):
             shard(name, parameter)
     for name, buffer in replaced_buffers.items():
@@ -115,34 +134,58 @@ def fsdp(
 
 
 def sharded(
-    name: str, parameter: torch.Tensor, groups: tuple, strategy: FSDPType, buckets: FSDPBucketingStrategy, dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+    name: str,
+    parameter: torch.Tensor,
+    groups: tuple,
+    strategy: FSDPType,
+    buckets: FSDPBucketingStrategy,
+    dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
 ) -> Placement:
-    """The placement that `fsdp` gives a parameter. groups: those it is replicated over, and last the one it is sharded over."""
+    """The placement that `fsdp` gives a parameter. groups: those it is replicated over, and last the one it is sharded
+    over."""
     held_by = {"shards": groups[-1], "replicas": groups[:-1]} if parameter.ndim else {"replicas": groups}
-    return _placement(name, parameter, dtype=dtype, reduce_dtype=reduce_dtype, again=strategy is FSDPType.ZERO3, bucket=_bucket(name, buckets), **held_by)
+    return _placement(
+        name,
+        parameter,
+        dtype=dtype,
+        reduce_dtype=reduce_dtype,
+        again=strategy is FSDPType.ZERO3,
+        bucket=_bucket(name, buckets),
+        **held_by,
+    )
 
 
 def copy_default_process_group():
-    """A new group of all ranks, of the default group's backend. Every rank calls it. Raises RuntimeError where there is no default group."""
+    """A new group of all ranks, of the default group's backend. Every rank calls it. Raises RuntimeError where there is
+    no default group."""
     return dist.new_group(range(group_of(None).size()), backend=dist.get_backend())
 
 
-# ---------------------------------------------------------------------------------------------------------------- arguments
+# ----------------------------------------------------------------------------------------------------------------
+# arguments
 
 
 def module_of(model, what: str) -> torch.nn.Module:
     """The module behind what was given: that of a compiled one."""
     module = getattr(model, "_lc_original", model)
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
+        raise TypeError(
+            f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not "
+            f"{type(model).__name__}"
+        )
     placed = next((q for p in module.parameters() if (q := placement_of(p)) is not None and q.synchronizes), None)
     if placed is not None:
-        raise RuntimeError(f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a DeviceMesh of two dimensions combines them")
+        raise RuntimeError(
+            f"thunder.distributed.{what}: parameter {placed.name} is distributed already: call ddp or fsdp once, a "
+            "DeviceMesh of two dimensions combines them"
+        )
     return module
 
 
 def _replaced(model) -> tuple[dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
-    """The parameters and buffers that transforms put in the place of a compiled module's, or beside them, by their paths."""
+    """The parameters and buffers that transforms put in the place of a compiled module's, or beside them, by their
+    paths."""
     return getattr(model, "_overrides_parameters", {}), getattr(model, "_overrides_buffers", {})
 
 
@@ -161,7 +204,10 @@ def _groups(given) -> tuple:
     """The process groups that parameters are replicated over, and last the one that they are sharded over."""
     if isinstance(given, dist.device_mesh.DeviceMesh) and given.ndim > 1:
         if given.ndim != 2:
-            raise OptionError(f"process_group is a DeviceMesh of {given.ndim} dimensions; valid: one (shards), or two (replicas, shards)")
+            raise OptionError(
+                f"process_group is a DeviceMesh of {given.ndim} dimensions; valid: one (shards), or two (replicas, "
+                "shards)"
+            )
         return given.get_group(0), given.get_group(1)
     return (group_of(given),)
 
@@ -189,7 +235,8 @@ def _device(given, group) -> torch.device | None:
 
 
 def _bucket(name: str, strategy: FSDPBucketingStrategy) -> str | None:
-    """What parameters of one bucket have in common: the path of their module, or of the element of a list of modules that they are in."""
+    """What parameters of one bucket have in common: the path of their module, or of the element of a list of modules
+    that they are in."""
     layer = name.rpartition(".")[0]
     if strategy is FSDPBucketingStrategy.NONE:
         return None
@@ -200,7 +247,8 @@ def _bucket(name: str, strategy: FSDPBucketingStrategy) -> str | None:
     return layer if index is None else ".".join(parts[: index + 1])
 
 
-# ---------------------------------------------------------------------------------------------------------------- tensors
+# ----------------------------------------------------------------------------------------------------------------
+# tensors
 
 
 def _is_sharded(parameter: torch.Tensor) -> bool:
@@ -212,7 +260,9 @@ def _placement(name: str, parameter: torch.Tensor, *, dtype: torch.dtype | None 
     """The placement of a parameter, which may be a part of a layer's already."""
     computed = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
     split = placement_of(parameter)
-    return Placement(name, tuple(parameter.shape), computed, parameter.dtype, slice=None if split is None else split.slice, **options)
+    return Placement(
+        name, tuple(parameter.shape), computed, parameter.dtype, slice=None if split is None else split.slice, **options
+    )
 
 
 @torch.no_grad()
@@ -231,16 +281,23 @@ def _owners(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
 
 
 def _fill(owner: torch.nn.Module, path: str, device: torch.device, filled: dict[int, torch.nn.Parameter]) -> None:
-    """Gives a submodule on the meta device memory, and its `reset_parameters` the say about what is in it. Tensors it shares with a submodule that was filled stay as they are."""
+    """Gives a submodule on the meta device memory, and its `reset_parameters` the say about what is in it. Tensors it
+    shares with a submodule that was filled stay as they are."""
     known = {name: filled[id(p)] for name, p in owner._parameters.items() if id(p) in filled}
     owner._parameters.update(known)
-    missing = {name: t for table in (owner._parameters, owner._buffers) for name, t in table.items() if t is not None and t.is_meta}
+    missing = {
+        name: t
+        for table in (owner._parameters, owner._buffers)
+        for name, t in table.items()
+        if t is not None and t.is_meta
+    }
     if not missing:
         return
     reset = getattr(owner, "reset_parameters", None) or getattr(owner, "_reset_parameters", None)
     if reset is None:
         raise RuntimeError(
-            f"thunder.distributed.fsdp: {path or 'the module'} ({type(owner).__name__}) has {', '.join(missing)} on the meta device and no reset_parameters() that fills it: "
+            f"thunder.distributed.fsdp: {path or 'the module'} ({type(owner).__name__}) has {', '.join(missing)} on "
+            "the meta device and no reset_parameters() that fills it: "
             "give it one, or make the module on the CPU"
         )
     for name, tensor in missing.items():
@@ -250,6 +307,8 @@ def _fill(owner: torch.nn.Module, path: str, device: torch.device, filled: dict[
         else:
             owner._buffers[name] = empty
     for name, parameter in known.items():  # sharded already: what reset_parameters writes is not for it
-        owner._parameters[name] = torch.nn.Parameter(parameter.new_empty(placement_of(parameter).shape), parameter.requires_grad)
+        owner._parameters[name] = torch.nn.Parameter(
+            parameter.new_empty(placement_of(parameter).shape), parameter.requires_grad
+        )
     reset()
     owner._parameters.update(known)

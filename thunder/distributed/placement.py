@@ -1,7 +1,8 @@
 """Where the ranks hold a parameter, and what programs see of it.
 
-A parameter whose `Placement` is known here is whole in every program that reads it: the frontend reads it in that shape and dtype, and the program begins with what the rank holds
-(`thunder.distributed.synchronize`). What the user and the optimizer see is what the rank holds.
+A parameter whose `Placement` is known here is whole in every program that reads it: the frontend reads it in that shape
+and dtype, and the program begins with what the rank holds (`thunder.distributed.synchronize`). What the user and the
+optimizer see is what the rank holds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from thunder.errors import CaptureError
 from thunder.ops import LTORCH
 
 __all__ = [
-    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "seen_as", "placed_parameters",
-    "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync", "reset_skip_data_parallel_grad_sync",
+    "FSDPType", "FSDPBucketingStrategy", "Placement", "place", "placing_copies", "placement_of", "seen_as",
+    "placed_parameters",
+    "check_all_placed", "synchronizes", "skip_data_parallel_grad_sync", "set_skip_data_parallel_grad_sync",
+    "reset_skip_data_parallel_grad_sync",
     "get_skip_data_parallel_grad_sync",
 ]  # fmt: skip
 
@@ -45,7 +48,8 @@ class FSDPBucketingStrategy(enum.Enum):
 
 @dataclass(eq=False)
 class Accumulated:
-    """What backwards without synchronisation left to do. gradient: of the whole parameter, of this rank, where the parameter's own `.grad` is that of a shard."""
+    """What backwards without synchronisation left to do. gradient: of the whole parameter, of this rank, where the
+    parameter's own `.grad` is that of a shard."""
 
     pending: bool = False
     gradient: torch.Tensor | None = None
@@ -53,7 +57,8 @@ class Accumulated:
 
 @dataclass(frozen=True)
 class Slice:
-    """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along `dim` of the whole `shape`, its own.
+    """The part of a parameter that a rank computes with under tensor parallelism: of `group.size()` equal ones along
+    `dim` of the whole `shape`, its own.
 
     sequence_dim: the dimension of activations that the ranks share between such layers; None: each has all of them.
     """
@@ -72,10 +77,12 @@ class Slice:
 class Placement:
     """How the ranks hold one parameter.
 
-    shape, dtype: of the whole parameter, as programs see it. held_dtype: of what a rank holds. shards: the ranks that hold a part each, of ceil(shape[0] / ranks) rows, padded
-    with zeros. replicas: groups of ranks that hold the same. Gradients are averaged over both. reduce_dtype: in which gradients are reduced, None: their own. again: the
-    backward gathers the parameter once more. bucket: parameters of one bucket are communicated together; None: alone. bucket_bytes: the largest size of a bucket of
-    gradients of replicas. slice: under tensor parallelism, the part of a still larger parameter that all of this is about.
+    shape, dtype: of the whole parameter, as programs see it. held_dtype: of what a rank holds. shards: the ranks that
+    hold a part each, of ceil(shape[0] / ranks) rows, padded with zeros. replicas: groups of ranks that hold the same.
+    Gradients are averaged over both. reduce_dtype: in which gradients are reduced, None: their own. again: the backward
+    gathers the parameter once more. bucket: parameters of one bucket are communicated together; None: alone.
+    bucket_bytes: the largest size of a bucket of gradients of replicas. slice: under tensor parallelism, the part of a
+    still larger parameter that all of this is about.
     """
 
     name: str
@@ -150,7 +157,8 @@ class Placement:
 
 
 _placements: WeakIdKeyDictionary = WeakIdKeyDictionary()
-# how often parameters were placed, and which gradients are left unsynchronised: none, all (True), or those of a set of placements; part of the key of compiled programs
+# how often parameters were placed, and which gradients are left unsynchronised: none, all (True), or those of a set of
+# placements; part of the key of compiled programs
 _state: list[Any] = [0, False]
 
 
@@ -159,7 +167,8 @@ def _tell() -> None:
 
 
 class _Copies:
-    """What copy.deepcopy makes of a placed parameter is placed as well; a pickle of it, of which another process could not know, is refused."""
+    """What copy.deepcopy makes of a placed parameter is placed as well; a pickle of it, of which another process could
+    not know, is refused."""
 
     def __init__(self, parameter: torch.Tensor):
         self.parameter = weakref.ref(parameter)
@@ -172,7 +181,10 @@ class _Copies:
         return copied
 
     def __reduce__(self):
-        raise RuntimeError(f"parameter {_placements[self.parameter()].name} is held by several ranks, and is not pickled: save a state dict")
+        raise RuntimeError(
+            f"parameter {_placements[self.parameter()].name} is held by several ranks, and is not pickled: save a "
+            "state dict"
+        )
 
 
 def place(parameter: torch.Tensor, placement: Placement) -> None:
@@ -195,10 +207,15 @@ def placing_copies() -> Iterator[None]:
 
 
 def placement_of(tensor: torch.Tensor) -> Placement | None:
-    """How the ranks hold a tensor. Where `module.to(dtype)` gave it another dtype, programs follow, unless they were told to compute in one of their own."""
+    """How the ranks hold a tensor. Where `module.to(dtype)` gave it another dtype, programs follow, unless they were
+    told to compute in one of their own."""
     placement = _placements.get(tensor) if _placements else None
     if placement is not None and tensor.dtype is not placement.held_dtype:
-        placement = replace(placement, held_dtype=tensor.dtype, dtype=tensor.dtype if placement.dtype is placement.held_dtype else placement.dtype)
+        placement = replace(
+            placement,
+            held_dtype=tensor.dtype,
+            dtype=tensor.dtype if placement.dtype is placement.held_dtype else placement.dtype,
+        )
         place(tensor, placement)
     return placement
 
@@ -218,14 +235,16 @@ def placed_parameters(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Parame
 
 
 def check_all_placed(module: torch.nn.Module) -> None:
-    """Raises CaptureError for a trained parameter of a module that `ddp` or `fsdp` prepared which they have not seen: its gradient would be that of one rank."""
+    """Raises CaptureError for a trained parameter of a module that `ddp` or `fsdp` prepared which they have not seen:
+    its gradient would be that of one rank."""
     found = {name: (p.requires_grad, placement_of(p)) for name, p in module.named_parameters()}
     if not any(q is not None and q.synchronizes for _, q in found.values()):
         return
     for name, (trained, q) in found.items():
         if trained and (q is None or not q.synchronizes):
             raise CaptureError(
-                f"parameter {name} was added to the module, or replaced, after it was prepared for data parallelism: its gradient would stay that of one rank",
+                f"parameter {name} was added to the module, or replaced, after it was prepared for data parallelism: "
+                "its gradient would stay that of one rank",
                 remedy="call ddp or fsdp when all parameters are there",
             )
 
@@ -237,7 +256,8 @@ def synchronizes(placement: Placement) -> bool:
 
 
 def set_skip_data_parallel_grad_sync(value: bool | frozenset[Placement]) -> bool | frozenset[Placement]:
-    """Says whether backwards of programs that are called from now on leave gradients unsynchronised. Returns a token for `reset_skip_data_parallel_grad_sync`."""
+    """Says whether backwards of programs that are called from now on leave gradients unsynchronised. Returns a token
+    for `reset_skip_data_parallel_grad_sync`."""
     before = _state[1]
     _state[1] = value if isinstance(value, frozenset) else bool(value)
     _tell()
@@ -256,9 +276,12 @@ def get_skip_data_parallel_grad_sync() -> bool:
 
 @contextlib.contextmanager
 def skip_data_parallel_grad_sync(module: torch.nn.Module | None = None) -> Iterator[None]:
-    """Programs called inside the block leave gradients unsynchronised, those of one module where one is given. `no_sync` is this, and synchronises them at its end."""
+    """Programs called inside the block leave gradients unsynchronised, those of one module where one is given.
+    `no_sync` is this, and synchronises them at its end."""
     before, own = _state[1], True if module is None else frozenset(q for _, q in placed_parameters(module))
-    token = set_skip_data_parallel_grad_sync(before | own if isinstance(before, frozenset) and isinstance(own, frozenset) else before is True or own)
+    token = set_skip_data_parallel_grad_sync(
+        before | own if isinstance(before, frozenset) and isinstance(own, frozenset) else before is True or own
+    )
     try:
         yield
     finally:

@@ -1,7 +1,9 @@
-"""`thunder.distributed.plan`: what a training step takes on many GPUs, in bytes and in seconds, without running it and without the GPUs.
+"""`thunder.distributed.plan`: what a training step takes on many GPUs, in bytes and in seconds, without running it and
+without the GPUs.
 
-The program is the one that would run. A copy of the module on the meta device is given the placements of `ddp` or `fsdp` over a group that stands for one of any size, and
-goes through the same capture, the same passes and the executors of the GPU; what comes out is walked along, line by line (`thunder.distributed.costs`).
+The program is the one that would run. A copy of the module on the meta device is given the placements of `ddp` or
+`fsdp` over a group that stands for one of any size, and goes through the same capture, the same passes and the
+executors of the GPU; what comes out is walked along, line by line (`thunder.distributed.costs`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ OPTIMIZERS = {"sgd": 0, "sgd momentum": 1, "adam": 2, "adamw": 2}
 
 
 class _StandIn(dist.ProcessGroup):
-    """A group of which this process is rank 0, and that never communicates. stride: how far apart its ranks are among all."""
+    """A group of which this process is rank 0, and that never communicates. stride: how far apart its ranks are among
+    all."""
 
     def __init__(self, ranks: int, stride: int = 1):
         super().__init__(0, ranks)
@@ -50,11 +53,14 @@ class _StandIn(dist.ProcessGroup):
 class Plan:
     """A training step as one rank sees it. Bytes and seconds; printed as a table.
 
-    parameters, gradients, optimizer: what the rank holds between steps. others: buffers and inputs. saved: what the forward saves for the backward, without parameters.
-    gathered: parameters of other ranks, when most are there. peak: all that is allocated at a time, at most. unknown: how many pieces of PyTorch's autograd graph are saved, whose
-    bytes are not in here. Not counted is what libraries keep for themselves (NCCL's buffers, workspaces of cuBLAS), nor what the allocator loses between tensors.
+    parameters, gradients, optimizer: what the rank holds between steps. others: buffers and inputs. saved: what the
+    forward saves for the backward, without parameters. gathered: parameters of other ranks, when most are there. peak:
+    all that is allocated at a time, at most. unknown: how many pieces of PyTorch's autograd graph are saved, whose
+    bytes are not in here. Not counted is what libraries keep for themselves (NCCL's buffers, workspaces of cuBLAS), nor
+    what the allocator loses between tensors.
 
-    collectives: of each kind. seconds: of the step. busy: in which it computes. waiting: in which it waits for collectives and computes nothing.
+    collectives: of each kind. seconds: of the step. busy: in which it computes. waiting: in which it waits for
+    collectives and computes nothing.
     """
 
     strategy: str
@@ -79,10 +85,22 @@ class Plan:
         return sum(c.nbytes for c in self.collectives)
 
     def __str__(self) -> str:
-        rows = [(what, f"{getattr(self, what) / MIB:12,.1f} MiB") for what in ("parameters", "gradients", "optimizer", "others", "saved", "gathered", "peak")]
-        lines = [f"{self.strategy} on {self.world_size} x {self.machine.name}, bytes of one rank; times are projected", *(f"  {a:15}{b}" for a, b in rows)]
-        lines += [f"  {c.kind:15}{c.nbytes / MIB:12,.1f} MiB in {c.count} calls, {c.seconds * 1e3:.2f} ms" for c in self.collectives]
-        lines.append(f"  {'step':15}{self.seconds * 1e3:12,.2f} ms, of which {self.busy * 1e3:.2f} computing and {self.waiting * 1e3:.2f} waiting for collectives")
+        rows = [
+            (what, f"{getattr(self, what) / MIB:12,.1f} MiB")
+            for what in ("parameters", "gradients", "optimizer", "others", "saved", "gathered", "peak")
+        ]
+        lines = [
+            f"{self.strategy} on {self.world_size} x {self.machine.name}, bytes of one rank; times are projected",
+            *(f"  {a:15}{b}" for a, b in rows),
+        ]
+        lines += [
+            f"  {c.kind:15}{c.nbytes / MIB:12,.1f} MiB in {c.count} calls, {c.seconds * 1e3:.2f} ms"
+            for c in self.collectives
+        ]
+        lines.append(
+            f"  {'step':15}{self.seconds * 1e3:12,.2f} ms, of which {self.busy * 1e3:.2f} computing and "
+            f"{self.waiting * 1e3:.2f} waiting for collectives"
+        )
         if self.unknown:
             lines.append(f"  and {self.unknown} pieces of PyTorch's autograd graph that are saved, of unknown size")
         return "\n".join(lines)
@@ -93,16 +111,31 @@ class Plans(tuple):
 
     def __str__(self) -> str:
         first: Plan = self[0]
-        head = ("GPUs", "parameters", "gradients", "optimizer", "saved", "gathered", "peak GiB", "communicated GiB", "step ms", "computing", "waiting")
+        head = (
+            "GPUs",
+            "parameters",
+            "gradients",
+            "optimizer",
+            "saved",
+            "gathered",
+            "peak GiB",
+            "communicated GiB",
+            "step ms",
+            "computing",
+            "waiting",
+        )
         rows = [
             (
-                f"{p.world_size}", *(f"{n / GIB:.2f}" for n in (p.parameters, p.gradients, p.optimizer, p.saved, p.gathered, p.peak, p.communicated)),
+                f"{p.world_size}", *(f"{n / GIB:.2f}" for n in (p.parameters, p.gradients, p.optimizer, p.saved,
+                    p.gathered, p.peak, p.communicated)),
                 *(f"{s * 1e3:.1f}" for s in (p.seconds, p.busy, p.waiting)),
             )
             for p in self
         ]  # fmt: skip
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-        table = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
+        table = [
+            "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)
+        ]
         return "\n".join([f"{first.strategy} on {first.machine.name}, one rank; times are projected", *table])
 
 
@@ -121,18 +154,21 @@ def plan(
     machine: Machine = H200,
     device: str = "cuda",
 ) -> Plan | Plans:
-    """What a training step of `thunder.jit(fsdp(model))`, or of `ddp`, takes on each of `world_size` GPUs. Nothing runs, no process group is needed, and the model is left alone.
+    """What a training step of `thunder.jit(fsdp(model))`, or of `ddp`, takes on each of `world_size` GPUs. Nothing
+    runs, no process group is needed, and the model is left alone.
 
-    model: a module, on any device or on the meta device, or what `thunder.jit` made of one, whose options are used then. inputs: what one rank calls it with: a tuple of positional
-    arguments, a dict of keywords, or one argument; tensors of any device, of which only shapes and dtypes matter. Under torch.no_grad() the plan is one of the forward.
-    world_size: a number of GPUs, or several, which give one plan each.
-    sharding_strategy: that of `fsdp`; None: `ddp`, with its bucket_size_in_mb. bucketing_strategy, dtype, reduce_dtype: those of `fsdp`. shards: over how many ranks parameters
-    are sharded, where that are not all: a DeviceMesh of (world_size // shards, shards), with the ranks of a node next to each other.
-    optimizer: one of "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a parameter. machine: what times are projected for. device: "cuda", or "cpu" for the
-    program that runs on CPUs.
+    model: a module, on any device or on the meta device, or what `thunder.jit` made of one, whose options are used
+    then. inputs: what one rank calls it with: a tuple of positional arguments, a dict of keywords, or one argument;
+    tensors of any device, of which only shapes and dtypes matter. Under torch.no_grad() the plan is one of the forward.
+    world_size: a number of GPUs, or several, which give one plan each. sharding_strategy: that of `fsdp`; None: `ddp`,
+    with its bucket_size_in_mb. bucketing_strategy, dtype, reduce_dtype: those of `fsdp`. shards: over how many ranks
+    parameters are sharded, where that are not all: a DeviceMesh of (world_size // shards, shards), with the ranks of a
+    node next to each other. optimizer: one of "adamw", "adam", "sgd", "sgd momentum", or the bytes that it keeps for a
+    parameter. machine: what times are projected for. device: "cuda", or "cpu" for the program that runs on CPUs.
 
-    Raises TypeError for what is no module; RuntimeError for a module that is distributed already; OptionError for a world size that `shards` does not divide, and for other
-    values that are no options; CaptureError, and what the model raises itself, as a call does.
+    Raises TypeError for what is no module; RuntimeError for a module that is distributed already; OptionError for a
+    world size that `shards` does not divide, and for other values that are no options; CaptureError, and what the model
+    raises itself, as a call does.
     """
     sizes = (world_size,) if isinstance(world_size, int) else tuple(world_size)
     if not sizes:
@@ -141,11 +177,22 @@ def plan(
     state = _state_of(optimizer)
     if sharding_strategy is not None:
         check_member(FSDPType, sharding_strategy, "sharding_strategy")
-    elif given := [name for name, value in (("dtype", dtype), ("reduce_dtype", reduce_dtype), ("shards", shards)) if value is not None]:
-        raise OptionError(f"sharding_strategy=None plans ddp, which has no option {given[0]}: leave it out, or give a strategy of fsdp")
+    elif given := [
+        name
+        for name, value in (("dtype", dtype), ("reduce_dtype", reduce_dtype), ("shards", shards))
+        if value is not None
+    ]:
+        raise OptionError(
+            f"sharding_strategy=None plans ddp, which has no option {given[0]}: leave it out, or give a strategy of "
+            "fsdp"
+        )
     check_member(FSDPBucketingStrategy, bucketing_strategy, "bucketing_strategy")
     check_bucket_size(bucket_size_in_mb)
-    args, kwargs = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
+    args, kwargs = (
+        ((), dict(inputs))
+        if isinstance(inputs, Mapping)
+        else (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
+    )
     options = _options(model, device)
     found = []
     for size in sizes:
@@ -154,7 +201,9 @@ def plan(
             strategy, prepare = "ddp", lambda name, p, groups=groups: replicated(name, p, groups[-1], bucket_size_in_mb)
         else:
             strategy = f"fsdp {sharding_strategy.name}" + (f" over {shards}" if shards is not None else "")
-            prepare = lambda name, p, groups=groups: sharded(name, p, groups, sharding_strategy, bucketing_strategy, dtype, reduce_dtype)  # noqa: E731
+            prepare = lambda name, p, groups=groups: sharded(
+                name, p, groups, sharding_strategy, bucketing_strategy, dtype, reduce_dtype
+            )  # noqa: E731
         with without_collection():
             with placing_copies():
                 compiled = _compiled(module, options, prepare)
@@ -163,7 +212,8 @@ def plan(
     return found[0] if isinstance(world_size, int) else Plans(found)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the program
+# ---------------------------------------------------------------------------------------------------------------- the
+# program
 
 
 def _options(model, device: str) -> JitOptions:
@@ -174,11 +224,17 @@ def _options(model, device: str) -> JitOptions:
     options = JitOptions() if compiled is None else compiled.options
     executors = options.executors
     if options.default_executors:
-        here, there = (add_executor_lists(get_default_executors(on_gpus), get_always_executors()) for on_gpus in (False, device == "cuda"))
+        here, there = (
+            add_executor_lists(get_default_executors(on_gpus), get_always_executors())
+            for on_gpus in (False, device == "cuda")
+        )
         eager = options.numerics is NUMERICS_OPTIONS.EAGER
         executors = (*(e for e in executors if e not in here), *(e for e in there if e.exact or not eager))
     if any(isinstance(t, CUDAGraphTransform) for t in options.transforms):
-        raise OptionError("thunder.distributed.plan: what CUDA graphs keep in memory is known when they are recorded: plan the module without CUDAGraphTransform")
+        raise OptionError(
+            "thunder.distributed.plan: what CUDA graphs keep in memory is known when they are recorded: plan the "
+            "module without CUDAGraphTransform"
+        )
     options = dataclasses.replace(options, device=Device(device), used_compile_options={})
     options.executors = tuple(e.configured(options).planned() for e in executors)
     return options
@@ -195,12 +251,16 @@ def _groups(size: int, shards: int | None) -> tuple:
     return _StandIn(size // shards, shards), _StandIn(shards)
 
 
-def _compiled(module: torch.nn.Module, options: JitOptions, prepare: Callable[[str, torch.Tensor], Placement]) -> torch.nn.Module:
+def _compiled(
+    module: torch.nn.Module, options: JitOptions, prepare: Callable[[str, torch.Tensor], Placement]
+) -> torch.nn.Module:
     """A copy of a module on the meta device, compiled, with what a rank holds in the place of its parameters."""
     known: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         empty = torch.empty_like(tensor, device="meta", requires_grad=False)
-        known[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
+        known[id(tensor)] = (
+            torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
+        )
     compiled = jit_with(copy.deepcopy(module, known), options)
     for name, parameter in compiled.named_parameters():
         placement = prepare(name, parameter)
@@ -238,11 +298,15 @@ def _state_of(optimizer: str | int) -> Callable[[torch.Tensor], int]:
     if isinstance(optimizer, int) and not isinstance(optimizer, bool) and optimizer >= 0:
         return lambda p: optimizer * p.numel()
     if optimizer not in OPTIMIZERS:
-        raise OptionError(f"optimizer={optimizer!r} is not an option; valid: {', '.join(map(repr, OPTIMIZERS))}, or bytes for each number of a parameter")
+        raise OptionError(
+            f"optimizer={optimizer!r} is not an option; valid: {', '.join(map(repr, OPTIMIZERS))}, or bytes for each "
+            "number of a parameter"
+        )
     return lambda p: OPTIMIZERS[optimizer] * p.nbytes
 
 
-# ---------------------------------------------------------------------------------------------------------------- the step
+# ---------------------------------------------------------------------------------------------------------------- the
+# step
 
 
 def _planned(strategy: str, size: int, machine: Machine, captured: Captured, options: JitOptions, held: _Held) -> Plan:
@@ -271,7 +335,9 @@ def _planned(strategy: str, size: int, machine: Machine, captured: Captured, opt
         clock.run(trace.bound_symbols)
     optimizer = held.optimizer if trains else 0
     return Plan(
-        strategy=strategy, world_size=size, machine=machine, parameters=held.parameters, gradients=gradients, optimizer=optimizer, others=held.others, saved=saved,
+        strategy=strategy, world_size=size, machine=machine, parameters=held.parameters, gradients=gradients,
+        optimizer=optimizer, others=held.others, saved=saved,
         gathered=memory.most_gathered, peak=held.parameters + held.others + optimizer + memory.peak, unknown=unknown,
-        collectives=tuple(sorted(clock.collectives.values(), key=lambda c: c.kind)), seconds=clock.computed, busy=clock.busy, waiting=clock.waiting,
+        collectives=tuple(sorted(clock.collectives.values(), key=lambda c: c.kind)), seconds=clock.computed,
+            busy=clock.busy, waiting=clock.waiting,
     )  # fmt: skip

@@ -1,11 +1,13 @@
 """When collectives start and when somebody waits: early and late, so that they run while the program computes.
 
-Before: `t0 = all_gather(a, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t1 = all_gather(b, ...)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
-After:  `t0 = all_gather(a, ...)`, `t1 = all_gather(b, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
+Before: `t0 = all_gather(a, ...)`, `t_a = wait(t0)`, `y = linear(x, t_a)`, `t1 = all_gather(b, ...)`, `t_b = wait(t1)`,
+`z = linear(y, t_b)`. After:  `t0 = all_gather(a, ...)`, `t1 = all_gather(b, ...)`, `t_a = wait(t0)`, `y = linear(x,
+t_a)`, `t_b = wait(t1)`, `z = linear(y, t_b)`.
 
-Gathers keep their order and start as early as a limit on the bytes in flight lets them; one is under way in any case while the program computes with what the one before gave.
-Reductions start where their gradient is there; what they make is waited for at the end, or when the next one would pass a limit of theirs: a gather that starts waits for none.
-Every rank runs the same program, so that all start the same collectives in the same order.
+Gathers keep their order and start as early as a limit on the bytes in flight lets them; one is under way in any case
+while the program computes with what the one before gave. Reductions start where their gradient is there; what they make
+is waited for at the end, or when the next one would pass a limit of theirs: a gather that starts waits for none. Every
+rank runs the same program, so that all start the same collectives in the same order.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ COMMUNICATION_BYTES_IN_FLIGHT = compile_option(
 
 
 def overlap(trace: Trace, limit: int = BYTES_IN_FLIGHT) -> Trace:
-    """Starts collectives early and waits late, with at most `limit` bytes of gathers, and as many of reductions, under way where more than one is."""
+    """Starts collectives early and waits late, with at most `limit` bytes of gathers, and as many of reductions, under
+    way where more than one is."""
     return trace.replace(bound_symbols=_late(_early(trace, limit), limit))
 
 
@@ -51,17 +54,21 @@ def _gathers(line: BoundSymbol) -> bool:
 
 
 def _follows(line: BoundSymbol) -> bool:
-    """Whether a line may be put off together with the waits for what it reads: a cast, or the start of another collective."""
+    """Whether a line may be put off together with the waits for what it reads: a cast, or the start of another
+    collective."""
     return bool(line.inputs) and (line.sym.name == "to" or _starts(line))
 
 
-# ---------------------------------------------------------------------------------------------------------------- gathers
+# ----------------------------------------------------------------------------------------------------------------
+# gathers
 
 
 def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
-    """The lines with those collectives early that read nothing the program computes, but casts and the like of what it is given."""
+    """The lines with those collectives early that read nothing the program computes, but casts and the like of what it
+    is given."""
     ready = {a for a in trace.args if isinstance(a, Proxy)}
-    chains: dict[Proxy, tuple[BoundSymbol, ...]] = {}  # what is made of the program's arguments alone, for a collective: the lines that make it
+    # what is made of the program's arguments alone, for a collective: the lines that make it
+    chains: dict[Proxy, tuple[BoundSymbol, ...]] = {}
     queue: deque[tuple[BoundSymbol, ...]] = deque()  # each collective with the lines before it
     moved: set[int] = set()
     written: set[int] = set()  # several collectives may read what one line makes
@@ -72,7 +79,11 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
             ready.update(line.outputs)
             head.append(line)
             moved.add(id(line))
-        elif all(i in ready or i in chains for i in line.inputs) and line.inputs and not line.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.RANDOM_OP}:
+        elif (
+            all(i in ready or i in chains for i in line.inputs)
+            and line.inputs
+            and not line.sym.tags & {OpTags.DONT_DCE, OpTags.IN_PLACE, OpTags.RANDOM_OP}
+        ):
             before = tuple(dict.fromkeys(b for i in line.inputs for b in chains.get(i, ())))
             if _starts(line):
                 queue.append((*before, line))
@@ -100,7 +111,8 @@ def _early(trace: Trace, limit: int) -> list[BoundSymbol]:
         if id(line) in moved:
             continue
         if _waits(line):
-            while queue and any(i not in started and i in waiting for i in line.inputs):  # a fusion executor may have changed the order
+            # a fusion executor may have changed the order
+            while queue and any(i not in started and i in waiting for i in line.inputs):
                 start()
             landed = [flying.pop(started[i], None) for i in line.inputs if i in started]
             lines.append(line)
@@ -128,8 +140,8 @@ def _reader_counts(trace: Trace) -> dict[Proxy, int]:
 
 
 def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
-    """The lines with waits, and casts of what they give, right before the first line that computes with it, or at the end. A reduction of what is waited for, over replicas, starts
-    where the next one does."""
+    """The lines with waits, and casts of what they give, right before the first line that computes with it, or at the
+    end. A reduction of what is waited for, over replicas, starts where the next one does."""
     out: list[BoundSymbol] = []
     held: dict[BoundSymbol, None] = {}  # not written yet, in order
     maker: dict[Proxy, BoundSymbol] = {}  # of values of lines that are held
@@ -165,7 +177,8 @@ def _late(lines: Sequence[BoundSymbol], limit: int) -> list[BoundSymbol]:
             maker.update(dict.fromkeys(line.outputs, line))
             continue
         for waiting in list(held):
-            # what is written in place a collective may read; the next reduction lets those go that wait for the one before
+            # what is written in place a collective may read; the next reduction lets those go that wait for the one
+            # before
             if OpTags.IN_PLACE in line.sym.tags or _starts(waiting) and _starts(line) and not _gathers(line):
                 write(waiting)
         put(line)

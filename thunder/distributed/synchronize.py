@@ -1,10 +1,11 @@
 """Synchronisation: a program begins with what its rank holds of the parameters, and ends with gradients of that.
 
-Before: `computation(x, t_fc_weight)`, `t0 = linear(x, t_fc_weight, None)`.
-After:  `computation(x, t_fc_weight_shard)`, `t_fc_weight = synchronize(t_fc_weight_shard, placement, True)`, `t0 = linear(x, t_fc_weight, None)`.
+Before: `computation(x, t_fc_weight)`, `t0 = linear(x, t_fc_weight, None)`. After:  `computation(x, t_fc_weight_shard)`,
+`t_fc_weight = synchronize(t_fc_weight_shard, placement, True)`, `t0 = linear(x, t_fc_weight, None)`.
 
-`synchronize` is all_gather, wait and a view; its derivative `synchronize_gradient` is reduce_scatter, or all_reduce for what every rank holds, and wait. Both are composites:
-they are opened up when the program is made to run, and until then passes know what belongs to which parameter.
+`synchronize` is all_gather, wait and a view; its derivative `synchronize_gradient` is reduce_scatter, or all_reduce for
+what every rank holds, and wait. Both are composites: they are opened up when the program is made to run, and until then
+passes know what belongs to which parameter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from thunder.ops.torch_types import from_tensor_dtype
 from thunder.transforms.autodiff import sides
 
 __all__ = [
-    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of", "prepared_gradient", "reduced_part", "leave_for_later",
+    "synchronize", "synchronize_gradient", "synchronize_parameters", "gathered_again", "prepared_shard", "whole_of",
+    "prepared_gradient", "reduced_part", "leave_for_later",
 ]  # fmt: skip
 
 
@@ -56,7 +58,8 @@ def _typed_held(gradient: TensorProxy, placement: Placement, dtype) -> TensorPro
 
 
 def prepared_gradient(gradient: Any, placement: Placement) -> Any:
-    """What is reduced: with as many rows as the ranks hold together. Of a value of a program, or outside of one of a tensor."""
+    """What is reduced: with as many rows as the ranks hold together. Of a value of a program, or outside of one of a
+    tensor."""
     if placement.reduce_dtype is not None:
         gradient = LTORCH["to"](gradient, dtype=placement.reduce_dtype)
     missing = placement.shards is not None and placement.held_shape[0] * placement.shards.size() - placement.shape[0]
@@ -82,19 +85,26 @@ synchronize_gradient = Symbol("synchronize_gradient", _typed_held, module="ltorc
 
 
 def _left_for_later(gradient, placement: Placement) -> None:
-    """The gradient of one backward without synchronisation. Where the rank holds a shard, whose `.grad` has no place for it, it is added up beside it."""
+    """The gradient of one backward without synchronisation. Where the rank holds a shard, whose `.grad` has no place
+    for it, it is added up beside it."""
     if synchronizes(placement):
         raise RuntimeError(
-            f"the gradient of {placement.name} would stay that of this rank: the module was called under no_sync, and its backward runs outside. Run both inside of one block"
+            f"the gradient of {placement.name} would stay that of this rank: the module was called under no_sync, "
+            "and its backward runs outside. Run both inside of one block"
         )
     left = placement.accumulated
     left.pending = True
     if placement.shards is not None:
-        left.gradient = gradient.to(placement.reduce_dtype or gradient.dtype, copy=True) if left.gradient is None else left.gradient.add_(gradient)
+        left.gradient = (
+            gradient.to(placement.reduce_dtype or gradient.dtype, copy=True)
+            if left.gradient is None
+            else left.gradient.add_(gradient)
+        )
 
 
 leave_for_later = Symbol(
-    "leave_for_later", lambda gradient, placement: None, module="ltorch", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_left_for_later
+    "leave_for_later", lambda gradient, placement: None, module="ltorch", is_prim=True, tags=(OpTags.DONT_DCE,),
+    fn=_left_for_later
 )  # fmt: skip
 
 
@@ -110,12 +120,19 @@ def _(held, placement, synchronized):
 def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement]) -> Trace:
     """The program on what the rank holds: each parameter is made whole right before its first use."""
     args = {a: held_proxy(computation, a, placements[a]) for a in computation.args if a in placements}
-    context = next((line.context for line in computation.bound_symbols if line.context is not None), None) or Context(computation.names)
+    context = next((line.context for line in computation.bound_symbols if line.context is not None), None) or Context(
+        computation.names
+    )
     context = context.replace(grad_enabled=True, autocast=None, checkpoint=())
     waiting = dict(args)
 
     def whole(values) -> list[BoundSymbol]:
-        return [line for v in dict.fromkeys(values) if v in waiting for line in _whole(v, waiting.pop(v), placements[v], computation, context)]
+        return [
+            line
+            for v in dict.fromkeys(values)
+            if v in waiting
+            for line in _whole(v, waiting.pop(v), placements[v], computation, context)
+        ]
 
     lines = []
     for line in computation.bound_symbols:
@@ -126,18 +143,29 @@ def synchronize_parameters(computation: Trace, placements: dict[Proxy, Placement
     tables = computation.tables | {"communicates": {}}
     if paths := tables.get("parameters"):
         tables["parameters"] = paths | {held.name: paths[a.name] for a, held in args.items() if a.name in paths}
-    made = computation.replace(args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args], bound_symbols=lines, tables=tables)
+    made = computation.replace(
+        args=[args.get(a, a) if isinstance(a, Proxy) else a for a in computation.args],
+        bound_symbols=lines,
+        tables=tables,
+    )
     slices = [p.slice for p in placements.values() if p.slice is not None]
-    return split_layers(made, {s.group: s.sequence_dim for s in slices if s.sequence_dim is not None}) if slices else made
+    return (
+        split_layers(made, {s.group: s.sequence_dim for s in slices if s.sequence_dim is not None}) if slices else made
+    )
 
 
-def _whole(seen: TensorProxy, held: TensorProxy, placement: Placement, computation: Trace, context: Context) -> list[BoundSymbol]:
+def _whole(
+    seen: TensorProxy, held: TensorProxy, placement: Placement, computation: Trace, context: Context
+) -> list[BoundSymbol]:
     """The lines that make a parameter of what the rank holds."""
     part, synchronized = placement.slice, synchronizes(placement)
     if part is None:
         return [synchronize.bind(held, placement, synchronized, output=seen, context=context)]
     own = seen.replace(name=computation.names.claim(f"{seen.name}_part"), shape=placement.shape)
-    return [synchronize.bind(held, placement, synchronized, output=own, context=context), join_ranks.bind(own, part.group, part.dim, output=seen, context=context)]
+    return [
+        synchronize.bind(held, placement, synchronized, output=own, context=context),
+        join_ranks.bind(own, part.group, part.dim, output=seen, context=context),
+    ]
 
 
 def held_proxy(computation: Trace, whole: TensorProxy, placement: Placement) -> TensorProxy:
@@ -146,8 +174,9 @@ def held_proxy(computation: Trace, whole: TensorProxy, placement: Placement) -> 
 
 
 def gathered_again(joint: Trace) -> set[Proxy]:
-    """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone. The parameter that it reads first would be gathered right after the
-    forward let go of it, with nothing to compute meanwhile: it is kept."""
+    """The values that a backward under ZeRO-3 computes again: parameters, and what is computed of them alone. The
+    parameter that it reads first would be gathered right after the forward let go of it, with nothing to compute
+    meanwhile: it is kept."""
     forward, _, backward = sides(joint)
     found: set[Proxy] = set()
     gathered: set[Proxy] = set()
@@ -155,7 +184,12 @@ def gathered_again(joint: Trace) -> set[Proxy]:
         if line.sym is synchronize and line.args[1].again:
             gathered.update(line.outputs)
             found.update(line.outputs)
-        elif found and line.inputs and all(i in found for i in line.inputs) and line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.DONT_DCE)):
+        elif (
+            found
+            and line.inputs
+            and all(i in found for i in line.inputs)
+            and line.sym.tags.isdisjoint((OpTags.RANDOM_OP, OpTags.DONT_DCE))
+        ):
             found.update(line.outputs)
     first = next((i for line in backward for i in line.inputs if i in found), None)
     return found - {first} if first in gathered else found

@@ -1,7 +1,8 @@
 """Tensor parallelism: every rank holds a part of a layer's weight and computes a part of its result, for the same data.
 
-`column_parallel` and `row_parallel` prepare a module; what its programs do then is a transform (`thunder.distributed.layers`). The operations here are what such programs
-move: each is the derivative of another one, and all ranks have the same loss (M. Shoeybi et al. 2019, "Megatron-LM", section 3).
+`column_parallel` and `row_parallel` prepare a module; what its programs do then is a transform
+(`thunder.distributed.layers`). The operations here are what such programs move: each is the derivative of another one,
+and all ranks have the same loss (M. Shoeybi et al. 2019, "Megatron-LM", section 3).
 """
 
 from __future__ import annotations
@@ -19,29 +20,57 @@ from thunder.errors import OptionError
 from thunder.ops import LTORCH
 from thunder.ops.collectives import all_gather, all_reduce, group_of, reduce_scatter, wait
 
-__all__ = ["column_parallel", "row_parallel", "copy_to_ranks", "sum_over_ranks", "join_ranks", "part_of_rank", "gather_parts", "sum_of_parts"]
+__all__ = [
+    "column_parallel",
+    "row_parallel",
+    "copy_to_ranks",
+    "sum_over_ranks",
+    "join_ranks",
+    "part_of_rank",
+    "gather_parts",
+    "sum_of_parts",
+]
 
 
-def column_parallel(model, target_modules: Sequence[str], process_group=None, *, device: torch.device | str | None = None, sequence_dim: int | None = None):
-    """Every rank of a group computes some of the features of `target_modules`, Linear or Embedding modules by their paths.
+def column_parallel(
+    model,
+    target_modules: Sequence[str],
+    process_group=None,
+    *,
+    device: torch.device | str | None = None,
+    sequence_dim: int | None = None,
+):
+    """Every rank of a group computes some of the features of `target_modules`, Linear or Embedding modules by their
+    paths.
 
-    model: a module or what `thunder.jit` made of one; it is changed in place and returned. Its weights (and biases) are parts from then on: rows of a Linear's, columns of an
-    Embedding's.
-    process_group: a ProcessGroup or DeviceMesh of one dimension, the default group where it is None. device: where the parts go; None: where the parameters are.
-    sequence_dim: between such layers every rank computes some of the elements along this dimension of activations, of norms and residual sums too (V. Korthikanti et al. 2022,
-    "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2); None: all of them.
-    Every rank has to hold the same parameters before, and to call the module with the same data. `fsdp` may follow, over a group of its own.
+    model: a module or what `thunder.jit` made of one; it is changed in place and returned. Its weights (and biases) are
+    parts from then on: rows of a Linear's, columns of an Embedding's. process_group: a ProcessGroup or DeviceMesh of
+    one dimension, the default group where it is None. device: where the parts go; None: where the parameters are.
+    sequence_dim: between such layers every rank computes some of the elements along this dimension of activations, of
+    norms and residual sums too (V. Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
+    Models", section 4.2.2); None: all of them. Every rank has to hold the same parameters before, and to call the
+    module with the same data. `fsdp` may follow, over a group of its own.
 
-    Raises TypeError for modules that are neither, OptionError for sizes that the group does not divide, RuntimeError for parameters that are distributed already.
+    Raises TypeError for modules that are neither, OptionError for sizes that the group does not divide, RuntimeError
+    for parameters that are distributed already.
     """
     dimensions = {torch.nn.Linear: {"weight": 0, "bias": 0}, torch.nn.Embedding: {"weight": 1}}
     return _parallel(model, target_modules, process_group, device, dimensions, sequence_dim, "column_parallel")
 
 
-def row_parallel(model, target_modules: Sequence[str], process_group=None, *, device: torch.device | str | None = None, sequence_dim: int | None = None):
-    """Every rank of a group multiplies some of the features that come in to `target_modules`, or looks up some of the rows, and the results are summed.
+def row_parallel(
+    model,
+    target_modules: Sequence[str],
+    process_group=None,
+    *,
+    device: torch.device | str | None = None,
+    sequence_dim: int | None = None,
+):
+    """Every rank of a group multiplies some of the features that come in to `target_modules`, or looks up some of the
+    rows, and the results are summed.
 
-    Arguments and errors are those of `column_parallel`; a Linear's weight is split by columns, its bias is held by every rank, an Embedding's weight is split by rows.
+    Arguments and errors are those of `column_parallel`; a Linear's weight is split by columns, its bias is held by
+    every rank, an Embedding's weight is split by rows.
     """
     dimensions = {torch.nn.Linear: {"weight": 1}, torch.nn.Embedding: {"weight": 0}}
     return _parallel(model, target_modules, process_group, device, dimensions, sequence_dim, "row_parallel")
@@ -50,17 +79,25 @@ def row_parallel(model, target_modules: Sequence[str], process_group=None, *, de
 def _parallel(model, target_modules, process_group, device, dimensions: dict, sequence_dim: int | None, what: str):
     module, group = getattr(model, "_lc_original", model), group_of(process_group)
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not {type(model).__name__}")
+        raise TypeError(
+            f"thunder.distributed.{what} takes an nn.Module, or what thunder.jit made of one, not "
+            f"{type(model).__name__}"
+        )
     check_same_module([group], module.named_parameters())
     for path in [target_modules] if isinstance(target_modules, str) else target_modules:
         target = module.get_submodule(path)
         split = dimensions.get(type(target))
         if split is None:
-            raise TypeError(f"thunder.distributed.{what} splits Linear and Embedding modules; {path} is a {type(target).__name__}")
+            raise TypeError(
+                f"thunder.distributed.{what} splits Linear and Embedding modules; {path} is a {type(target).__name__}"
+            )
         for name, dim in split.items():
             parameter = getattr(target, name)
             if f"{path}.{name}" in getattr(model, "_overrides_parameters", ()):
-                raise RuntimeError(f"thunder.distributed.{what}: a transform replaced {path}.{name}: split the module first, then thunder.jit(module, transforms=[...])")
+                raise RuntimeError(
+                    f"thunder.distributed.{what}: a transform replaced {path}.{name}: split the module first, then "
+                    "thunder.jit(module, transforms=[...])"
+                )
             if parameter is not None:
                 _split(parameter, f"{path}.{name}", Slice(group, dim, tuple(parameter.shape), sequence_dim), device)
     return model
@@ -68,22 +105,39 @@ def _parallel(model, target_modules, process_group, device, dimensions: dict, se
 
 def _split(parameter: torch.nn.Parameter, name: str, part: Slice, device) -> None:
     split = placement_of(parameter)
-    if split is not None and split.name != name and not split.synchronizes and split.slice == replace(part, shape=split.seen_shape):
+    if (
+        split is not None
+        and split.name != name
+        and not split.synchronizes
+        and split.slice == replace(part, shape=split.seen_shape)
+    ):
         return  # shared by two layers, which split it alike: an embedding by rows, and a head by columns
     if split is not None:
-        raise RuntimeError(f"parameter {name} is distributed already: split it first, and call fsdp or ddp afterwards; layers that share a parameter split it alike")
+        raise RuntimeError(
+            f"parameter {name} is distributed already: split it first, and call fsdp or ddp afterwards; layers that "
+            "share a parameter split it alike"
+        )
     if parameter.is_meta:
-        raise RuntimeError(f"parameter {name} is on the meta device: a part of a layer cannot be filled by its reset_parameters(): make the module on the CPU")
+        raise RuntimeError(
+            f"parameter {name} is on the meta device: a part of a layer cannot be filled by its reset_parameters(): "
+            "make the module on the CPU"
+        )
     size = part.shape[part.dim]
     if size % part.group.size():
-        raise OptionError(f"dimension {part.dim} of {name} has {size} elements; valid: a multiple of the {part.group.size()} ranks of the group")
+        raise OptionError(
+            f"dimension {part.dim} of {name} has {size} elements; valid: a multiple of the {part.group.size()} ranks "
+            "of the group"
+        )
     with torch.no_grad():
-        parameter.data = part.part_of(parameter.detach()).clone(memory_format=torch.contiguous_format).to(device or parameter.device)
+        parameter.data = (
+            part.part_of(parameter.detach()).clone(memory_format=torch.contiguous_format).to(device or parameter.device)
+        )
     parameter.grad = None
     place(parameter, Placement(name, tuple(parameter.shape), parameter.dtype, parameter.dtype, slice=part))
 
 
-# ---------------------------------------------------------------------------------------------------------------- operations
+# ----------------------------------------------------------------------------------------------------------------
+# operations
 
 
 def _part_meta(a: TensorProxy, group, dim: int) -> TensorProxy:
@@ -100,12 +154,32 @@ def _joined_meta(a: TensorProxy, group, dim: int) -> TensorProxy:
 
 
 copy_to_ranks = Symbol("copy_to_ranks", lambda a, group: like(a), module="ltorch", decomposition=lambda a, group: a)
-sum_over_ranks = Symbol("sum_over_ranks", lambda a, group: like(a), module="ltorch", decomposition=lambda a, group: wait(all_reduce(a, "sum", group, True)))
-join_ranks = Symbol("join_ranks", _joined_meta, module="ltorch", decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)))
+sum_over_ranks = Symbol(
+    "sum_over_ranks",
+    lambda a, group: like(a),
+    module="ltorch",
+    decomposition=lambda a, group: wait(all_reduce(a, "sum", group, True)),
+)
+join_ranks = Symbol(
+    "join_ranks",
+    _joined_meta,
+    module="ltorch",
+    decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)),
+)
 part_of_rank = Symbol("part_of_rank", _part_meta, module="ltorch", decomposition=_part)
 # what every rank computes with a joined value differs: the gradients of it are summed
-gather_parts = Symbol("gather_parts", _joined_meta, module="ltorch", decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)))
-sum_of_parts = Symbol("sum_of_parts", _part_meta, module="ltorch", decomposition=lambda a, group, dim: wait(reduce_scatter(a, "sum", group, True, dim)))
+gather_parts = Symbol(
+    "gather_parts",
+    _joined_meta,
+    module="ltorch",
+    decomposition=lambda a, group, dim: wait(all_gather(a, group, True, dim)),
+)
+sum_of_parts = Symbol(
+    "sum_of_parts",
+    _part_meta,
+    module="ltorch",
+    decomposition=lambda a, group, dim: wait(reduce_scatter(a, "sum", group, True, dim)),
+)
 
 
 def _differentiated_by(symbol: Symbol, adjoint: Symbol) -> None:

@@ -12,14 +12,19 @@ class DDPTransform(Transform):
     """Prepares the module that is compiled with `thunder.distributed.ddp`, whose arguments it takes."""
 
     def __init__(self, process_group=None, bucket_size_in_mb: float = 25.0, broadcast_from: int | None = 0):
-        self.options = {"process_group": process_group, "bucket_size_in_mb": bucket_size_in_mb, "broadcast_from": broadcast_from}
+        self.options = {
+            "process_group": process_group,
+            "bucket_size_in_mb": bucket_size_in_mb,
+            "broadcast_from": broadcast_from,
+        }
 
     def transform_module(self, model) -> None:
         ddp(model, **self.options)
 
 
 class FSDPTransform(Transform):
-    """Prepares the module that is compiled with `thunder.distributed.fsdp`, whose arguments it takes. release_original_parameters: accepted, only shards are kept in any case."""
+    """Prepares the module that is compiled with `thunder.distributed.fsdp`, whose arguments it takes.
+    release_original_parameters: accepted, only shards are kept in any case."""
 
     def __init__(self, *, release_original_parameters: bool = True, **options):
         self.options = options

@@ -1,4 +1,5 @@
-"""The apex executor: cross_entropy by the CUDA kernels of NVIDIA's apex (`xentropy_cuda`), where it is installed. Elsewhere it takes nothing, and says why."""
+"""The apex executor: cross_entropy by the CUDA kernels of NVIDIA's apex (`xentropy_cuda`), where it is installed.
+Elsewhere it takes nothing, and says why."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ class ApexExecutor(OperatorExecutor):
 
     def unavailable(self) -> str | None:
         if importlib.util.find_spec("xentropy_cuda") is None:
-            return "apex is not installed with its extension xentropy_cuda (pip install apex from NVIDIA's repository with --xentropy)"
+            return (
+                "apex is not installed with its extension xentropy_cuda (pip install apex from NVIDIA's "
+                "repository with --xentropy)"
+            )
         return None
 
 
@@ -30,10 +34,13 @@ def _kernels():
 
 
 def _forward_rows(logits: torch.Tensor, target: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return _kernels().forward(logits.contiguous(), target, smoothing, logits.dtype.itemsize == 2)  # losses of half precision in float32
+    # losses of half precision in float32
+    return _kernels().forward(logits.contiguous(), target, smoothing, logits.dtype.itemsize == 2)
 
 
-def _backward_rows(cotangent: torch.Tensor, logits: torch.Tensor, lse: torch.Tensor, target: torch.Tensor, smoothing: float) -> torch.Tensor:
+def _backward_rows(
+    cotangent: torch.Tensor, logits: torch.Tensor, lse: torch.Tensor, target: torch.Tensor, smoothing: float
+) -> torch.Tensor:
     return _kernels().backward(cotangent.contiguous(), logits.contiguous(), lse, target, smoothing)
 
 

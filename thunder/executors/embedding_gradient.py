@@ -1,9 +1,11 @@
 """The embedding_gradient executor: the gradient of a large table of embeddings, whose rows are written once each.
 
-Before: `t1 = torch.ops.aten.embedding_dense_backward.default(g, indices, 128256, -1, False)`. After: `t1 = embedding_gradient(g, indices, 128256, -1, False)`.
+Before: `t1 = torch.ops.aten.embedding_dense_backward.default(g, indices, 128256, -1, False)`. After: `t1 =
+embedding_gradient(g, indices, 128256, -1, False)`.
 
-The indices are sorted. A program for each row of the table writes zeros or the sum of what has its index, so that no pass fills the table before. Sums are in float32 and in the
-order of the indices: every run gives the same. Tables and numbers of indices are taken from sizes on at which this was measured to be faster (docs/performance.md).
+The indices are sorted. A program for each row of the table writes zeros or the sum of what has its index, so that no
+pass fills the table before. Sums are in float32 and in the order of the indices: every run gives the same. Tables and
+numbers of indices are taken from sizes on at which this was measured to be faster (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class EmbeddingGradientExecutor(OperatorExecutor):
 
 
 embedding_gradient_ex = EmbeddingGradientExecutor("embedding_gradient", version=torch.__version__)
-embedding_gradient = embedding_gradient_ex.register_operator("embedding_gradient", meta=embedding_backward.meta, fn=_gradient)
+embedding_gradient = embedding_gradient_ex.register_operator(
+    "embedding_gradient", meta=embedding_backward.meta, fn=_gradient
+)
 embedding_gradient_ex.register_implementation(embedding_backward, embedding_gradient, checker=_checker)
 register_executor(embedding_gradient_ex)
 add_default_executor_of_gpus(embedding_gradient_ex, here=torch.version.cuda is not None and has_triton())

@@ -1,4 +1,5 @@
-"""The Triton kernels of the embedding_gradient executor; a file of its own, since Triton reads its environment when a kernel is decorated."""
+"""The Triton kernels of the embedding_gradient executor; a file of its own, since Triton reads its environment when a
+kernel is decorated."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def _each_row(g, order, starts, out, width, padding, most: tl.constexpr, tokens:
 
 
 @triton.jit
-def _long_rows(g, order, rows, starts, out, width, padding, most: tl.constexpr, tokens: tl.constexpr, block: tl.constexpr):
+def _long_rows(
+    g, order, rows, starts, out, width, padding, most: tl.constexpr, tokens: tl.constexpr, block: tl.constexpr
+):
     """Of the programs whose `most` indices begin inside a row, the first sums all of it."""
     first = tl.program_id(0) * most
     row = tl.load(rows + first).to(tl.int64)
@@ -42,7 +45,8 @@ def _long_rows(g, order, rows, starts, out, width, padding, most: tl.constexpr, 
 
 
 def summed_by_index(g: torch.Tensor, indices: torch.Tensor, count: int, padding: int) -> torch.Tensor:
-    """The sums (count, D) of those rows of g (..., D) that have the same of the indices (...), which are integers from 0 to count - 1. The row `padding` is 0."""
+    """The sums (count, D) of those rows of g (..., D) that have the same of the indices (...), which are integers from
+    0 to count - 1. The row `padding` is 0."""
     width = g.shape[-1]
     rows, order = torch.sort(indices.reshape(-1), stable=True)
     starts = torch.searchsorted(rows, torch.arange(count + 1, device=rows.device, dtype=rows.dtype), out_int32=True)
@@ -50,7 +54,11 @@ def summed_by_index(g: torch.Tensor, indices: torch.Tensor, count: int, padding:
     g = g.contiguous()
     block = min(4096, triton.next_power_of_2(width))
     with torch.cuda.device_of(g):
-        _each_row[(count, triton.cdiv(width, block))](g, order, starts, out, width, padding, most=MOST, tokens=4, block=block, num_warps=4)
+        _each_row[(count, triton.cdiv(width, block))](
+            g, order, starts, out, width, padding, most=MOST, tokens=4, block=block, num_warps=4
+        )
         block = min(32, block)
-        _long_rows[(triton.cdiv(rows.numel(), MOST), triton.cdiv(width, block))](g, order, rows, starts, out, width, padding, most=MOST, tokens=256, block=block, num_warps=4)
+        _long_rows[(triton.cdiv(rows.numel(), MOST), triton.cdiv(width, block))](
+            g, order, rows, starts, out, width, padding, most=MOST, tokens=256, block=block, num_warps=4
+        )
     return out

@@ -1,4 +1,5 @@
-"""The float8 executor: what rounds matrices to float8 (`thunder/ops/float8.py`), by two kernels: one that finds the largest number, one that writes the matrix and its transpose.
+"""The float8 executor: what rounds matrices to float8 (`thunder/ops/float8.py`), by two kernels: one that finds the
+largest number, one that writes the matrix and its transpose.
 
 The transform that writes such operations brings it. Elsewhere than on a GPU with Triton their decomposition runs.
 """
@@ -23,7 +24,9 @@ def _takes(x: TensorProxy, *rest) -> bool:
 def _quantize(x: torch.Tensor, amax: torch.Tensor | None, to, transposed: bool) -> tuple[torch.Tensor, ...]:
     from thunder.executors.float8_kernels import by_rows, whole
 
-    return by_rows(x, to_torch_dtype(to), transposed) if amax is None else whole(x, amax, to_torch_dtype(to), transposed)
+    return (
+        by_rows(x, to_torch_dtype(to), transposed) if amax is None else whole(x, amax, to_torch_dtype(to), transposed)
+    )
 
 
 def _find_largest(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,9 @@
-"""The Triton kernels of the float8 executor; a file of its own, since Triton reads its environment when a kernel is decorated.
+"""The Triton kernels of the float8 executor; a file of its own, since Triton reads its environment when a kernel is
+decorated.
 
-Largest numbers are found among the bits of absolute values, in whose order what is no number comes last: a scale is none where one of its numbers is none, and so is each
-product that it is a factor of. Zeros have the scale of the smallest number that is told from 0 here.
+Largest numbers are found among the bits of absolute values, in whose order what is no number comes last: a scale is
+none where one of its numbers is none, and so is each product that it is a factor of. Zeros have the scale of the
+smallest number that is told from 0 here.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def _scale(bits, largest: tl.constexpr):
 
 @triton.jit
 def _rounded(x, scale, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr):
-    """x / scale as float8. Devices round to the nearest number, and no larger than the largest; Triton's interpreter, which does neither, is told how many digits there are."""
+    """x / scale as float8. Devices round to the nearest number, and no larger than the largest; Triton's interpreter,
+    which does neither, is told how many digits there are."""
     y = x.to(tl.float32) * (1.0 / scale)
     if digits:
         y = tl.where(y != y, y, tl.minimum(tl.maximum(y, -largest), largest))
@@ -53,16 +56,20 @@ def _largest_of(x, amax, m, k, stride_m, stride_k, steps: tl.constexpr, height: 
         at = tl.program_id(0) + step * tl.num_programs(0)
         row = (at // across).to(tl.int64) * height + tl.arange(0, height)[:, None]
         column = (at % across).to(tl.int64) * width + tl.arange(0, width)[None, :]
-        found = tl.maximum(found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=(row < m) & (column < k), other=0.0)))
+        found = tl.maximum(
+            found, _bits(tl.load(x + row * stride_m + column * stride_k, mask=(row < m) & (column < k), other=0.0))
+        )
     tl.atomic_max(amax.to(tl.pointer_type(tl.int32), bitcast=True), tl.max(tl.max(found, 1), 0), sem="relaxed")
 
 
 @triton.jit
 def _write(
-    x, amax, q, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, transposed: tl.constexpr,
+    x, amax, q, columns, scale, m, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr,
+    transposed: tl.constexpr,
     height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """One tile, rounded, and its transpose. The last ones first: they may be in the cache still from when their largest number was found."""
+    """One tile, rounded, and its transpose. The last ones first: they may be in the cache still from when their largest
+    number was found."""
     s = _scale(_bits(tl.load(amax)), largest)
     at = tl.num_programs(0) - 1 - tl.program_id(0)
     if tl.program_id(0) == 0:
@@ -71,10 +78,18 @@ def _write(
     row = (at // across).to(tl.int64) * height + tl.arange(0, height)
     column = (at % across).to(tl.int64) * width + tl.arange(0, width)
     inside = (row[:, None] < m) & (column[None, :] < k)
-    a = _rounded(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0), s, largest, to, digits)
+    a = _rounded(
+        tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0),
+        s,
+        largest,
+        to,
+        digits,
+    )
     tl.store(q + row[:, None] * k + column[None, :], a, mask=inside)
     if transposed:
-        tl.store(columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m))
+        tl.store(
+            columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m)
+        )
 
 
 _find_largest, _write_both = RepeatedLaunch(_largest_of), RepeatedLaunch(_write)
@@ -101,23 +116,41 @@ def largest_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def whole(x: torch.Tensor, amax: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
-    """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with `transposed` float8 (k, m)."""
-    if transposed and x.element_size() > 2:  # Triton 3.6 turns such a tile as single bytes, and on an H200 some were wrong
+    """A matrix (m, k) of any strides with one scale, by its largest absolute value: float8 (m, k), scale (), and with
+    `transposed` float8 (k, m)."""
+    # Triton 3.6 turns such a tile as single bytes, and on an H200 some were wrong
+    if transposed and x.element_size() > 2:
         return (*whole(x, amax, to, False), whole(x.t(), amax, to, False)[0])
     m, k = x.shape
     q, scale = x.new_empty((m, k), dtype=to), x.new_empty((), dtype=torch.float32)
     columns = x.new_empty((k, m), dtype=to) if transposed else q  # which is not written to then
 
     def settings() -> tuple[int, tuple, int]:
-        return triton.cdiv(m, HEIGHT) * triton.cdiv(k, WIDTH), (m, k, *x.stride(), *_of_type(to), transposed, HEIGHT, WIDTH), 4
+        return (
+            triton.cdiv(m, HEIGHT) * triton.cdiv(k, WIDTH),
+            (m, k, *x.stride(), *_of_type(to), transposed, HEIGHT, WIDTH),
+            4,
+        )
 
     _write_both((m, k, x.stride(), x.dtype, to, transposed), (x, amax, q, columns, scale), settings)
     return (q, scale, columns) if transposed else (q, scale)
 
 
 @triton.jit
-def _write_rows(x, q, scale, k: tl.constexpr, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, block: tl.constexpr):
-    """One row with its scale: its largest number in one pass, in a second one, which finds the row in the cache, the result."""
+def _write_rows(
+    x,
+    q,
+    scale,
+    k: tl.constexpr,
+    stride_m,
+    stride_k,
+    largest: tl.constexpr,
+    to: tl.constexpr,
+    digits: tl.constexpr,
+    block: tl.constexpr,
+):
+    """One row with its scale: its largest number in one pass, in a second one, which finds the row in the cache, the
+    result."""
     row = tl.program_id(0).to(tl.int64)
     found = tl.full((block,), SMALLEST, tl.int32)
     for start in range(0, k, block):
@@ -133,7 +166,18 @@ def _write_rows(x, q, scale, k: tl.constexpr, stride_m, stride_k, largest: tl.co
 
 @triton.jit
 def _write_columns(
-    x, columns, scale, m: tl.constexpr, k, stride_m, stride_k, largest: tl.constexpr, to: tl.constexpr, digits: tl.constexpr, width: tl.constexpr, tile: tl.constexpr
+    x,
+    columns,
+    scale,
+    m: tl.constexpr,
+    k,
+    stride_m,
+    stride_k,
+    largest: tl.constexpr,
+    to: tl.constexpr,
+    digits: tl.constexpr,
+    width: tl.constexpr,
+    tile: tl.constexpr,
 ):
     """Some columns, each with its scale, as rows of the transpose."""
     column = tl.program_id(0).to(tl.int64) * width + tl.arange(0, width)
@@ -141,7 +185,9 @@ def _write_columns(
     for start in range(0, m, tile):
         row = start + tl.arange(0, tile)
         inside = (row[:, None] < m) & (column[None, :] < k)
-        found = tl.maximum(found, _bits(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0)))
+        found = tl.maximum(
+            found, _bits(tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0))
+        )
     s = _scale(tl.max(found, 0), largest)
     tl.store(scale + column, s, mask=column < k)
     for start in range(0, m, tile):
@@ -149,21 +195,30 @@ def _write_columns(
         inside = (row[:, None] < m) & (column[None, :] < k)
         a = tl.load(x + row[:, None] * stride_m + column[None, :] * stride_k, mask=inside, other=0.0)
         a = _rounded(a, s[None, :], largest, to, digits)
-        tl.store(columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m))
+        tl.store(
+            columns + column[:, None] * m + row[None, :], tl.trans(a), mask=(column[:, None] < k) & (row[None, :] < m)
+        )
 
 
 _write_each_row, _write_each_column = RepeatedLaunch(_write_rows), RepeatedLaunch(_write_columns)
 
 
 def by_rows(x: torch.Tensor, to: torch.dtype, transposed: bool) -> tuple[torch.Tensor, ...]:
-    """A matrix (m, k) of any strides with a scale for each row: float8 (m, k), scales (m, 1), and with `transposed` the same of its transpose: (k, m), (k, 1)."""
+    """A matrix (m, k) of any strides with a scale for each row: float8 (m, k), scales (m, 1), and with `transposed` the
+    same of its transpose: (k, m), (k, 1)."""
     m, k = x.shape
     strides = x.stride()
     key = m, k, strides, x.dtype, to
     q, scale = x.new_empty((m, k), dtype=to), x.new_empty((m, 1), dtype=torch.float32)
-    _write_each_row(key, (x, q, scale), lambda: (m, (k, *strides, *_of_type(to), min(4096, triton.next_power_of_2(k))), 8))
+    _write_each_row(
+        key, (x, q, scale), lambda: (m, (k, *strides, *_of_type(to), min(4096, triton.next_power_of_2(k))), 8)
+    )
     if not transposed:
         return q, scale
     columns, columns_scale = x.new_empty((k, m), dtype=to), x.new_empty((k, 1), dtype=torch.float32)
-    _write_each_column(key, (x, columns, columns_scale), lambda: (triton.cdiv(k, COLUMNS), (m, k, *strides, *_of_type(to), COLUMNS, ROWS), 8))
+    _write_each_column(
+        key,
+        (x, columns, columns_scale),
+        lambda: (triton.cdiv(k, COLUMNS), (m, k, *strides, *_of_type(to), COLUMNS, ROWS), 8),
+    )
     return q, scale, columns, columns_scale

@@ -1,11 +1,14 @@
-"""The inductor executor: regions of operations as kernels that PyTorch's Inductor generates, C++ on the CPU and Triton on GPUs.
+"""The inductor executor: regions of operations as kernels that PyTorch's Inductor generates, C++ on the CPU and Triton
+on GPUs.
 
     thunder.jit(model, executors=["inductor"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two lines as comments below. A region goes to Inductor as a graph of ATen
-operations, without Dynamo and AOTAutograd: what these would find out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that
-the regions between them are the same in every layer of a model, and are compiled once. Lookups stay, since a bad index, an IndexError there, ends the process in a kernel, and
-random operations, so that seeds mean what they mean there. The executor `torchcompile` takes the products as well: the large regions that torch.compile would make.
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.sin(t0)`. After: `[t1] = Inductor0(a, b)`, the two lines as comments
+below. A region goes to Inductor as a graph of ATen operations, without Dynamo and AOTAutograd: what these would find
+out is in the trace. Matrix products and attention stay with PyTorch, where Inductor sends them too, so that the regions
+between them are the same in every layer of a model, and are compiled once. Lookups stay, since a bad index, an
+IndexError there, ends the process in a kernel, and random operations, so that seeds mean what they mean there. The
+executor `torchcompile` takes the products as well: the large regions that torch.compile would make.
 """
 
 from __future__ import annotations
@@ -67,17 +70,32 @@ class InductorExecutor(FusionExecutor):
         return len(devices) == 1 and _missing(next(iter(devices)).partition(":")[0]) is None
 
     def _computes(self, line: BoundSymbol) -> bool:
-        """Whether a line, or all that it is made of, computes, reduces or moves numbers, at places that no data decides: Inductor writes loops for that."""
+        """Whether a line, or all that it is made of, computes, reduces or moves numbers, at places that no data
+        decides: Inductor writes loops for that."""
         symbol = line.sym
-        if symbol.name in _LEFT or symbol.id in _LEFT or OpTags.OPAQUE in symbol.tags or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs)):
+        if (
+            symbol.name in _LEFT
+            or symbol.id in _LEFT
+            or OpTags.OPAQUE in symbol.tags
+            or any(p.dtype.category == COMPLEX for p in (*line.inputs, *line.outputs))
+        ):
             return False
         if OpTags.MATMUL_OP in symbol.tags:
             return self.products
         if symbol.name in _DIVISIONS and all(p.dtype.category <= INTEGER for p in line.outputs):
             return False
-        if symbol.id in _LEAVES or symbol.info.get("elementwise") or "in_operations" in symbol.info or symbol.tags & _LOOPS:
+        if (
+            symbol.id in _LEAVES
+            or symbol.info.get("elementwise")
+            or "in_operations" in symbol.info
+            or symbol.tags & _LOOPS
+        ):
             return True
-        return symbol.decomposition is not None and bool(line.subsymbols) and all(fusible(sub) and self._computes(sub) for sub in line.subsymbols)
+        return (
+            symbol.decomposition is not None
+            and bool(line.subsymbols)
+            and all(fusible(sub) and self._computes(sub) for sub in line.subsymbols)
+        )
 
     def keeps(self, line: BoundSymbol) -> bool:
         """On a CPU a pass over memory is dear, and memory is not."""
@@ -90,11 +108,17 @@ class InductorExecutor(FusionExecutor):
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol:
         run = self.once(region, lambda: InductorRegion(region))
-        return self.register_temporary_operation(f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+        return self.register_temporary_operation(
+            f"{self.label}{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+        )
 
     def expect(self, trace: Trace) -> None:
         """On a GPU, regions are compiled when they run: Inductor waits for Triton's compiler itself."""
-        regions = {line.sym.fn for line in trace.bound_symbols if isinstance(line.sym.fn, InductorRegion) and line.outputs[0].device.type == "cpu"}
+        regions = {
+            line.sym.fn
+            for line in trace.bound_symbols
+            if isinstance(line.sym.fn, InductorRegion) and line.outputs[0].device.type == "cpu"
+        }
         if len(regions) > 1:
             before = self._last()
             program = _Program(trace, before if before is not None and before.trace.names is trace.names else None)
@@ -115,40 +139,49 @@ def _nothing() -> None:
 _LEAVES = {symbol.id for symbol in PRIMS.values()}
 _LOOPS = {OpTags.SHAPE_OP, OpTags.REDUCTION_OP, OpTags.VIEW}
 _LEFT = {  # names or ids
-    "take", "index", "one_hot", "copy_with_setitem", "setitem", "as_strided", "device_put", "binary_cross_entropy", "aten.binary_cross_entropy.default",
+    "take", "index", "one_hot", "copy_with_setitem", "setitem", "as_strided", "device_put", "binary_cross_entropy",
+    "aten.binary_cross_entropy.default",
     "aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default",  # each looks at data, and has an error
     "floor_divide", "nextafter",  # Inductor's results differ: for infinities, and below float32
-    "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",  # it has no loops for them
+    # it has no loops for them
+    "nuclear_norm", "norm", "median_dim", "nanmedian_dim", "mode_dim", "median_all", "nanmedian_all",
 }  # fmt: skip
-_DIVISIONS = {"div", "divide", "remainder", "fmod"}  # an integer by zero is PyTorch's error; the processor stops the program for it
+# an integer by zero is PyTorch's error; the processor stops the program for it
+_DIVISIONS = {"div", "divide", "remainder", "fmod"}
 
 
 class InductorRegion:
-    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays them out, each in memory of its own.
+    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
+    them out, each in memory of its own.
 
-    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how often it did. over: which outputs may be written over which
-    inputs, both by their places: whether they are, Inductor says, when it has seen the strides. program: the last one that has the region, whose regions are all compiled when one
-    of them is called, by as many C++ compilers at a time as Inductor allows.
+    Inductor makes kernels for the strides of what comes in, and for the number of threads. `compilations` counts how
+    often it did. over: which outputs may be written over which inputs, both by their places: whether they are, Inductor
+    says, when it has seen the strides. program: the last one that has the region, whose regions are all compiled when
+    one of them is called, by as many C++ compilers at a time as Inductor allows.
     """
 
     def __init__(self, region: Region, over: dict[int, int] | None = None):
         self.region, self.over = region, over or {}
         self.compilations = 0
         self._variants: dict[tuple, Callable] = {}
-        self._usual: dict[tuple, tuple[Callable, Callable]] = {}  # for what came in first: a check of tensors, and what runs
+        # for what came in first: a check of tensors, and what runs
+        self._usual: dict[tuple, tuple[Callable, Callable]] = {}
         self._overwriting: dict[tuple, InductorRegion] = {}
         self.program: Callable[[], _Program | None] = _nothing
         self._begun: dict[tuple, tuple] = {}  # by the keys of `_variants`
 
     def writing_over(self, dying: Sequence[int]) -> InductorRegion:
-        """The same region, for calls in which the inputs at these places own their memory and nobody reads them afterwards. On a GPU, freed memory is used again at no cost."""
+        """The same region, for calls in which the inputs at these places own their memory and nobody reads them
+        afterwards. On a GPU, freed memory is used again at no cost."""
         # by which line first: what is read late, where results are made, has the better chance
         read = {p: n for n, line in reversed([*enumerate(self.region.lines)]) for p in line.inputs}
         late = sorted(dying, key=lambda i: -read.get(self.region.inputs[i], 0))
         over: dict[int, int] = {}
         for o, out in enumerate(self.region.outputs):
             if isinstance(out, TensorProxy) and out.device.type == "cpu":
-                found = next((i for i in late if i not in over.values() and _size(self.region.inputs[i]) == _size(out)), None)
+                found = next(
+                    (i for i in late if i not in over.values() and _size(self.region.inputs[i]) == _size(out)), None
+                )
                 over |= {o: found} if found is not None else {}
         return self._overwriting.setdefault(tuple(over.items()), InductorRegion(self.region, over))
 
@@ -177,12 +210,17 @@ class InductorRegion:
         return run([*tensors])
 
     def begin(self, key: tuple, tensors: Sequence[torch.Tensor]) -> tuple[Callable, list[tuple], Callable]:
-        """Has code made for tensors like these: what runs it, the strides that PyTorch gives its results, and what waits until it can be called."""
+        """Has code made for tensors like these: what runs it, the strides that PyTorch gives its results, and what
+        waits until it can be called."""
         if key not in self._begun:
             on_cpu = self.region.outputs[0].device.type == "cpu"
-            run, results, wait = compat.compile_with_inductor(self._run_lines, tensors, self._reused(tensors), *([joined_by_parts] if on_cpu else ()))
+            run, results, wait = compat.compile_with_inductor(
+                self._run_lines, tensors, self._reused(tensors), *([joined_by_parts] if on_cpu else ())
+            )
             if any(r.dtype != to_torch_dtype(o.dtype) for r, o in zip(results, self.region.outputs, strict=True)):
-                run = self._run_by_pytorch  # its rules for fake tensors, and so Inductor's, say another type than its kernels: means of layer_norm whose weight is of another type
+                # its rules for fake tensors, and so Inductor's, say another type than its kernels: means of layer_norm
+                # whose weight is of another type
+                run = self._run_by_pytorch
             self._begun[key] = run, [r.stride() for r in results], wait
             self.compilations += 1
         return self._begun[key]
@@ -203,7 +241,8 @@ class InductorRegion:
             self._begun.pop(key, None)
             names = ", ".join(dict.fromkeys(line.sym.name for line in self.region.lines))
             raise MissingImplementationError(
-                f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or set_fuel() to find the region and report it"
+                f"Inductor does not compile a region of {names}: {error}\nLeave the executor inductor out, or "
+                "set_fuel() to find the region and report it"
             ) from error
         reused = self._reused(tensors)
         if reused:
@@ -222,10 +261,12 @@ class InductorRegion:
 
 
 class _Program:
-    """Finds out how the inputs of a program's regions will lie in memory, and has the regions compiled for that in the background, all at once, when one of them is needed.
+    """Finds out how the inputs of a program's regions will lie in memory, and has the regions compiled for that in the
+    background, all at once, when one of them is needed.
 
-    Views, products and attention run on fake tensors, of what a region makes Inductor says it, and anything else is taken to be row-major: where that is wrong, a region is
-    compiled again when it runs. before: the program that makes what this one reads.
+    Views, products and attention run on fake tensors, of what a region makes Inductor says it, and anything else is
+    taken to be row-major: where that is wrong, a region is compiled again when it runs. before: the program that makes
+    what this one reads.
     """
 
     def __init__(self, trace: Trace, before: _Program | None):
@@ -279,20 +320,27 @@ def _size(value: Proxy) -> tuple | None:
 
 
 def _over(run: Callable, reused: Sequence[int], inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Runs what may return its inputs. PyTorch's linear gives a view, of something that nobody has: as a result of a program, that could not be written to under grad."""
+    """Runs what may return its inputs. PyTorch's linear gives a view, of something that nobody has: as a result of a
+    program, that could not be written to under grad."""
     for i in reused:
         inputs[i] = inputs[i].detach()
     return run(inputs)
 
 
 def _apart(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether each result has memory of its own: Inductor computes what is equal once, and what changes nothing not at all."""
+    """Whether each result has memory of its own: Inductor computes what is equal once, and what changes nothing not at
+    all."""
     memory = [t.untyped_storage().data_ptr() for t in results if t.numel()]
-    return len(set(memory)) == len(memory) and {t.untyped_storage().data_ptr() for t in others if t.numel()}.isdisjoint(memory)
+    return len(set(memory)) == len(memory) and {t.untyped_storage().data_ptr() for t in others if t.numel()}.isdisjoint(
+        memory
+    )
 
 
 def _laid_out(results: Sequence[torch.Tensor], strides: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    return [torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o) for o, s in zip(results, strides, strict=True)]
+    return [
+        torch.empty_strided(o.shape, s, dtype=o.dtype, device=o.device).copy_(o)
+        for o, s in zip(results, strides, strict=True)
+    ]
 
 
 def _layout(shape: Sequence[int], strides: Sequence[int]) -> list:
@@ -306,7 +354,10 @@ def _missing(kind: str) -> str | None:
         own = CXX_COMPILER.value
         if _is_there(own, SEARCH_PATH.value):
             return None
-        return f"Inductor needs a C++ compiler on the CPU, and none is found ({own or ', '.join(_COMPILERS)}): install one, or set CXX"
+        return (
+            f"Inductor needs a C++ compiler on the CPU, and none is found ({own or ', '.join(_COMPILERS)}): "
+            "install one, or set CXX"
+        )
     if kind == "cuda":
         return None if has_triton() else "Inductor needs triton on the GPU: install it"
     return f"Inductor is not used on {kind}"

@@ -1,11 +1,14 @@
 """Joins part by part: what Inductor's C++ would store as a whole, and read again, is written to its place at once.
 
-On a CPU Inductor stores each join of tensors before it computes with it, and computes a padded tensor with a condition for each element. Rotary embeddings are such joins,
-and their gradients such paddings. Here a region's graph is run once more, with what is computed of joins as a join of what is computed of their parts:
+On a CPU Inductor stores each join of tensors before it computes with it, and computes a padded tensor with a condition
+for each element. Rotary embeddings are such joins, and their gradients such paddings. Here a region's graph is run once
+more, with what is computed of joins as a join of what is computed of their parts:
 
-Before: `cat = cat([-b, a], -1)`, `out = x * c + cat * s`. After: `out = cat([x1 * c1 + -b * s1, x2 * c2 + a * s2], -1)`, where x1 and x2 are parts of x.
+Before: `cat = cat([-b, a], -1)`, `out = x * c + cat * s`. After: `out = cat([x1 * c1 + -b * s1, x2 * c2 + a * s2],
+-1)`, where x1 and x2 are parts of x.
 
-A join whose dimensions are permuted for a contiguous copy is a join in that order. No number changes: elementwise operations are applied to parts of their operands.
+A join whose dimensions are permuted for a contiguous copy is a join in that order. No number changes: elementwise
+operations are applied to parts of their operands.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ _MOST = 8  # parts: each is a loop
 
 
 def joined_by_parts(graph: torch.fx.GraphModule) -> Callable | None:
-    """A function of the graph's inputs that does what it does; None where it has no joins that anything is computed of. The nodes' values are in their `meta["val"]`."""
+    """A function of the graph's inputs that does what it does; None where it has no joins that anything is computed of.
+    The nodes' values are in their `meta["val"]`."""
     run = _ByParts(graph)
     return run.run if run.roots else None
 
@@ -58,9 +62,18 @@ class _ByParts(Interpreter):
         return None
 
     def _copy_of_join(self, node: Node) -> Callable | None:
-        """`clone(permute(cat(parts)))`; where the parts are themselves made of parts of the next dimension, each of these is a part of the result."""
-        permute = node.args[0] if node.target is _ATEN.clone.default and node.kwargs.get("memory_format") is torch.contiguous_format else None
-        join = permute.args[0] if isinstance(permute, Node) and permute.target is _ATEN.permute.default and len(permute.users) == 1 else None
+        """`clone(permute(cat(parts)))`; where the parts are themselves made of parts of the next dimension, each of
+        these is a part of the result."""
+        permute = (
+            node.args[0]
+            if node.target is _ATEN.clone.default and node.kwargs.get("memory_format") is torch.contiguous_format
+            else None
+        )
+        join = (
+            permute.args[0]
+            if isinstance(permute, Node) and permute.target is _ATEN.permute.default and len(permute.users) == 1
+            else None
+        )
         if not isinstance(join, Node) or not _is_join(join) or len(join.users) != 1:
             return None
         rank, shape, order, parts = _rank(node), _shape(node), _order(permute), join.args[0]
@@ -70,7 +83,9 @@ class _ByParts(Interpreter):
             dim = order[inner] - rank
             places = _places(set().union(*(_cuts(p, dim) for p in parts)), shape[inner], inner - rank, len(parts))
             if len(places) > 1 and len({hi - lo for lo, hi in places}) == 1:
-                return lambda: torch.cat([self._part(p, dim, *place).permute(order) for p in parts for place in places], at).reshape(shape)
+                return lambda: torch.cat(
+                    [self._part(p, dim, *place).permute(order) for p in parts for place in places], at
+                ).reshape(shape)
         return lambda: torch.cat([self.env[p].permute(order) for p in parts], at)
 
     def _part(self, node, dim: int, lo: int, hi: int):
@@ -92,7 +107,11 @@ class _ByParts(Interpreter):
             if (found := _shown(node, dim)) is not None:
                 part = self._part(*found, lo, hi)
                 permuted = node.target is _ATEN.permute.default
-                return part.permute(_order(node)) if permuted else part.view([hi - lo if d - _rank(node) == dim else n for d, n in enumerate(_shape(node))])
+                return (
+                    part.permute(_order(node))
+                    if permuted
+                    else part.view([hi - lo if d - _rank(node) == dim else n for d, n in enumerate(_shape(node))])
+                )
         return torch.narrow(self.env[node], dim, lo, hi - lo)
 
     def _computed(self, node: Node, dim: int, lo: int, hi: int) -> torch.Tensor:
@@ -126,7 +145,10 @@ def _cuts(node: Node, dim: int) -> set[int]:
     if _is_elementwise(node):
         return _cuts_of_inputs(node, dim)
     if members := _members(node, dim):
-        return ({origin + cut for part, _, _, origin in members for cut in _cuts(part, dim)} | {start for _, start, _, _ in members}) - {0}
+        return (
+            {origin + cut for part, _, _, origin in members for cut in _cuts(part, dim)}
+            | {start for _, start, _, _ in members}
+        ) - {0}
     return _cuts(*found) if (found := _shown(node, dim)) is not None else set()
 
 
@@ -135,7 +157,8 @@ def _cuts_of_inputs(node: Node, dim: int) -> set[int]:
 
 
 def _members(node: Node, dim: int) -> list[tuple[Node, int, int, int]]:
-    """What a join along this dimension consists of: (part, from where, to where, where the part's first would stand). A tensor that is padded by numbers is such a join."""
+    """What a join along this dimension consists of: (part, from where, to where, where the part's first would stand). A
+    tensor that is padded by numbers is such a join."""
     size = _size(node, dim)
     if _is_join(node) and _dim(node) == dim:
         ends = list(itertools.accumulate(_size(part, dim) for part in node.args[0]))
@@ -158,7 +181,8 @@ def _places(cuts: set[int], size: int, dim: int, times: int = 1) -> list[tuple[i
 
 
 def _shown(node: Node, dim: int) -> tuple[Node, int] | None:
-    """For a view that permutes dimensions, or inserts or drops those of size 1: what it shows, and the dimension there of one that is larger."""
+    """For a view that permutes dimensions, or inserts or drops those of size 1: what it shows, and the dimension there
+    of one that is larger."""
     if node.target is _ATEN.permute.default:
         return node.args[0], _order(node)[dim] - _rank(node)
     if node.target not in _VIEWS:
@@ -174,7 +198,11 @@ def _order(permute: Node) -> list[int]:
 
 
 def _is_elementwise(node: Node) -> bool:
-    return isinstance(node.target, compat.OpOverload) and torch.Tag.pointwise in node.target.tags and isinstance(node.meta.get("val"), torch.Tensor)
+    return (
+        isinstance(node.target, compat.OpOverload)
+        and torch.Tag.pointwise in node.target.tags
+        and isinstance(node.meta.get("val"), torch.Tensor)
+    )
 
 
 def _is_join(node: Node) -> bool:

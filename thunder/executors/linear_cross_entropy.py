@@ -1,18 +1,22 @@
-"""The linear_cross_entropy executor: a linear layer and the cross-entropy of what it gives as one operation, without all logits at a time.
+"""The linear_cross_entropy executor: a linear layer and the cross-entropy of what it gives as one operation, without
+all logits at a time.
 
     thunder.jit(model, executors=["linear_cross_entropy"])
 
-Before: `t0 = ltorch.linear(x, w)`, `t1 = ltorch.to(t0, dtype=torch.float32)`, `t2 = ltorch.reshape(t1, (-1, n))`, `t3 = ltorch.cross_entropy(t2, target)`, where nobody
-else reads t0 to t2. After: `t4 = ltorch.reshape(x, (-1, d))`, `t3 = linear_cross_entropy(t4, w, target, ...)`.
+Before: `t0 = ltorch.linear(x, w)`, `t1 = ltorch.to(t0, dtype=torch.float32)`, `t2 = ltorch.reshape(t1, (-1, n))`, `t3 =
+ltorch.cross_entropy(t2, target)`, where nobody else reads t0 to t2. After: `t4 = ltorch.reshape(x, (-1, d))`, `t3 =
+linear_cross_entropy(t4, w, target, ...)`.
 
-This is done for more logits than `LIMIT`. Rows are taken in parts, whose logits take no more memory than that, or than the weight. The logits of a part are made, its losses are
-read off them, and their gradient is written over them, from which the part's gradients of x and w follow. So the forward makes the gradients, for a cotangent of 1, and the
-backward multiplies by the cotangent it is given, which costs nothing where that is 1:
+This is done for more logits than `LIMIT`. Rows are taken in parts, whose logits take no more memory than that, or than
+the weight. The logits of a part are made, its losses are read off them, and their gradient is written over them, from
+which the part's gradients of x and w follow. So the forward makes the gradients, for a cotangent of 1, and the backward
+multiplies by the cotangent it is given, which costs nothing where that is 1:
 
     loss_i = lse_i - z_i[t_i],    dloss_i/dz_i = softmax(z_i) - onehot(t_i),    z = x w^T
 
-Where no gradient is asked for, the logits of a part are made and read. Takes class indices, reductions "mean" and "sum", ignore_index; no class weights, label
-smoothing or bias of the layer, and not float16, whose gradients would not be scaled yet.
+Where no gradient is asked for, the logits of a part are made and read. Takes class indices, reductions "mean" and
+"sum", ignore_index; no class weights, label smoothing or bias of the layer, and not float16, whose gradients would not
+be scaled yet.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 
 __all__ = ["linear_cross_entropy_ex"]
 
-LIMIT = 1 << 29  # bytes of logits that are made at once, or as many as the weight has; below that there is little to save, and smaller products are slower
+# bytes of logits that are made at once, or as many as the weight has; below that there is little to save, and smaller
+# products are slower
+LIMIT = 1 << 29
 PARTS = 4  # at most: the gradient of the weight is rounded once for each
 
 
@@ -49,7 +55,9 @@ def _rows_at_once(rows: int, classes: int, width: int, itemsize: int) -> int:
 def _forward(hidden, weight, target, ignore_index, reduction, dtype, wanted):
     """(the loss, the gradient of hidden, that of weight): None for those that are not wanted."""
     keep = target != ignore_index
-    scale = torch.ones((), dtype=dtype, device=hidden.device) if reduction == "sum" else keep.sum().to(dtype).reciprocal()
+    scale = (
+        torch.ones((), dtype=dtype, device=hidden.device) if reduction == "sum" else keep.sum().to(dtype).reciprocal()
+    )
     rows, classes = hidden.shape[0], weight.shape[0]
     part = _rows_at_once(rows, classes, hidden.shape[1], hidden.element_size())
     losses = torch.empty(rows, dtype=_wide(dtype), device=hidden.device)
@@ -104,7 +112,8 @@ def _kernel(kind: str) -> Callable | None:
     return kernels.over_rows if kind == "cuda" else None
 
 
-# ---------------------------------------------------------------------------------------------------------------- operations
+# ----------------------------------------------------------------------------------------------------------------
+# operations
 
 
 class LinearCrossEntropyExecutor(OperatorExecutor):
@@ -132,7 +141,9 @@ linear_cross_entropy_ex = LinearCrossEntropyExecutor("linear_cross_entropy")
 
 def _decomposition(hidden, weight, target, ignore_index, reduction, dtype):
     logits = LTORCH["linear"](hidden, weight)
-    return LTORCH["cross_entropy"](LTORCH["to"](logits, dtype=dtype), target, None, None, ignore_index, None, reduction, 0.0)
+    return LTORCH["cross_entropy"](
+        LTORCH["to"](logits, dtype=dtype), target, None, None, ignore_index, None, reduction, 0.0
+    )
 
 
 def _with_gradients_meta(hidden, weight, target, ignore_index, reduction, dtype, wanted):
@@ -141,10 +152,16 @@ def _with_gradients_meta(hidden, weight, target, ignore_index, reduction, dtype,
 
 
 linear_cross_entropy = linear_cross_entropy_ex.register_operator(
-    "linear_cross_entropy", like=_decomposition, fn=lambda *args: _forward(*args, (False, False))[0], tags=(OpTags.MATMUL_OP,)
+    "linear_cross_entropy",
+    like=_decomposition,
+    fn=lambda *args: _forward(*args, (False, False))[0],
+    tags=(OpTags.MATMUL_OP,),
 )
 with_gradients = linear_cross_entropy_ex.register_operator(
-    "linear_cross_entropy_with_gradients", meta=_with_gradients_meta, fn=_forward, tags=(OpTags.MATMUL_OP, OpTags.REDUCTION_OP)
+    "linear_cross_entropy_with_gradients",
+    meta=_with_gradients_meta,
+    fn=_forward,
+    tags=(OpTags.MATMUL_OP, OpTags.REDUCTION_OP),
 )
 
 
@@ -152,13 +169,20 @@ def _logits(line: BoundSymbol) -> int:
     """Bytes of the logits that are there at a time."""
     hidden, weight = line.args[:2]
     classes = number_value(weight.shape[0])
-    return _rows_at_once(number_value(hidden.shape[0]), classes, number_value(hidden.shape[1]), hidden.dtype.bytes) * classes * hidden.dtype.bytes
+    return (
+        _rows_at_once(number_value(hidden.shape[0]), classes, number_value(hidden.shape[1]), hidden.dtype.bytes)
+        * classes
+        * hidden.dtype.bytes
+    )
 
 
 for _symbol, _wanted in ((linear_cross_entropy, lambda line: ()), (with_gradients, lambda line: line.args[-1])):
     _symbol.info |= {
-        "multiply_adds": lambda line, wanted=_wanted: (1 + sum(wanted(line))) * element_count(line.args[0]) * number_value(line.args[1].shape[0]), "scratch": _logits,
-    }  # fmt: skip
+        "multiply_adds": lambda line, wanted=_wanted: (
+            (1 + sum(wanted(line))) * element_count(line.args[0]) * number_value(line.args[1].shape[0])
+        ),
+        "scratch": _logits,
+    }
 
 
 def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
@@ -172,12 +196,15 @@ def _differentiated(hidden, weight, target, ignore_index, reduction, dtype):
     return loss
 
 
-linear_cross_entropy_ex.register_implementation(linear_cross_entropy, linear_cross_entropy, grad_transform=_differentiated)
+linear_cross_entropy_ex.register_implementation(
+    linear_cross_entropy, linear_cross_entropy, grad_transform=_differentiated
+)
 register_executor(linear_cross_entropy_ex)
 add_default_executor_of_gpus(linear_cross_entropy_ex, here=torch.cuda.is_available())
 
 
-# ---------------------------------------------------------------------------------------------------------------- finding them
+# ----------------------------------------------------------------------------------------------------------------
+# finding them
 
 _RESHAPES = ("reshape", "view", "flatten")
 
@@ -191,7 +218,8 @@ class _Flow:
         self.readers.update(trace.output_proxies)
 
     def chain(self, line: BoundSymbol) -> tuple[BoundSymbol, list[BoundSymbol]] | None:
-        """The linear layer whose result, read by nobody else, a cross-entropy is of, and what moves its rows in between; None where this is not so."""
+        """The linear layer whose result, read by nobody else, a cross-entropy is of, and what moves its rows in
+        between; None where this is not so."""
         logits = line.args[0]
         if not _plain(*line.args, **line.kwargs):
             return None
@@ -208,21 +236,41 @@ class _Flow:
         return None
 
 
-def _plain(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0) -> bool:
-    if not (weight is None and size_average is None and reduce is None and reduction in ("mean", "sum") and label_smoothing == 0.0):
+def _plain(
+    a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
+) -> bool:
+    if not (
+        weight is None
+        and size_average is None
+        and reduce is None
+        and reduction in ("mean", "sum")
+        and label_smoothing == 0.0
+    ):
         return False
-    return len(a.shape) == 2 and len(target.shape) == 1 and target.dtype.name == "int64" and not any(isinstance(n, NumberProxy) for n in (*a.shape, ignore_index))
+    return (
+        len(a.shape) == 2
+        and len(target.shape) == 1
+        and target.dtype.name == "int64"
+        and not any(isinstance(n, NumberProxy) for n in (*a.shape, ignore_index))
+    )
 
 
 def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> bool:
     hidden, weight = linear.args[:2]
     logits = linear.output
     kinds = [logits.dtype, *(m.output.dtype for m in moves)]
-    if len(weight.shape) != 2 or linear.kwargs or any(b is not None for b in linear.args[2:]) or any(k not in (bfloat16, float32, float64) for k in kinds):
+    if (
+        len(weight.shape) != 2
+        or linear.kwargs
+        or any(b is not None for b in linear.args[2:])
+        or any(k not in (bfloat16, float32, float64) for k in kinds)
+    ):
         return False
     if any(after.bytes < before.bytes for before, after in pairwise(kinds)) or hidden.device is not loss.args[1].device:
         return False
-    if loss.output.requires_grad != (hidden.requires_grad or weight.requires_grad) or any(isinstance(n, NumberProxy) for n in (*logits.shape, *weight.shape)):
+    if loss.output.requires_grad != (hidden.requires_grad or weight.requires_grad) or any(
+        isinstance(n, NumberProxy) for n in (*logits.shape, *weight.shape)
+    ):
         return False
     dense = True
     for move in moves:  # a view that PyTorch refuses stays, and is refused
@@ -235,11 +283,21 @@ def _fits(linear: BoundSymbol, moves: list[BoundSymbol], loss: BoundSymbol) -> b
 def _keeps_rows(line: BoundSymbol) -> bool:
     """Whether a line moves, picks or converts rows, and leaves each whole."""
     before, after = line.args[0], line.output
-    if not isinstance(before, TensorProxy) or not isinstance(after, TensorProxy) or len(line.inputs) != 1 or not after.shape or before.shape[-1] != after.shape[-1]:
+    if (
+        not isinstance(before, TensorProxy)
+        or not isinstance(after, TensorProxy)
+        or len(line.inputs) != 1
+        or not after.shape
+        or before.shape[-1] != after.shape[-1]
+    ):
         return False
     if line.sym is LTORCH["getitem"]:
         return _picks_rows(line.args[1], len(before.shape))
-    return any(line.sym is LTORCH[name] for name in (*_RESHAPES, "contiguous")) or line.sym is LTORCH["to"] and before.device is after.device
+    return (
+        any(line.sym is LTORCH[name] for name in (*_RESHAPES, "contiguous"))
+        or line.sym is LTORCH["to"]
+        and before.device is after.device
+    )
 
 
 def _picks_rows(key, rank: int) -> bool:
@@ -251,7 +309,8 @@ def _picks_rows(key, rank: int) -> bool:
 
 
 def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
-    """The cross-entropy as one operation of what goes into the layer: rows are moved before the product instead of after it."""
+    """The cross-entropy as one operation of what goes into the layer: rows are moved before the product instead of
+    after it."""
     hidden, weight = linear.args[:2]
     width = hidden.shape[-1]
     for move in moves:
@@ -262,5 +321,16 @@ def _joined(loss: BoundSymbol, linear: BoundSymbol, moves: list[BoundSymbol]):
     return _call(hidden, weight, to_torch_dtype(loss.args[0].dtype), *loss.args[1:], **loss.kwargs)
 
 
-def _call(hidden, weight, dtype, target, class_weights=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+def _call(
+    hidden,
+    weight,
+    dtype,
+    target,
+    class_weights=None,
+    size_average=None,
+    ignore_index=-100,
+    reduce=None,
+    reduction="mean",
+    label_smoothing=0.0,
+):
     return linear_cross_entropy(hidden, weight, target, ignore_index, reduction, dtype)

@@ -1,4 +1,5 @@
-"""The Triton kernels of the linear_cross_entropy executor; a file of its own, since Triton reads its environment when a kernel is decorated."""
+"""The Triton kernels of the linear_cross_entropy executor; a file of its own, since Triton reads its environment when a
+kernel is decorated."""
 
 from __future__ import annotations
 
@@ -12,8 +13,20 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)  # of float32: from it infinite nu
 
 
 @triton.jit
-def _over_rows(logits, target, keep, chosen, scale, losses, classes: tl.constexpr, stride, gradient: tl.constexpr, block: tl.constexpr):
-    """One row for each program: maximum and sum of exponentials in one pass, of what each thread sees first; in a second one the gradient."""
+def _over_rows(
+    logits,
+    target,
+    keep,
+    chosen,
+    scale,
+    losses,
+    classes: tl.constexpr,
+    stride,
+    gradient: tl.constexpr,
+    block: tl.constexpr,
+):
+    """One row for each program: maximum and sum of exponentials in one pass, of what each thread sees first; in a
+    second one the gradient."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     highest, total = tl.full([block], LOWEST, tl.float32), tl.zeros([block], tl.float32)
@@ -37,10 +50,31 @@ def _over_rows(logits, target, keep, chosen, scale, losses, classes: tl.constexp
             tl.store(logits + column, tl.where(kept, slope * factor, 0.0), mask=column < classes)
 
 
-def over_rows(logits: torch.Tensor, target: torch.Tensor, keep: torch.Tensor, chosen: torch.Tensor, scale: torch.Tensor, losses: torch.Tensor, gradient: bool) -> None:
-    """Losses (N,) in float32 of logits (N, C), rows of which lie together; with `gradient` their gradients, times `scale` (), over the logits. Rows not kept are 0."""
+def over_rows(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    keep: torch.Tensor,
+    chosen: torch.Tensor,
+    scale: torch.Tensor,
+    losses: torch.Tensor,
+    gradient: bool,
+) -> None:
+    """Losses (N,) in float32 of logits (N, C), rows of which lie together; with `gradient` their gradients, times
+    `scale` (), over the logits. Rows not kept are 0."""
     rows, classes = logits.shape
     block = min(2048, triton.next_power_of_2(classes))
     if rows:
         with torch.cuda.device_of(logits):
-            _over_rows[(rows,)](logits, target, keep, chosen, scale, losses, classes, logits.stride(0), gradient=gradient, block=block, num_warps=8 if block == 2048 else 4)
+            _over_rows[(rows,)](
+                logits,
+                target,
+                keep,
+                chosen,
+                scale,
+                losses,
+                classes,
+                logits.stride(0),
+                gradient=gradient,
+                block=block,
+                num_warps=8 if block == 2048 else 4,
+            )

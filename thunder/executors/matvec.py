@@ -1,10 +1,12 @@
 """The matvec executor: linear layers of few rows, as in decoding, by kernels that read the weight once.
 
-Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`. Taken is one row, on a GPU, which is multiplied element by element,
-and up to 16 where `thunder.jit(model, matvec_rows=16)` asks for them: several rows, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some
+Before: `t0 = torch.nn.functional.linear(x, w)` with x of (1, 1, 4096). After: `t0 = few_rows_linear(x, w)`. Taken is
+one row, on a GPU, which is multiplied element by element, and up to 16 where `thunder.jit(model, matvec_rows=16)` asks
+for them: several rows, of two bytes an element, are products of tiles of 16 rows. Each program makes all of some
 columns of the result, so that no partial sums are added up and every run gives the same. Sums are in float32.
 
-One row was faster than PyTorch's call with each weight that was measured; with several it depends on the sizes (docs/performance.md).
+One row was faster than PyTorch's call with each weight that was measured; with several it depends on the sizes
+(docs/performance.md).
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class MatvecExecutor(OperatorExecutor):
         super().__init__(name, **options)
         self.rows, self.usable = rows, usable
         self.few_rows_linear = self.register_operator(
-            "few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear, tags=(OpTags.MATMUL_OP,)
+            "few_rows_linear", like=lambda x, weight, bias=None: LTORCH["linear"](x, weight, bias), fn=_linear,
+            tags=(OpTags.MATMUL_OP,)
         )  # fmt: skip
         self.register_implementation(LTORCH["linear"], self.few_rows_linear, checker=self._checker)
 
@@ -69,10 +72,19 @@ class MatvecExecutor(OperatorExecutor):
         return self if torch.cuda.is_available() else _made(self.rows, _assumed)
 
     def unavailable(self) -> str | None:
-        return None if _can_launch() else "it needs the package triton, and what Triton launches kernels with: a C compiler and Python's headers"
+        return (
+            None
+            if _can_launch()
+            else "it needs the package triton, and what Triton launches kernels with: a C compiler and Python's headers"
+        )
 
     def _checker(self, x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> bool:
-        if x.device.type != "cuda" or len(weight.shape) != 2 or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape)) or not self.usable(x.device):
+        if (
+            x.device.type != "cuda"
+            or len(weight.shape) != 2
+            or any(isinstance(n, NumberProxy) for n in (*x.shape, *weight.shape))
+            or not self.usable(x.device)
+        ):
             return False
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
             return False
@@ -86,13 +98,20 @@ class MatvecExecutor(OperatorExecutor):
 @functools.cache
 def _can_launch() -> bool:
     compiler = C_COMPILER.value or shutil.which("gcc") or shutil.which("clang")
-    return has_triton() and compiler is not None and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+    return (
+        has_triton()
+        and compiler is not None
+        and os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))
+    )
 
 
 @functools.cache
 def _usable(device: Device) -> bool:
     """Whether a GPU is of the kind that was measured, by the memory its programs have: A100, H100 and later ones."""
-    return _can_launch() and torch.cuda.get_device_properties(to_torch_device(device)).shared_memory_per_block_optin >= 1 << 17
+    return (
+        _can_launch()
+        and torch.cuda.get_device_properties(to_torch_device(device)).shared_memory_per_block_optin >= 1 << 17
+    )
 
 
 def _assumed(device: Device) -> bool:

@@ -1,4 +1,5 @@
-"""The Triton kernels of the matvec executor; a file of its own, since Triton reads its environment when a kernel is decorated."""
+"""The Triton kernels of the matvec executor; a file of its own, since Triton reads its environment when a kernel is
+decorated."""
 
 from __future__ import annotations
 
@@ -12,8 +13,20 @@ __all__ = ["few_rows"]
 
 
 @triton.jit
-def _one_row(x, weight, bias, out, N, K: tl.constexpr, biased: tl.constexpr, even: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """The loop is unrolled, so that a program's loads are all under way at once. The weight leaves the caches first, in which the row stays."""
+def _one_row(
+    x,
+    weight,
+    bias,
+    out,
+    N,
+    K: tl.constexpr,
+    biased: tl.constexpr,
+    even: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """The loop is unrolled, so that a program's loads are all under way at once. The weight leaves the caches first, in
+    which the row stays."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     total = tl.zeros((BN, BK), tl.float32)
     for start in tl.static_range(0, K, BK):
@@ -23,7 +36,10 @@ def _one_row(x, weight, bias, out, N, K: tl.constexpr, biased: tl.constexpr, eve
             w, row = tl.load(at, eviction_policy="evict_first"), tl.load(x + k)
         else:
             inside = (n[:, None] < N) & (k[None, :] < K)
-            w, row = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"), tl.load(x + k, mask=k < K, other=0.0)
+            w, row = (
+                tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first"),
+                tl.load(x + k, mask=k < K, other=0.0),
+            )
         total += w.to(tl.float32) * row.to(tl.float32)[None, :]
     result = tl.sum(total, 1)
     if biased:
@@ -32,7 +48,21 @@ def _one_row(x, weight, bias, out, N, K: tl.constexpr, biased: tl.constexpr, eve
 
 
 @triton.jit
-def _some_rows(x, weight, bias, out, M, N, K: tl.constexpr, biased: tl.constexpr, even: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, stages: tl.constexpr):
+def _some_rows(
+    x,
+    weight,
+    bias,
+    out,
+    M,
+    N,
+    K: tl.constexpr,
+    biased: tl.constexpr,
+    even: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    stages: tl.constexpr,
+):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
     total = tl.zeros((BN, BM), tl.float32)
@@ -54,7 +84,8 @@ _row, _rows = RepeatedLaunch(_one_row), RepeatedLaunch(_some_rows)
 
 
 def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x (..., K), at most 16 rows, times the transpose of a dense weight (N, K), plus a bias (N,): (..., N) in the dtype of all."""
+    """x (..., K), at most 16 rows, times the transpose of a dense weight (N, K), plus a bias (N,): (..., N) in the
+    dtype of all."""
     n, k = weight.shape
     m = x.numel() // k
     x = x.contiguous()
@@ -63,14 +94,21 @@ def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     def settings() -> tuple[int, tuple, int]:
         columns, inner, warps, stages = _blocks(m, n, k)
         known = bias is not None, n % columns == 0 and k % inner == 0
-        return triton.cdiv(n, columns), (n, k, *known, columns, inner) if m == 1 else (m, n, k, *known, 16, columns, inner, stages), warps
+        return (
+            triton.cdiv(n, columns),
+            (n, k, *known, columns, inner) if m == 1 else (m, n, k, *known, 16, columns, inner, stages),
+            warps,
+        )
 
-    (_row if m == 1 else _rows)((m, n, k, x.dtype, bias is not None), (x, weight, out if bias is None else bias, out), settings)
+    (_row if m == 1 else _rows)(
+        (m, n, k, x.dtype, bias is not None), (x, weight, out if bias is None else bias, out), settings
+    )
     return out
 
 
 def _blocks(m: int, n: int, k: int) -> tuple[int, int, int, int]:
-    """(columns of a program, elements of a row at a time, warps, stages), as measured on an H200 for bfloat16 weights of 8 to 250 MiB."""
+    """(columns of a program, elements of a row at a time, warps, stages), as measured on an H200 for bfloat16 weights
+    of 8 to 250 MiB."""
     if m > 1:
         return 32 if 8192 <= n < 16384 else 64, 128, 4, 5
     if k <= 4096:

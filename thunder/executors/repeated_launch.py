@@ -1,4 +1,5 @@
-"""Launches of Triton kernels that are written by hand: again by what Triton made, without what it does on the host each time."""
+"""Launches of Triton kernels that are written by hand: again by what Triton made, without what it does on the host each
+time."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class RepeatedLaunch:
         self.kernel = kernel
         self._known: dict[tuple, tuple] = {}
 
-    def __call__(self, key: tuple, tensors: Sequence[torch.Tensor], settings: Callable[[], tuple[int, tuple[Any, ...], int]]) -> None:
+    def __call__(
+        self, key: tuple, tensors: Sequence[torch.Tensor], settings: Callable[[], tuple[int, tuple[Any, ...], int]]
+    ) -> None:
         """key: all that the tensors' types and the settings depend on. settings: makes (programs, numbers, warps)."""
         addresses = [t.data_ptr() for t in tensors]
         together = 0
@@ -32,7 +35,19 @@ class RepeatedLaunch:
         found = None if together % ALIGNMENT else self._known.get(key)
         if found is not None and compat.current_device() == device:
             run, function, metadata, programs, numbers = found
-            return run(programs, 1, 1, compat.current_stream(device), function, metadata, None, None, None, *addresses, *numbers)
+            return run(
+                programs,
+                1,
+                1,
+                compat.current_stream(device),
+                function,
+                metadata,
+                None,
+                None,
+                None,
+                *addresses,
+                *numbers,
+            )
         programs, numbers, warps = settings()
         with torch.cuda.device_of(tensors[0]):
             compiled = self.kernel[(programs,)](*tensors, *numbers, num_warps=warps)

@@ -1,18 +1,21 @@
-"""The sdpa executor: attention differentiated through the kernels that PyTorch has for GPUs, chosen when the program is compiled.
+"""The sdpa executor: attention differentiated through the kernels that PyTorch has for GPUs, chosen when the program is
+compiled.
 
     thunder.jit(model, executors=["sdpa"])
 
-Before: `t0 = ltorch.scaled_dot_product_attention(q, k, v, None, 0.0, True)`, with PyTorch's own derivative. After: `(t0, t1, t2, t3) = sdpa_cudnn(q, k, v, None,
-0.0, True, None)`, and `(t5, t6, t7) = sdpa_cudnn_backward(t4, q, k, v, None, t0, t1, t2, t3, 0.0, True, None)`: t1 are the logarithms of the rows' sums, t2 and t3
-what dropout was drawn from. The result has the layout of q, as eager's has.
+Before: `t0 = ltorch.scaled_dot_product_attention(q, k, v, None, 0.0, True)`, with PyTorch's own derivative. After:
+`(t0, t1, t2, t3) = sdpa_cudnn(q, k, v, None, 0.0, True, None)`, and `(t5, t6, t7) = sdpa_cudnn_backward(t4, q, k, v,
+None, t0, t1, t2, t3, 0.0, True, None)`: t1 are the logarithms of the rows' sums, t2 and t3 what dropout was drawn from.
+The result has the layout of q, as eager's has.
 
-PyTorch says which kernels take the arguments (`torch.backends.cuda.can_use_*`), under the flags of the moment (`torch.nn.attention.sdpa_kernel`), on which a program
-depends that was compiled with them. Of those that do, the first in the order of measured speed is used, or in the order that the user gave. Causal, (1, 32, 2048, 128)
-in bfloat16 on an H200, forward / backward in ms: cuDNN 0.084 / 0.258, flash 0.167 / 0.471, memory-efficient 0.269 / 0.909. Without a kernel, and without grad,
-attention is PyTorch's own call.
+PyTorch says which kernels take the arguments (`torch.backends.cuda.can_use_*`), under the flags of the moment
+(`torch.nn.attention.sdpa_kernel`), on which a program depends that was compiled with them. Of those that do, the first
+in the order of measured speed is used, or in the order that the user gave. Causal, (1, 32, 2048, 128) in bfloat16 on an
+H200, forward / backward in ms: cuDNN 0.084 / 0.258, flash 0.167 / 0.471, memory-efficient 0.269 / 0.909. Without a
+kernel, and without grad, attention is PyTorch's own call.
 
-Keys and values that are repeated for groups of queries are not repeated where the kernel takes fewer heads of them: `k.repeat_interleave(n,
-1)` as well as `k[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)`.
+Keys and values that are repeated for groups of queries are not repeated where the kernel takes fewer heads of them:
+`k.repeat_interleave(n, 1)` as well as `k[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)`.
 """
 
 from __future__ import annotations
@@ -33,14 +36,22 @@ from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace
 from thunder.extend import OperatorExecutor, add_default_executor_of_gpus, register_executor
 from thunder.ops import LTORCH
-from thunder.ops.attention import attention_bias, attention_with_dropout, differentiated_by_products, fits_flash_for_cpu, scaled_dot_product_attention, scores
+from thunder.ops.attention import (
+    attention_bias,
+    attention_with_dropout,
+    differentiated_by_products,
+    fits_flash_for_cpu,
+    scaled_dot_product_attention,
+    scores,
+)
 from thunder.ops.backward import sum_to
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["sdpa_ex"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- kernels
+# ----------------------------------------------------------------------------------------------------------------
+# kernels
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -58,19 +69,37 @@ def _for_cudnn(bias, query, key):
     return _for_every_key(bias, key)
 
 
-# forwards are called by PyTorch's bindings in C, which take the host 3 to 5 us less than `torch.ops`; backwards have none
+# forwards are called by PyTorch's bindings in C, which take the host 3 to 5 us less than `torch.ops`; backwards have
+# none
 
 
 def _cudnn(query, key, value, bias, dropout_p, is_causal, scale):
     bias = _for_cudnn(bias, query, key)
-    found = compat.cudnn_attention(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale)
+    found = compat.cudnn_attention(
+        _rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, False, scale=scale
+    )
     return found[0], found[1], found[6], found[7]
 
 
 def _cudnn_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
     bias = _for_cudnn(bias, query, key)
     return compat.kernel("_scaled_dot_product_cudnn_attention_backward")(
-        g, _rows(query), _rows(key), _rows(value), out, sums, seed, offset, bias, None, None, query.shape[2], key.shape[2], dropout_p, is_causal, scale=scale
+        g,
+        _rows(query),
+        _rows(key),
+        _rows(value),
+        out,
+        sums,
+        seed,
+        offset,
+        bias,
+        None,
+        None,
+        query.shape[2],
+        key.shape[2],
+        dropout_p,
+        is_causal,
+        scale=scale,
     )
 
 
@@ -81,19 +110,49 @@ def _flash(query, key, value, bias, dropout_p, is_causal, scale):
 
 def _flash_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale):
     return compat.kernel("_scaled_dot_product_flash_attention_backward")(
-        g, _rows(query), _rows(key), _rows(value), out, sums, None, None, query.shape[2], key.shape[2], dropout_p, is_causal, seed, offset, scale=scale
+        g,
+        _rows(query),
+        _rows(key),
+        _rows(value),
+        out,
+        sums,
+        None,
+        None,
+        query.shape[2],
+        key.shape[2],
+        dropout_p,
+        is_causal,
+        seed,
+        offset,
+        scale=scale,
     )
 
 
 def _efficient(query, key, value, bias, dropout_p, is_causal, scale):
     bias = _aligned(bias, query, key)
-    return compat.kernel("_scaled_dot_product_efficient_attention")(_rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, scale=scale)
+    return compat.kernel("_scaled_dot_product_efficient_attention")(
+        _rows(query), _rows(key), _rows(value), bias, True, dropout_p, is_causal, scale=scale
+    )
 
 
-def _efficient_backward(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, of_bias=False):
+def _efficient_backward(
+    g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, of_bias=False
+):
     bias = _aligned(bias, query, key)
     found = compat.kernel("_scaled_dot_product_efficient_attention_backward")(
-        g, _rows(query), _rows(key), _rows(value), bias, out, sums, seed, offset, dropout_p, [True, True, True, of_bias], is_causal, scale=scale
+        g,
+        _rows(query),
+        _rows(key),
+        _rows(value),
+        bias,
+        out,
+        sums,
+        seed,
+        offset,
+        dropout_p,
+        [True, True, True, of_bias],
+        is_causal,
+        scale=scale,
     )
     return found if of_bias else found[:3]
 
@@ -116,7 +175,8 @@ def _on_the_host(query):
 
 
 class Kernel(NamedTuple):
-    """number: what PyTorch counts it as in orders of priority. hidden: what is added to scores that a mask hides; None for a kernel that takes no mask."""
+    """number: what PyTorch counts it as in orders of priority. hidden: what is added to scores that a mask hides; None
+    for a kernel that takes no mask."""
 
     name: str
     number: int
@@ -126,24 +186,51 @@ class Kernel(NamedTuple):
     hidden: float | None
 
 
-def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums: Callable, drawn: Callable, hidden: float | None) -> Kernel:
-    """sums: the shape of the logarithms of rows' sums, for that of the query. drawn: types of what dropout is drawn from, for the query."""
+def _kernel(
+    name: str, number: int, forward: Callable, backward: Callable, sums: Callable, drawn: Callable, hidden: float | None
+) -> Kernel:
+    """sums: the shape of the logarithms of rows' sums, for that of the query. drawn: types of what dropout is drawn
+    from, for the query."""
 
     def meta(query, key, value, bias, dropout_p, is_causal, scale):
-        return like(query, (*query.shape[:3], value.shape[3])), like(query, sums(*query.shape[:3]), float32), *drawn(query)
+        return (
+            like(query, (*query.shape[:3], value.shape[3])),
+            like(query, sums(*query.shape[:3]), float32),
+            *drawn(query),
+        )
 
     def backward_meta(g, query, key, value, bias, *rest):
         of_bias = len(rest) == 8 and rest[-1]
-        return like(query), like(key), like(value), *((like(bias, (*query.shape[:3], key.shape[2])),) if of_bias else ())
+        return (
+            like(query),
+            like(key),
+            like(value),
+            *((like(bias, (*query.shape[:3], key.shape[2])),) if of_bias else ()),
+        )
 
     made = [
         Symbol(label, meta, id=label, is_prim=True, tags=(OpTags.MATMUL_OP, *tags), fn=forward)
         for label, tags in ((f"sdpa_{name}", ()), (f"sdpa_{name}_with_dropout", (OpTags.RANDOM_OP,)))
     ]
     for symbol in made:
-        symbol.info |= {"not_differentiable": (1, 2, 3), "multiply_adds": lambda line: 2 * scores(*line.args[:2], line.args[5]), "rate": "attention"}
-    last = Symbol(f"sdpa_{name}_backward", backward_meta, id=f"sdpa_{name}_backward", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=backward)
-    last.info |= {"multiply_adds": lambda line: 5 * scores(*line.args[1:3], line.args[10]), "rate": "attention_backward", "kernels": 3}
+        symbol.info |= {
+            "not_differentiable": (1, 2, 3),
+            "multiply_adds": lambda line: 2 * scores(*line.args[:2], line.args[5]),
+            "rate": "attention",
+        }
+    last = Symbol(
+        f"sdpa_{name}_backward",
+        backward_meta,
+        id=f"sdpa_{name}_backward",
+        is_prim=True,
+        tags=(OpTags.MATMUL_OP,),
+        fn=backward,
+    )
+    last.info |= {
+        "multiply_adds": lambda line: 5 * scores(*line.args[1:3], line.args[10]),
+        "rate": "attention_backward",
+        "kernels": 3,
+    }
 
     for symbol in made:
 
@@ -157,34 +244,69 @@ def _kernel(name: str, number: int, forward: Callable, backward: Callable, sums:
 
     @last.vjp
     def _(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale, *of_bias):
-        """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole one."""
+        """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole
+        one."""
         if dropout_p > 0.0 or of_bias:
             return NotImplemented
         given = yield last(g, query, key, value, bias, out, sums, seed, offset, dropout_p, is_causal, scale)
-        return differentiated_by_products(g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], given)
+        return differentiated_by_products(
+            g, query, key, value, bias, is_causal, scale, key.shape[1] != query.shape[1], given
+        )
 
     return Kernel(name, number, *made, last, hidden)
 
 
 # in the order of their speed, as measured
 KERNELS = (
-    _kernel("cudnn", 3, _cudnn, _cudnn_backward, lambda b, h, n: (b, h, n, 1), lambda q: (like(q, (), int64), like(q, (), int64)), -65504.0),
-    _kernel("flash", 1, _flash, _flash_backward, lambda b, h, n: (b, h, n), lambda q: (like(q, (2,), uint64), like(q, (), uint64)), None),
-    _kernel("efficient", 2, _efficient, _efficient_backward, lambda b, h, n: (b, h, -(-n // 32) * 32), _on_the_host, float("-inf")),
+    _kernel(
+        "cudnn",
+        3,
+        _cudnn,
+        _cudnn_backward,
+        lambda b, h, n: (b, h, n, 1),
+        lambda q: (like(q, (), int64), like(q, (), int64)),
+        -65504.0,
+    ),
+    _kernel(
+        "flash",
+        1,
+        _flash,
+        _flash_backward,
+        lambda b, h, n: (b, h, n),
+        lambda q: (like(q, (2,), uint64), like(q, (), uint64)),
+        None,
+    ),
+    _kernel(
+        "efficient",
+        2,
+        _efficient,
+        _efficient_backward,
+        lambda b, h, n: (b, h, -(-n // 32) * 32),
+        _on_the_host,
+        float("-inf"),
+    ),
 )
 
 
-# ---------------------------------------------------------------------------------------------------------------- the choice
+# ---------------------------------------------------------------------------------------------------------------- the
+# choice
 
 
 def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> Kernel | None:
-    """The kernel for a call, or None where PyTorch's own call is as good. usable: says which of the kernels takes tensors that are described."""
+    """The kernel for a call, or None where PyTorch's own call is as good. usable: says which of the kernels takes
+    tensors that are described."""
     tensors = [query, key, value, *((attn_mask,) if attn_mask is not None else ())]
-    if query.device.type != "cuda" or any(len(t.shape) != 4 for t in tensors[:3]) or any(isinstance(n, NumberProxy) for t in tensors for n in t.shape):
+    if (
+        query.device.type != "cuda"
+        or any(len(t.shape) != 4 for t in tensors[:3])
+        or any(isinstance(n, NumberProxy) for t in tensors for n in t.shape)
+    ):
         return None
     if not 0.0 <= dropout_p < 1.0 or any(n == 0 for t in tensors for n in t.shape):
         return None
-    described = tuple((tuple(t.shape), to_torch_dtype(t.dtype), to_torch_device(t.device), t.requires_grad) for t in tensors)
+    described = tuple(
+        (tuple(t.shape), to_torch_dtype(t.dtype), to_torch_device(t.device), t.requires_grad) for t in tensors
+    )
     return usable(described, dropout_p, is_causal, enable_gqa, compat.attention_backends())
 
 
@@ -192,9 +314,17 @@ def _choose(usable: Callable, query, key, value, attn_mask, dropout_p, is_causal
 def _usable(described: tuple, dropout_p: float, is_causal: bool, enable_gqa: bool, backends: tuple) -> Kernel | None:
     order = backends[-1]
     # memory that nobody writes to is had for nothing, while the first fake tensor of a process imports Dynamo
-    with compat.DisableTorchFunction(), contextlib.nullcontext() if torch.cuda.is_available() else compat.FakeTensorMode():
-        query, key, value, *mask = [torch.empty(shape, dtype=dtype, device=device, requires_grad=wanted) for shape, dtype, device, wanted in described]
-        arguments = torch.backends.cuda.SDPAParams(query, key, value, mask[0] if mask else None, dropout_p, is_causal, enable_gqa)
+    with (
+        compat.DisableTorchFunction(),
+        contextlib.nullcontext() if torch.cuda.is_available() else compat.FakeTensorMode(),
+    ):
+        query, key, value, *mask = [
+            torch.empty(shape, dtype=dtype, device=device, requires_grad=wanted)
+            for shape, dtype, device, wanted in described
+        ]
+        arguments = torch.backends.cuda.SDPAParams(
+            query, key, value, mask[0] if mask else None, dropout_p, is_causal, enable_gqa
+        )
         for kernel in KERNELS if order is None else sorted(KERNELS, key=lambda k: order.index(k.number)):
             if order is not None and backends[2] and order.index(0) < order.index(kernel.number):
                 return None  # products come first
@@ -235,12 +365,16 @@ class SDPAExecutor(OperatorExecutor):
     def _choose(self, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) -> Kernel | None:
         return _choose(self.usable, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
 
-    def _checker(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    def _checker(
+        self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+    ):
         if attn_mask is not None and attn_mask.dtype.category != 0 and attn_mask.dtype is not query.dtype:
             return False
         return self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa) is not None
 
-    def _differentiated(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    def _differentiated(
+        self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False
+    ):
         from thunder.core.transforms import get_grad, put_grads
 
         kernel = self._choose(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
@@ -248,7 +382,9 @@ class SDPAExecutor(OperatorExecutor):
         bias = attn_mask
         if attn_mask is not None and attn_mask.dtype.category == 0:
             bias = attention_bias(attn_mask, to_torch_dtype(query.dtype), kernel.hidden)
-        steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(query, key, value, bias, dropout_p, is_causal, scale)
+        steps = (kernel.with_dropout if dropout_p > 0.0 else kernel.forward).grad_rule(
+            query, key, value, bias, dropout_p, is_causal, scale
+        )
         out, *saved = next(steps)
         try:
             steps.send((get_grad(out), *(None for _ in saved)))
@@ -269,14 +405,17 @@ class SDPAExecutor(OperatorExecutor):
             if grouped is None:
                 return out.write(line)
             changed = True
-            out.write(line.replace(args=(line.args[0], *grouped, *line.args[3:]), kwargs={**line.kwargs, "enable_gqa": True}))
+            out.write(
+                line.replace(args=(line.args[0], *grouped, *line.args[3:]), kwargs={**line.kwargs, "enable_gqa": True})
+            )
 
         result = rewrite(trace, rule)
         return result if changed else trace
 
 
 def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Callable) -> tuple | None:
-    """Keys and values of fewer heads, where those that go into a line are repetitions of them and its kernel takes them as they are."""
+    """Keys and values of fewer heads, where those that go into a line are repetitions of them and its kernel takes them
+    as they are."""
     query, key, value, *rest = line.args
     attn_mask, dropout_p, is_causal = (*rest, *(None, 0.0, False)[len(rest) :])
     if line.kwargs.get("enable_gqa") or len(query.shape) != 4:
@@ -285,7 +424,10 @@ def _grouped(line: BoundSymbol, producer: dict[Proxy, BoundSymbol], choose: Call
     if any(f is None for f in found) or found[0][1] != found[1][1]:  # type: ignore[index]
         return None
     (key, _), (value, _) = found  # type: ignore[misc]
-    if fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, True) or choose(query, key, value, attn_mask, dropout_p, is_causal, True) is not None:
+    if (
+        fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, True)
+        or choose(query, key, value, attn_mask, dropout_p, is_causal, True) is not None
+    ):
         return key, value
     return None
 
@@ -297,11 +439,20 @@ def _repeated(x: TensorProxy, producer: dict[Proxy, BoundSymbol]) -> tuple[Tenso
         return None
     if line.sym is LTORCH["repeat_interleave"]:
         given, times, dim = (*line.args, None, None)[:3]
-        return (given, times) if type(times) is int and type(dim) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4 else None
+        return (
+            (given, times)
+            if type(times) is int and type(dim) is int and dim in (1, -3) and not line.kwargs and len(given.shape) == 4
+            else None
+        )
     if not any(line.sym is LTORCH[name] for name in ("reshape", "view", "flatten")):
         return None
     spread = producer.get(line.args[0])
-    if spread is None or spread.sym is not LTORCH["expand"] or (inserted := producer.get(spread.args[0])) is None or len(spread.output.shape) != 5:
+    if (
+        spread is None
+        or spread.sym is not LTORCH["expand"]
+        or (inserted := producer.get(spread.args[0])) is None
+        or len(spread.output.shape) != 5
+    ):
         return None
     b, h, n, t, d = spread.output.shape
     given = inserted.args[0]
@@ -317,7 +468,12 @@ def _inserts_third(line: BoundSymbol) -> bool:
     if line.sym is LTORCH["unsqueeze"]:
         return line.args[1] in (2, -3)
     key = line.args[1] if line.sym is LTORCH["getitem"] and isinstance(line.args[1], tuple) else ()
-    return len(key) >= 3 and key[2] is None and all(_is_all(k) for k in key[:2]) and all(k is ... or _is_all(k) for k in key[3:])
+    return (
+        len(key) >= 3
+        and key[2] is None
+        and all(_is_all(k) for k in key[:2])
+        and all(k is ... or _is_all(k) for k in key[3:])
+    )
 
 
 def _is_all(key) -> bool:

@@ -1,7 +1,8 @@
 """The connection to PyTorch's autograd: a compiled forward and its backward as one `torch.autograd.Function`.
 
-A backward that is itself differentiated (`create_graph=True`) is another program: it computes the gradients from the inputs, the forward again, and is connected to
-autograd in the same way. So derivatives of any order are programs, compiled when they are first asked for.
+A backward that is itself differentiated (`create_graph=True`) is another program: it computes the gradients from the
+inputs, the forward again, and is connected to autograd in the same way. So derivatives of any order are programs,
+compiled when they are first asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ __all__ = ["connected", "with_grad", "without_grad"]
 
 
 class ThunderFunction(torch.autograd.Function):
-    """Connects what a compiled forward gave to autograd; its backward is the compiled backward. Printed as ThunderFunctionBackward.
+    """Connects what a compiled forward gave to autograd; its backward is the compiled backward. Printed as
+    ThunderFunctionBackward.
 
     The forward has run before, since `apply` looks at each input first, which the device need not wait for.
     """
@@ -77,22 +79,30 @@ def _apart(tensors: Sequence, others: Sequence) -> tuple[list, list, list[tuple]
     return tensors, others, joins
 
 
-def _differentiable_gradients(ctx, program: _Program, tensors: Sequence, kept: Sequence, given: list, missing: tuple) -> tuple:
+def _differentiable_gradients(
+    ctx, program: _Program, tensors: Sequence, kept: Sequence, given: list, missing: tuple
+) -> tuple:
     """The gradients, connected to autograd: to the inputs and to the cotangents."""
     if program.random is None:
         raise RuntimeError(
-            'the backward of a compiled function that draws from a torch.Generator of yours, or with rng="fused", is differentiated: it would have to draw the same numbers '
+            'the backward of a compiled function that draws from a torch.Generator of yours, or with rng="fused", is '
+            "differentiated: it would have to draw the same numbers "
             "again. Draw them outside of the compiled function, or from the default generator"
         )
     for x, version, now in zip(kept, ctx.versions, _versions(kept), strict=True):
         if now != version:
             raise RuntimeError(
-                f"one of the variables needed for gradient computation has been modified by an inplace operation: [{x.type()} {list(x.shape)}], an input of a compiled "
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{x.type()} {list(x.shape)}], an input of a compiled "
                 f"function, is at version {now}; expected version {version} instead."
             )
     run, needed = program.again(missing, ctx.numbers)
     kept_at, saved_at, numbers_at = program.inputs
-    values = dict(zip(kept_at, kept, strict=True)) | dict(zip(numbers_at, ctx.numbers, strict=True)) | {i: tensors[place] for i, place in saved_at}
+    values = (
+        dict(zip(kept_at, kept, strict=True))
+        | dict(zip(numbers_at, ctx.numbers, strict=True))
+        | {i: tensors[place] for i, place in saved_at}
+    )
     with _restored(program.random, ctx.generators):
         return run(*(values[i] for i in needed), *(c for c in given if c is not None))
 
@@ -136,15 +146,22 @@ class _Program:
     """What the calls of one compiled forward share."""
 
     __slots__ = (
-        "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable", "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense",
+        "backward", "make_without", "make_batched", "make_again", "made", "lock", "differentiable",
+        "not_differentiable", "inputs", "take_kept", "take_numbers", "random", "dense",
         "decisions", "names",
     )  # fmt: skip
 
     def __init__(
-        self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable, requires_grad: list[bool | None], inputs: Sequence,
+        self, backward: Callable, make_without: Callable, make_batched: Callable, make_again: Callable,
+        requires_grad: list[bool | None], inputs: Sequence,
         random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
     ):  # fmt: skip
-        self.backward, self.make_without, self.make_batched, self.make_again = backward, make_without, make_batched, make_again
+        self.backward, self.make_without, self.make_batched, self.make_again = (
+            backward,
+            make_without,
+            make_batched,
+            make_again,
+        )
         self.decisions, self.names = decisions, names
         self.made: dict[tuple, list] = {}  # programs that are made later, each with the relations that it was made by
         self.lock = threading.Lock()
@@ -154,7 +171,8 @@ class _Program:
         self.take_kept, self.take_numbers = _taking(inputs[0]), _taking(inputs[2])
 
     def once(self, kind: str, make: Callable, missing: tuple, numbers: Sequence):
-        """`make(missing)` for a call with these numbers, made when first asked for, in whichever of autograd's threads."""
+        """`make(missing)` for a call with these numbers, made when first asked for, in whichever of autograd's
+        threads."""
         values = dict(zip(self.names, numbers, strict=True))
         with self.lock:
             known = self.made.setdefault((kind, missing), [])
@@ -180,21 +198,27 @@ class _Program:
 
 
 def connected(
-    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable, make_batched: Callable, make_again: Callable,
+    forward: Callable, backward: Callable, rebuild: Callable, requires_grad: list[bool], *, make_without: Callable,
+        make_batched: Callable, make_again: Callable,
     inputs: Sequence, random: Sequence | None, dense: Sequence[int], decisions: Decisions, names: Sequence[str],
 ) -> Callable:  # fmt: skip
     """A function of the program's inputs: its result, connected to autograd.
 
-    forward(*inputs) gives (outputs, (saved tensors, saved others)), without grad; backward(saved, cotangents) gives a gradient or None for each input; `rebuild(inputs,
-    outputs)` makes the program's result. requires_grad says which outputs cotangents come for.
+    forward(*inputs) gives (outputs, (saved tensors, saved others)), without grad; backward(saved, cotangents) gives a
+    gradient or None for each input; `rebuild(inputs, outputs)` makes the program's result. requires_grad says which
+    outputs cotangents come for.
 
-    make_without(missing) gives the backward that is handed None for the cotangents in these places, make_batched(missing) the same for batches of cotangents, and
-    make_again(missing) the backward as a differentiable function of some inputs and of the cotangents that are not missing, and which inputs these are. `inputs` says where
-    these come from: places of tensors that are kept, (place, place among the saved tensors) of others, and places of what is no tensor. random: the devices whose generators the
-    forward may draw from; None where it cannot be run again. dense: places of the cotangents that are written out where they come broadcast. decisions: those by symbolic
+    make_without(missing) gives the backward that is handed None for the cotangents in these places,
+    make_batched(missing) the same for batches of cotangents, and make_again(missing) the backward as a differentiable
+    function of some inputs and of the cotangents that are not missing, and which inputs these are. `inputs` says where
+    these come from: places of tensors that are kept, (place, place among the saved tensors) of others, and places of
+    what is no tensor. random: the devices whose generators the forward may draw from; None where it cannot be run
+    again. dense: places of the cotangents that are written out where they come broadcast. decisions: those by symbolic
     numbers, which programs that are made later add to; names: what they call the inputs that are no tensors.
     """
-    program = _Program(backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, decisions, names)
+    program = _Program(
+        backward, make_without, make_batched, make_again, requires_grad, inputs, random, dense, decisions, names
+    )
     apply = compat.applying(ThunderFunction)
 
     def run(*inputs):

@@ -40,7 +40,15 @@ def _execution_symbol(symbol: Symbol) -> Symbol:
     else:
         path = torch_path(symbol.fn) if symbol.module != "prims" or symbol.fn.__name__ != "<lambda>" else None
     module, name = path or (None, symbol.name if symbol.module is None else f"{symbol.name}_impl")
-    made = Symbol(name, id=f"torch.{symbol.id}", module=module, tags=tuple(symbol.tags), fn=symbol.fn, executor=torch_ex, is_prim=True)
+    made = Symbol(
+        name,
+        id=f"torch.{symbol.id}",
+        module=module,
+        tags=tuple(symbol.tags),
+        fn=symbol.fn,
+        executor=torch_ex,
+        is_prim=True,
+    )
     return made
 
 
@@ -50,7 +58,8 @@ add_always_executor(torch_ex)
 
 
 def no_autocast(function):
-    """Decorator of generated programs: torch.autocast does not change them, the casts it asks for are written out in them.
+    """Decorator of generated programs: torch.autocast does not change them, the casts it asks for are written out in
+    them.
 
     Costs one flag test when autocast is off.
     """

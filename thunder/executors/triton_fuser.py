@@ -1,10 +1,11 @@
-"""The Triton fuser: regions of elementwise operations, reductions and what moves data, as kernels that are generated from the region.
+"""The Triton fuser: regions of elementwise operations, reductions and what moves data, as kernels that are generated
+from the region.
 
     thunder.jit(model, executors=["triton_fuser"])
 
-Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two lines as comments below; the kernel's text is
-`thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention stay with PyTorch, and, unless `rng="fused"`, random
-numbers. How kernels are made: `thunder/executors/triton_kernels`.
+Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.softmax(t0, -1)`. After: `[t1] = TritonFusion0(a, b)`, the two lines as
+comments below; the kernel's text is `thunder.examine.get_fusions(trace)[0][1].source`. Matrix products and attention
+stay with PyTorch, and, unless `rng="fused"`, random numbers. How kernels are made: `thunder/executors/triton_kernels`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,17 @@ __all__ = ["triton_fuser"]
 
 TRITON_AUTOTUNE = compile_option(
     "triton_autotune", bool, False,
-    "whether blocks of kernels are chosen by measuring when a region runs first, and kept on the disk", owner="triton_fuser",
+    "whether blocks of kernels are chosen by measuring when a region runs first, and kept on the disk",
+    owner="triton_fuser",
 )  # fmt: skip
 
 
 class TritonFuser(FusionExecutor):
-    """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any device.
+    """Takes what the primitives of `triton_kernels.values` compute, on one GPU; under Triton's interpreter on any
+    device.
 
-    autotune: how large the blocks of kernels are is measured, not guessed, when a region runs for the first time: `thunder.jit(..., triton_autotune=True)`.
+    autotune: how large the blocks of kernels are is measured, not guessed, when a region runs for the first time:
+    `thunder.jit(..., triton_autotune=True)`.
     """
 
     capturable = True
@@ -78,21 +82,30 @@ class TritonFuser(FusionExecutor):
 
     def can_fuse(self, line: BoundSymbol) -> bool:
         devices = {p.device.name for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy)}
-        return len(devices) == 1 and _runs_on(next(iter(devices))) and fusible(line) and self.has_triton() and _in_primitives(line)
+        return (
+            len(devices) == 1
+            and _runs_on(next(iter(devices)))
+            and fusible(line)
+            and self.has_triton()
+            and _in_primitives(line)
+        )
 
     def is_cheap(self, line: BoundSymbol) -> bool:
         """A table of sines is written once, not computed in each layer."""
         return not _reduces(line) and not _contains(line, ("sin", "cos"))
 
     def should_fuse(self, region: Region) -> bool:
-        """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed by a kernel."""
+        """Views and copies alone are no work, and one operation is PyTorch's already, which draws no numbers of a seed
+        by a kernel."""
         computing = [line for line in region.lines if OpTags.SHAPE_OP not in line.sym.tags]
         return len(computing) > 1 or any(line.sym is uniform_philox for line in computing)
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
         device = next(o.device for o in region.outputs if isinstance(o, TensorProxy))
         run = self.once(region, lambda: self.made_of(region, to_torch_device(device)))
-        return self.register_temporary_operation(f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+        return self.register_temporary_operation(
+            f"TritonFusion{counter}", run, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines
+        )
 
     def made_of(self, region: Region, device) -> Callable:
         return FusedRegion(region, device, self.autotune)
@@ -124,7 +137,8 @@ def _in_primitives(line: BoundSymbol) -> bool:
     if not all(isinstance(p, TensorProxy) for p in (*line.inputs, *line.outputs)):
         return False
     lines, _ = parts(line)
-    return bool(lines) and all(fusible(sub) and _in_primitives(sub) for sub in lines)  # one that computes nothing is its input, of which a kernel would make a copy
+    # one that computes nothing is its input, of which a kernel would make a copy
+    return bool(lines) and all(fusible(sub) and _in_primitives(sub) for sub in lines)
 
 
 def _reduces(line: BoundSymbol) -> bool:

@@ -1,7 +1,8 @@
 """Executors: who carries out the operations of a trace. Users extend thunder here.
 
-An `OperatorExecutor` brings operations of its own (`register_operator`) and implementations of existing ones (`register_implementation`). The executors
-given to `thunder.jit` are asked in their order; the always-executors, `torch` and `python`, are asked last. A `FusionExecutor` takes regions.
+An `OperatorExecutor` brings operations of its own (`register_operator`) and implementations of existing ones
+(`register_implementation`). The executors given to `thunder.jit` are asked in their order; the always-executors,
+`torch` and `python`, are asked last. A `FusionExecutor` takes regions.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from thunder.core.trace import Trace
 from thunder.errors import OptionError, warn_user
 
 __all__ = [
-    "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL", "Implementation", "register_executor", "deregister_executor",
-    "get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "set_default_executors", "set_always_executors", "add_default_executor",
-    "add_default_executor_of_gpus", "add_always_executor", "remove_default_executor", "remove_always_executor", "resolve_executors", "add_executor_lists", "single_op_executor",
+    "Executor", "OperatorExecutor", "FusionExecutor", "StatefulExecutor", "TemporaryExecutor", "FUEL_LEVEL",
+    "Implementation", "register_executor", "deregister_executor",
+    "get_all_executors", "get_default_executors", "get_always_executors", "get_executor", "set_default_executors",
+    "set_always_executors", "add_default_executor",
+    "add_default_executor_of_gpus", "add_always_executor", "remove_default_executor", "remove_always_executor",
+    "resolve_executors", "add_executor_lists", "single_op_executor",
 ]  # fmt: skip
 
 
@@ -29,12 +33,24 @@ class FUEL_LEVEL(enum.Enum):
 
 
 class Implementation:
-    """How an executor carries out one operation: a symbol with the same arguments, or a function that rewrites it in terms of other operations."""
+    """How an executor carries out one operation: a symbol with the same arguments, or a function that rewrites it in
+    terms of other operations."""
 
     __slots__ = ("symbol", "checker", "execution_transform", "grad_transform")
 
-    def __init__(self, symbol: Symbol | None, checker: Callable | None, execution_transform: Callable | None, grad_transform: Callable | None = None):
-        self.symbol, self.checker, self.execution_transform, self.grad_transform = symbol, checker, execution_transform, grad_transform
+    def __init__(
+        self,
+        symbol: Symbol | None,
+        checker: Callable | None,
+        execution_transform: Callable | None,
+        grad_transform: Callable | None = None,
+    ):
+        self.symbol, self.checker, self.execution_transform, self.grad_transform = (
+            symbol,
+            checker,
+            execution_transform,
+            grad_transform,
+        )
 
     @property
     def executes(self) -> bool:
@@ -48,8 +64,8 @@ class Implementation:
 class Executor:
     """A named carrier-out of operations. `implementation(line)` says how it would execute a line, or None.
 
-    exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
-    capturable: its operations launch kernels and do nothing else on the host, so that a CUDA graph may record them.
+    exact: its results and derivatives are PyTorch's bit for bit, so that `thunder.jit(..., numerics="eager")` may use
+    it. capturable: its operations launch kernels and do nothing else on the host, so that a CUDA graph may record them.
     """
 
     capturable = False
@@ -75,7 +91,8 @@ class Executor:
         return _registered, (self.name,)
 
     def runs_on(self, kinds: set[str]) -> bool:
-        """Whether it may take something of a program whose tensors are on devices of these kinds: "cpu", "cuda". Where it may not, it is asked nothing."""
+        """Whether it may take something of a program whose tensors are on devices of these kinds: "cpu", "cuda". Where
+        it may not, it is asked nothing."""
         return True
 
     def implementation(self, line: BoundSymbol) -> Implementation | None:
@@ -104,7 +121,8 @@ class Executor:
         return True
 
     def set_fuel(self, value: int | FUEL_LEVEL) -> None:
-        """How many implementations or fusions this executor may still carry out, in the programs compiled from now on."""
+        """How many implementations or fusions this executor may still carry out, in the programs compiled from now
+        on."""
         if not isinstance(value, FUEL_LEVEL) and (type(value) is not int or value < 0):
             raise OptionError(f"set_fuel({value!r}): fuel is a number of fusions, or FUEL_LEVEL.UNLIMITED")
         self._fuel = value
@@ -114,12 +132,14 @@ class Executor:
         return self
 
     def planned(self) -> Executor:
-        """This executor for programs that are looked at and never run (`thunder.distributed.plan`): it takes what it would take, on devices that need not be here."""
+        """This executor for programs that are looked at and never run (`thunder.distributed.plan`): it takes what it
+        would take, on devices that need not be here."""
         return self
 
     def combined(self, trace: Trace) -> Trace:
-        """A computation, before it is differentiated, with operations that this executor carries out together in the place of single ones. What nobody reads
-        any more may stay; a trace in which nothing is joined is returned as it is."""
+        """A computation, before it is differentiated, with operations that this executor carries out together in the
+        place of single ones. What nobody reads any more may stay; a trace in which nothing is joined is returned as it
+        is."""
         return trace
 
     def expect(self, trace: Trace) -> None:
@@ -162,14 +182,24 @@ class OperatorExecutor(Executor):
     ) -> Symbol:
         """Makes a new operation that `fn` executes, and returns the symbol that programs call it by.
 
-        Exactly one of `like` and `meta` types it. `meta` maps proxies to proxies and makes a primitive. `like` is written in thunder's operations, which
-        become the decomposition. `replaces` names a function, or several, that compiled programs call this operation instead of. `module`
-        prints and calls the function as an attribute of a module. bind_postprocess is shown each line that a call records, and may return another in its place.
-        python_printer(line, printer) gives the lines of text that a call is printed as, in the place of `outputs = name(arguments)`.
+        Exactly one of `like` and `meta` types it. `meta` maps proxies to proxies and makes a primitive. `like` is
+        written in thunder's operations, which become the decomposition. `replaces` names a function, or several, that
+        compiled programs call this operation instead of. `module` prints and calls the function as an attribute of a
+        module. bind_postprocess is shown each line that a call records, and may return another in its place.
+        python_printer(line, printer) gives the lines of text that a call is printed as, in the place of `outputs =
+        name(arguments)`.
 
-        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found; TypeError for what is no function.
+        Raises ValueError when both or neither of like and meta are given, or no `fn` can be found; TypeError for what
+        is no function.
         """
-        _check_callable(f"register_operator({name!r})", like=like, meta=meta, fn=fn, bind_postprocess=bind_postprocess, python_printer=python_printer)
+        _check_callable(
+            f"register_operator({name!r})",
+            like=like,
+            meta=meta,
+            fn=fn,
+            bind_postprocess=bind_postprocess,
+            python_printer=python_printer,
+        )
         if (like is None) == (meta is None):
             raise ValueError(f"register_operator({name!r}): give exactly one of like= and meta=")
         if fn is None and module is not None:
@@ -177,46 +207,66 @@ class OperatorExecutor(Executor):
         if fn is None:
             raise ValueError(f"register_operator({name!r}): give fn=, the function that executes it")
         symbol = Symbol(
-            name, meta, id=f"{self.name}.{name}", module=getattr(module, "__name__", module), decomposition=like, is_prim=like is None, tags=tuple(tags),
+            name, meta, id=f"{self.name}.{name}", module=getattr(module, "__name__", module), decomposition=like,
+                is_prim=like is None, tags=tuple(tags),
             fn=fn, executor=self, python_printer=python_printer,
         )  # fmt: skip
         if bind_postprocess is not None:
             symbol.info["bind_postprocess"] = bind_postprocess
         self.opmap[name] = symbol
-        for function in replaces if isinstance(replaces, (tuple, list)) else (replaces,) if replaces is not None else ():
+        for function in (
+            replaces if isinstance(replaces, (tuple, list)) else (replaces,) if replaces is not None else ()
+        ):
             self.replacements[function] = symbol
         return symbol
 
     def register_implementation(
-        self, sym_or_id: Symbol | Any, op: Symbol | None = None, *, checker: Callable | None = None, execution_transform: Callable | None = None,
+        self, sym_or_id: Symbol | Any, op: Symbol | None = None, *, checker: Callable | None = None,
+        execution_transform: Callable | None = None,
         grad_transform: Callable | None = None,
     ) -> None:  # fmt: skip
         """Says how this executor carries out an operation, instead of what was said before.
 
-        `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments, rewrites it in terms of other operations. With a
-        grad_transform alone the operation is executed by others. `checker`, called with the same arguments, says whether it can: without one it always can.
-        `grad_transform`, a function of the same arguments, computes the result and says with get_grad and put_grads how the operation is differentiated. A torch
-        function stands for the operation it is.
+        `op` is called with the operation's arguments; or `execution_transform`, a function of the same arguments,
+        rewrites it in terms of other operations. With a grad_transform alone the operation is executed by others.
+        `checker`, called with the same arguments, says whether it can: without one it always can. `grad_transform`, a
+        function of the same arguments, computes the result and says with get_grad and put_grads how the operation is
+        differentiated. A torch function stands for the operation it is.
 
-        Raises ValueError unless exactly one of op and execution_transform is given, TypeError for what is no operation or no function.
+        Raises ValueError unless exactly one of op and execution_transform is given, TypeError for what is no operation
+        or no function.
         """
-        _check_callable("register_implementation", checker=checker, execution_transform=execution_transform, grad_transform=grad_transform)
+        _check_callable(
+            "register_implementation",
+            checker=checker,
+            execution_transform=execution_transform,
+            grad_transform=grad_transform,
+        )
         if op is not None and not isinstance(op, Symbol):
-            raise TypeError(f"register_implementation: op is a {type(op).__name__}: give the operation that register_operator returned for it")
+            raise TypeError(
+                f"register_implementation: op is a {type(op).__name__}: give the operation that register_operator "
+                "returned for it"
+            )
         if (op is None) == (execution_transform is None) and (op is not None or grad_transform is None):
-            raise ValueError("register_implementation: give exactly one of op and execution_transform, or a grad_transform alone")
+            raise ValueError(
+                "register_implementation: give exactly one of op and execution_transform, or a grad_transform alone"
+            )
         self.implmap[operation_id(sym_or_id)] = Implementation(op, checker, execution_transform, grad_transform)
 
 
 def operation_id(given: Any) -> Any:
-    """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError for another function."""
+    """The id of an operation given as itself, as its id, or as a torch function that stands for it. Raises TypeError
+    for another function."""
     if callable(given) and not isinstance(given, Symbol):
         from thunder.ops.define import operation_of
 
         found = operation_of(given)
         if found is None:
             name = getattr(given, "__name__", type(given).__name__)
-            raise TypeError(f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch function that stands for one")
+            raise TypeError(
+                f"{name} is no operation of thunder's: give an operation (thunder.torch.{name}), its id, or a torch "
+                "function that stands for one"
+            )
         given = found
     return getattr(given, "id", given)
 
@@ -228,8 +278,10 @@ def _check_callable(what: str, **functions: Any) -> None:
 
 
 def single_op_executor(
-    executor_name: str, op_name: str, fn: Callable, meta: Callable, *, version: str | None = None, replaces: Callable | None = None,
-    tags: Sequence = (), checker: Callable | None = None, execution_transform: Callable | None = None, grad_transform: Callable | None = None,
+    executor_name: str, op_name: str, fn: Callable, meta: Callable, *, version: str | None = None,
+    replaces: Callable | None = None,
+    tags: Sequence = (), checker: Callable | None = None, execution_transform: Callable | None = None,
+        grad_transform: Callable | None = None,
 ) -> OperatorExecutor:  # fmt: skip
     """An executor, registered, with one operation that replaces `fn` (or `replaces`) in compiled programs.
 
@@ -238,7 +290,9 @@ def single_op_executor(
     executor = OperatorExecutor(executor_name, version=version)
     symbol = executor.register_operator(op_name, meta=meta, fn=fn, replaces=replaces or fn, tags=tags)
     if execution_transform is not None or grad_transform is not None:
-        executor.register_implementation(symbol, checker=checker, execution_transform=execution_transform, grad_transform=grad_transform)
+        executor.register_implementation(
+            symbol, checker=checker, execution_transform=execution_transform, grad_transform=grad_transform
+        )
     register_executor(executor)
     return executor
 
@@ -274,7 +328,10 @@ def _load() -> None:
             importlib.import_module(f"thunder.executors.{name}")
 
 
-_OWN = "torchex pythonex inductor triton_fuser cross_entropy linear_cross_entropy embedding_gradient apexex matvec sdpaex float8 nvfuserex"
+_OWN = (
+    "torchex pythonex inductor triton_fuser cross_entropy linear_cross_entropy embedding_gradient apexex matvec "
+    "sdpaex float8 nvfuserex"
+)
 
 
 _loading: list[bool] = []
@@ -289,7 +346,10 @@ def get_executor(name: str) -> Executor | None:
 def _registered(name: str) -> Executor:
     found = get_executor(name)
     if found is None:
-        raise OptionError(f"a compiled function was saved with executor {name!r}, which is not registered here; registered: {', '.join(sorted(_ALL))}")
+        raise OptionError(
+            f"a compiled function was saved with executor {name!r}, which is not registered here; registered: "
+            f"{', '.join(sorted(_ALL))}"
+        )
     return found
 
 
@@ -300,7 +360,8 @@ def get_all_executors() -> tuple[Executor, ...]:
 
 
 def get_default_executors(on_gpus: bool = False) -> tuple[Executor, ...]:
-    """The executors used when a call of thunder.jit names none, in the order they are asked. on_gpus: as they would be if there were a GPU here."""
+    """The executors used when a call of thunder.jit names none, in the order they are asked. on_gpus: as they would be
+    if there were a GPU here."""
     _load()
     return add_executor_lists(_ON_GPUS if on_gpus else (), _DEFAULT)
 
@@ -326,7 +387,8 @@ def add_default_executor(executor: Executor) -> None:
 
 
 def add_default_executor_of_gpus(executor: Executor, here: bool) -> None:
-    """Puts an executor in front of the default ones, or, where it cannot run `here`, of those that would be the default ones on a machine with GPUs."""
+    """Puts an executor in front of the default ones, or, where it cannot run `here`, of those that would be the default
+    ones on a machine with GPUs."""
     if here:
         add_default_executor(executor)
     else:
@@ -361,7 +423,10 @@ def resolve_executors(executors: Iterable[Executor | str] | None) -> tuple[Execu
     _load()
     if isinstance(executors, (str, Executor)) or not isinstance(executors, Iterable | None):
         given = repr(executors) if isinstance(executors, (str, Executor)) else f"a {type(executors).__name__}"
-        raise OptionError(f"executors= is a list of executors or their names, not {given}: executors=[...]; registered: {', '.join(sorted(_ALL))}")
+        raise OptionError(
+            f"executors= is a list of executors or their names, not {given}: executors=[...]; registered: "
+            f"{', '.join(sorted(_ALL))}"
+        )
     chosen: list[Executor] = []
     for e in get_default_executors() if executors is None else executors:
         found = e if isinstance(e, Executor) else _ALL.get(e)

@@ -15,7 +15,8 @@ __all__ = ["debug_print", "breakpoint_line"]
 
 
 def debug_print(value: Any) -> Any:
-    """Prints a value whenever the program runs, with its name there and the user's line, and returns it. `print` runs once, while the program is captured.
+    """Prints a value whenever the program runs, with its name there and the user's line, and returns it. `print` runs
+    once, while the program is captured.
 
     value: a tensor, a number, or a structure of them. In the forward of a differentiated program.
     """
@@ -40,9 +41,11 @@ def _print_call(line: BoundSymbol, printer: Printer) -> list[str]:
 
 
 _print_line = Symbol(
-    "debug_print", lambda value, where: None, id="debug_print", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.DETACHED), python_printer=_print_call
+    "debug_print", lambda value, where: None, id="debug_print", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.DETACHED),
+    python_printer=_print_call
 )  # fmt: skip
 
 breakpoint_line = Symbol(
-    "breakpoint", lambda: None, id="breakpoint", is_prim=True, tags=(OpTags.DONT_DCE,), python_printer=lambda line, printer: ["breakpoint()"]
+    "breakpoint", lambda: None, id="breakpoint", is_prim=True, tags=(OpTags.DONT_DCE,),
+    python_printer=lambda line, printer: ["breakpoint()"]
 )  # fmt: skip

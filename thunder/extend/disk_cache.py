@@ -1,7 +1,8 @@
 """What is kept from process to process: files named by a hash of all that they were made from.
 
-They are in the directory that THUNDER_CACHE_DIR names, otherwise in `thunder` in the user's cache directory. It may be removed at any time. Processes share it without locks: a
-file is written under another name and renamed, and one whose content is not what was written counts as missing and is replaced.
+They are in the directory that THUNDER_CACHE_DIR names, otherwise in `thunder` in the user's cache directory. It may be
+removed at any time. Processes share it without locks: a file is written under another name and renamed, and one whose
+content is not what was written counts as missing and is replaced.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def load(key: str) -> tuple[dict, Path] | None:
 
 
 def store(key: str, facts: dict, content: bytes) -> Path:
-    """Keeps `content`, and facts that JSON can say. Returns the file of the content, which is in a temporary directory where none can be written."""
+    """Keeps `content`, and facts that JSON can say. Returns the file of the content, which is in a temporary directory
+    where none can be written."""
     for directory in (_directory(), _temporary()):
         path = directory / f"{key}.bin"
         try:
@@ -54,7 +56,10 @@ def store(key: str, facts: dict, content: bytes) -> Path:
             continue
         _prune_once(directory)
         return path
-    raise OSError(f"thunder can write neither to {_directory()} nor to {_temporary()}: set THUNDER_CACHE_DIR to a directory of yours")
+    raise OSError(
+        f"thunder can write neither to {_directory()} nor to {_temporary()}: set THUNDER_CACHE_DIR to a directory of "
+        "yours"
+    )
 
 
 def _hash(content: bytes) -> str:
@@ -75,7 +80,11 @@ def _trusted(directory: Path) -> Path:
     except OSError:
         return _temporary()
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        warn_user(f"{directory} belongs to or can be written by other users: nothing is kept there. Set THUNDER_CACHE_DIR to a directory that only you can write to", UserWarning)
+        warn_user(
+            f"{directory} belongs to or can be written by other users: nothing is kept there. Set THUNDER_CACHE_DIR "
+            "to a directory that only you can write to",
+            UserWarning,
+        )
         return _temporary()
     return directory
 

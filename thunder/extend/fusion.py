@@ -26,12 +26,14 @@ class TooLarge(Exception):
 
 
 class FusionExecutor(Executor):
-    """An executor that takes regions. A subclass has `fuse`; what it may fuse is said with `register_supported`, or by another `can_fuse`.
+    """An executor that takes regions. A subclass has `fuse`; what it may fuse is said with `register_supported`, or by
+    another `can_fuse`.
 
         class Joining(FusionExecutor):
             def fuse(self, region, counter):
-                function = self.once(region, lambda: compile_somehow(region))
-                return self.register_temporary_operation(f"{self.name}{counter}", function, inputs=region.inputs, outputs=region.outputs, bsyms=region.lines)
+                function = self.once(region, lambda: compile_somehow(region)) return
+                self.register_temporary_operation(f"{self.name}{counter}", function, inputs=region.inputs,
+                outputs=region.outputs, bsyms=region.lines)
 
     A fused line prints as `[t4, t5] = joining0(a, b)`, with the lines that it runs as comments below.
     """
@@ -43,15 +45,23 @@ class FusionExecutor(Executor):
         self._takes: weakref.WeakKeyDictionary[BoundSymbol, bool] = weakref.WeakKeyDictionary()
 
     def register_supported(
-        self, sym_or_id: Symbol | Any, checker: Callable | None = None, *, execution_transform: Callable | None = None, grad_transform: Callable | None = None
+        self,
+        sym_or_id: Symbol | Any,
+        checker: Callable | None = None,
+        *,
+        execution_transform: Callable | None = None,
+        grad_transform: Callable | None = None,
     ) -> None:
         """Says that this executor may fuse an operation, where `checker`, called with its arguments, says so.
 
-        execution_transform rewrites it first, in terms of other operations. grad_transform says how it is differentiated.
+        execution_transform rewrites it first, in terms of other operations. grad_transform says how it is
+        differentiated.
         """
         self.implmap[operation_id(sym_or_id)] = Implementation(None, checker, execution_transform, grad_transform)
 
-    owns_results = False  # whether all results of its functions are in new memory, of which they are all, or in that of inputs which `writing_over` allows
+    # whether all results of its functions are in new memory, of which they are all, or in that of inputs which
+    # `writing_over` allows
+    owns_results = False
 
     permits = False  # whether `writing_over` says what may be overwritten, and not what is
 
@@ -61,7 +71,8 @@ class FusionExecutor(Executor):
         return line.sym.executor is self
 
     def can_fuse(self, line: BoundSymbol) -> bool:
-        """Whether a line may be part of a region: it is supported, or all lines of its decomposition are. Never where it has effects, or symbolic numbers."""
+        """Whether a line may be part of a region: it is supported, or all lines of its decomposition are. Never where
+        it has effects, or symbolic numbers."""
         if not fusible(line):
             return False
         if self.implementation(line) is not None:
@@ -76,7 +87,8 @@ class FusionExecutor(Executor):
         return found
 
     def is_cheap(self, line: BoundSymbol) -> bool:
-        """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does not read it from another one."""
+        """Whether computing a line costs nothing beside reading its inputs: then a region computes it itself, and does
+        not read it from another one."""
         return False
 
     def keeps(self, line: BoundSymbol) -> bool:
@@ -88,21 +100,26 @@ class FusionExecutor(Executor):
         return len(region.lines) > 1
 
     def fuse(self, region: Region, counter: int) -> BoundSymbol | None:
-        """The one line that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises TooLarge. counter: how many regions of the trace were fused."""
-        raise MissingImplementationError(f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it")
+        """The one line that runs a region (see `register_temporary_operation`), or None to leave it alone. Raises
+        TooLarge. counter: how many regions of the trace were fused."""
+        raise MissingImplementationError(
+            f"the fusion executor {self.name} has no fuse(region, counter): a subclass of FusionExecutor defines it"
+        )
 
     def writing_over(self, function: Callable, dying: Sequence[int]) -> tuple[Callable, dict[int, int]] | None:
-        """A function of a region that may write over some of its inputs, those of which nobody reads the memory any more, and which input each of its outputs overwrites; None for
-        one that does not."""
+        """A function of a region that may write over some of its inputs, those of which nobody reads the memory any
+        more, and which input each of its outputs overwrites; None for one that does not."""
         return None
 
     def beside(self, function: Callable, places: frozenset[int], fork: Callable[[int, tuple], int]) -> Callable | None:
-        """A function of a region that does the last of the work for the outputs at these places, which nobody waits for, on the stream that `fork(device index, (tensors that this
-        work reads and writes, ...))` gives, by its handle; None where all of its work comes first."""
+        """A function of a region that does the last of the work for the outputs at these places, which nobody waits
+        for, on the stream that `fork(device index, (tensors that this work reads and writes, ...))` gives, by its
+        handle; None where all of its work comes first."""
         return None
 
     def fusion_pass(self, trace: Trace) -> Trace:
-        """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`, `return t1`."""
+        """Before: `t0 = ltorch.mul(a, b)`, `t1 = ltorch.add(t0, a)`, `return t1`. After: `[t1] = joining0(a, b)`,
+        `return t1`."""
         trace, takes = self._by_parts(trace), self.takes
         lines = trace.bound_symbols
         groups = convex_regions(lines, takes)
@@ -129,8 +146,13 @@ class FusionExecutor(Executor):
         return trace.replace(bound_symbols=made)
 
     def _by_parts(self, trace: Trace) -> Trace:
-        """The trace with operations on lists of tensors opened, where one reads from the other: a region for each tensor, and not one that is as long as the list."""
-        lists = [line for line in trace.bound_symbols if line.sym.info.get("by_parts") and self.takes(line) and all(map(self.takes, line.subsymbols))]
+        """The trace with operations on lists of tensors opened, where one reads from the other: a region for each
+        tensor, and not one that is as long as the list."""
+        lists = [
+            line
+            for line in trace.bound_symbols
+            if line.sym.info.get("by_parts") and self.takes(line) and all(map(self.takes, line.subsymbols))
+        ]
         if not lists:
             return trace
         taken = [line for line in trace.bound_symbols if self.takes(line)]
@@ -138,10 +160,21 @@ class FusionExecutor(Executor):
         opened = {line for line in lists if not made.isdisjoint(line.inputs) or not read.isdisjoint(line.outputs)}
         return with_parts(trace, opened)
 
-    def register_temporary_operation(self, name: str, fn: Callable, *, inputs: Sequence[Proxy], outputs: Sequence[Proxy], bsyms: Sequence[BoundSymbol]) -> BoundSymbol:
-        """The line `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the lines that it takes the place of."""
+    def register_temporary_operation(
+        self,
+        name: str,
+        fn: Callable,
+        *,
+        inputs: Sequence[Proxy],
+        outputs: Sequence[Proxy],
+        bsyms: Sequence[BoundSymbol],
+    ) -> BoundSymbol:
+        """The line `[outputs] = name(inputs)`, which `fn(*inputs)` runs: it returns a list or tuple. bsyms: the lines
+        that it takes the place of."""
         symbol = Symbol(name, id=f"{self.name}.{name}", is_prim=True, fn=fn, executor=self, is_fusion=True)
-        return symbol.bind(*inputs, output=list(outputs), subsymbols=tuple(bsyms), context=bsyms[0].context if bsyms else None)
+        return symbol.bind(
+            *inputs, output=list(outputs), subsymbols=tuple(bsyms), context=bsyms[0].context if bsyms else None
+        )
 
     def once(self, region: Region, make: Callable[[], Callable]) -> Callable:
         """`make()`, for a region whose like was not compiled yet: same program up to names, same metadata."""
@@ -157,7 +190,9 @@ class FusionExecutor(Executor):
 
 def run_by(line: BoundSymbol, function: Callable, header: str, *tags: OpTags) -> BoundSymbol:
     """A fused line that another function runs, with a comment that says how it differs."""
-    symbol = Symbol(line.sym.name, id=line.sym.id, is_prim=True, tags=tags, fn=function, executor=line.sym.executor, is_fusion=True)
+    symbol = Symbol(
+        line.sym.name, id=line.sym.id, is_prim=True, tags=tags, fn=function, executor=line.sym.executor, is_fusion=True
+    )
     new = line.replace(sym=symbol, subsymbols=line.subsymbols)
     new.header = header
     return new
@@ -171,10 +206,12 @@ def _halves(region: Region) -> list[Region]:
 
 
 def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
-    """The region without results that are views of its inputs or of other results, the lines that make those of inputs before it, and the others' after it.
+    """The region without results that are views of its inputs or of other results, the lines that make those of inputs
+    before it, and the others' after it.
 
-    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that all else is seen through, of all that it shows, stays. A view of
-    an input that is read outside as well is read by the region too, so that regions which read it are alike wherever it was made.
+    What shares memory with what has to be seen from the lines of a program: a region hides it. A view that all else is
+    seen through, of all that it shows, stays. A view of an input that is read outside as well is read by the region
+    too, so that regions which read it are alike wherever it was made.
     """
     producer = {o: line for line in region.lines for o in line.outputs}
     chains = {o: _chain(o, producer) for o in region.outputs}
@@ -203,7 +240,10 @@ def without_views(region: Region) -> tuple[Region, tuple[BoundSymbol, ...], tupl
         return region, (), ()
     of_inputs = {line for line in afterwards if all(_chain(o, producer)[-1] not in producer for o in line.outputs)}
     inside = [line for line in region.lines if line not in of_inputs]
-    before, after = ([line for line in region.lines if line in afterwards and (line in of_inputs) is first] for first in (True, False))
+    before, after = (
+        [line for line in region.lines if line in afterwards and (line in of_inputs) is first]
+        for first in (True, False)
+    )
     return Region(leading_to(inside, needed), needed), tuple(before), tuple(after)
 
 
@@ -220,7 +260,8 @@ def _size(value: Proxy) -> int | None:
 
 
 def fusible(line: BoundSymbol) -> bool:
-    """What no region contains: lines with effects, those that wait for the device or draw random numbers, and what depends on symbolic numbers."""
+    """What no region contains: lines with effects, those that wait for the device or draw random numbers, and what
+    depends on symbolic numbers."""
     if not line.sym.tags.isdisjoint(_ALONE) or line.sym.python_printer is not None or line.sym.is_fusion:
         return False
     return not (has_numbers(line.args) or has_numbers(line.output) or has_numbers(line.kwargs))

@@ -14,16 +14,24 @@ from thunder.errors import MissingImplementationError, OptionError
 __all__ = ["opaque"]
 
 
-def opaque(fn: Callable | None = None, *, meta: Callable | None = None, backward: Callable | None = None, name: str | None = None):
-    """Makes a Python function an operation of its own: compiled programs call it when they run, with real tensors and numbers. Usable as a decorator.
+def opaque(
+    fn: Callable | None = None,
+    *,
+    meta: Callable | None = None,
+    backward: Callable | None = None,
+    name: str | None = None,
+):
+    """Makes a Python function an operation of its own: compiled programs call it when they run, with real tensors and
+    numbers. Usable as a decorator.
 
         @thunder.opaque(meta=lambda x: torch.empty_like(x))
         def through_numpy(x):
             return torch.from_numpy(numpy.sort(x.numpy()))
 
-    meta: takes what fn takes, with proxies for tensors, and says what fn returns: proxies, or values computed from them with torch functions (only their shape, dtype
-    and device count). backward(args, result, cotangent): what fn was given, what it returned, and the cotangent of that; returns a gradient, or None, for each
-    positional argument. Without one, differentiating a call is an error. Called outside of a compiled program it is fn.
+    meta: takes what fn takes, with proxies for tensors, and says what fn returns: proxies, or values computed from them
+    with torch functions (only their shape, dtype and device count). backward(args, result, cotangent): what fn was
+    given, what it returned, and the cotangent of that; returns a gradient, or None, for each positional argument.
+    Without one, differentiating a call is an error. Called outside of a compiled program it is fn.
 
     Raises OptionError without a meta, or for one that is no function.
     """
@@ -31,9 +39,19 @@ def opaque(fn: Callable | None = None, *, meta: Callable | None = None, backward
         return functools.partial(opaque, meta=meta, backward=backward, name=name)
     for what, given in (("fn", fn), ("meta", meta), ("backward", backward)):
         if not callable(given) and not (given is None and what == "backward"):
-            raise OptionError(f"thunder.opaque: {what}= is a function, not {given!r}: thunder does not look into {_name(fn)}, so that meta= has to say what it returns")
+            raise OptionError(
+                f"thunder.opaque: {what}= is a function, not {given!r}: thunder does not look into {_name(fn)}, so "
+                "that meta= has to say what it returns"
+            )
     name = name or _name(fn)
-    symbol = Symbol(name, _typed(meta), id=("opaque function", name, id(fn)), is_prim=True, tags=(OpTags.DONT_DCE, OpTags.OPAQUE), fn=_detaching(fn))
+    symbol = Symbol(
+        name,
+        _typed(meta),
+        id=("opaque function", name, id(fn)),
+        is_prim=True,
+        tags=(OpTags.DONT_DCE, OpTags.OPAQUE),
+        fn=_detaching(fn),
+    )
     symbol.grad_rule = _rule(symbol, backward) if backward is not None else _missing(symbol)
     return symbol
 
@@ -44,7 +62,8 @@ def _name(fn) -> str:
 
 
 def _detaching(fn: Callable) -> Callable:
-    """fn, for which derivatives are somebody else's matter where grad mode is off: its `.numpy()` of a parameter is no error there."""
+    """fn, for which derivatives are somebody else's matter where grad mode is off: its `.numpy()` of a parameter is no
+    error there."""
 
     def detached(x):
         return x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x
@@ -60,7 +79,8 @@ def _detaching(fn: Callable) -> Callable:
 def _typed(meta) -> Callable:
     def rule(*args, **kwargs):
         recorder = current_recorder()
-        context = recorder.context.replace(names=Names()) if recorder is not None else None  # names of what is not computed are not taken
+        # names of what is not computed are not taken
+        context = recorder.context.replace(names=Names()) if recorder is not None else None
         with detached(context):
             result = meta(*args, **kwargs)
         return map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, result)
@@ -71,7 +91,8 @@ def _typed(meta) -> Callable:
 def _missing(symbol: Symbol) -> Callable:
     def rule(*args, **kwargs):
         raise MissingImplementationError(
-            f"{symbol.name} has no derivative: give thunder.opaque a backward=, call it under torch.no_grad(), or detach what it gets"
+            f"{symbol.name} has no derivative: give thunder.opaque a backward=, call it under torch.no_grad(), or "
+            "detach what it gets"
         )
 
     return rule
@@ -82,7 +103,10 @@ def _rule(symbol: Symbol, backward: Callable) -> Callable:
         found = backward(args, result, cotangent)
         found = tuple(found) if isinstance(found, (tuple, list)) else (found,)
         if len(found) != len(args):
-            raise RuntimeError(f"the backward of {symbol.name} returned {len(found)} gradients for {len(args)} arguments: return one, or None, for each")
+            raise RuntimeError(
+                f"the backward of {symbol.name} returned {len(found)} gradients for {len(args)} arguments: return "
+                "one, or None, for each"
+            )
         return tuple(_fitting(symbol, i, args[i], found[i]) for i in wanted)
 
     def rule(*args, **kwargs):
@@ -105,5 +129,8 @@ def _fitting(symbol: Symbol, i: int, argument: torch.Tensor, gradient) -> torch.
         return torch.zeros_like(argument)
     if not isinstance(gradient, torch.Tensor) or gradient.shape != argument.shape:
         given = f"shape {tuple(gradient.shape)}" if isinstance(gradient, torch.Tensor) else type(gradient).__name__
-        raise RuntimeError(f"the backward of {symbol.name} returned a gradient of {given} for argument {i}, which has shape {tuple(argument.shape)}")
+        raise RuntimeError(
+            f"the backward of {symbol.name} returned a gradient of {given} for argument {i}, which has shape "
+            f"{tuple(argument.shape)}"
+        )
     return gradient.to(argument.dtype)

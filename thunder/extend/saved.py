@@ -10,8 +10,10 @@ __all__ = ["SavedTogether"]
 
 
 class SavedTogether:
-    """Tensors in one object, which is iterated over for them: a transform of a forward saves it in their place (`partition.as_saved_by`). PyTorch saves it with the node, and not
-    as tensors; where hooks (`torch.autograd.graph.saved_tensors_hooks`, checkpoints) look at what is saved, they are given the tensors one by one."""
+    """Tensors in one object, which is iterated over for them: a transform of a forward saves it in their place
+    (`partition.as_saved_by`). PyTorch saves it with the node, and not as tensors; where hooks
+    (`torch.autograd.graph.saved_tensors_hooks`, checkpoints) look at what is saved, they are given the tensors one by
+    one."""
 
     __slots__ = ("__weakref__",)
 

@@ -1,4 +1,5 @@
-"""Executors whose operations come into being with the programs that call them: with a state for each call, or with names that nobody else has."""
+"""Executors whose operations come into being with the programs that call them: with a state for each call, or with
+names that nobody else has."""
 
 from __future__ import annotations
 
@@ -14,16 +15,19 @@ class StatefulExecutor(OperatorExecutor):
     """An executor with operations that keep something from run to run, as scales of low-precision formats."""
 
     def register_stateful_operator(self, name: str, state_class: Callable, *, meta: Callable) -> Symbol:
-        """Makes an operation with a state for each place it is called from: `state_class()`, made when the call is captured and called with the arguments when it runs.
+        """Makes an operation with a state for each place it is called from: `state_class()`, made when the call is
+        captured and called with the arguments when it runs.
 
-        Each call prints under a number of its own, `name_0`, `name_1`. A program that is captured again starts with new states. meta: see `register_operator`.
+        Each call prints under a number of its own, `name_0`, `name_1`. A program that is captured again starts with new
+        states. meta: see `register_operator`.
         """
         _check_callable(f"register_stateful_operator({name!r})", state_class=state_class, meta=meta)
 
         def numbered(line: BoundSymbol) -> BoundSymbol:
             assert line.context is not None, "a recorded line has a context"
             own = Symbol(
-                line.context.names.make(f"{name}_"), line.sym.meta, id=line.sym.id, is_prim=True, tags=tuple(line.sym.tags), fn=state_class(), executor=self
+                line.context.names.make(f"{name}_"), line.sym.meta, id=line.sym.id, is_prim=True,
+                    tags=tuple(line.sym.tags), fn=state_class(), executor=self
             )  # fmt: skip
             return line.replace(sym=own)
 
@@ -34,7 +38,8 @@ class StatefulExecutor(OperatorExecutor):
 
 
 class TemporaryExecutor(OperatorExecutor):
-    """An executor for operations that belong to one program: its name and those of its operations are made up, and taken by nobody else."""
+    """An executor for operations that belong to one program: its name and those of its operations are made up, and
+    taken by nobody else."""
 
     def __init__(self):
         super().__init__(f"temporary_{id(self)}")

@@ -74,7 +74,8 @@ def _read(host, reader, value, name):
 
 
 def instance_attribute(host, value, name):
-    """object.__getattribute__: data descriptors, what the object holds, other attributes of the class. NULL for none."""
+    """object.__getattribute__: data descriptors, what the object holds, other attributes of the class. NULL for
+    none."""
     if value is None:
         return object.__getattribute__(value, name)
     kind = type(value)

@@ -62,7 +62,10 @@ def _bind_keywords(f, names, total, keywords, bound, extra):
         else:
             clashes = [name for name in names[:positional_only] if name in keywords]
             if clashes:
-                raise TypeError(f"{f.__qualname__}() got some positional-only arguments passed as keyword arguments: '{', '.join(clashes)}'")
+                raise TypeError(
+                    f"{f.__qualname__}() got some positional-only arguments passed as keyword arguments: "
+                    f"'{', '.join(clashes)}'"
+                )
             raise TypeError(f"{f.__qualname__}() got an unexpected keyword argument '{key}'")
 
 

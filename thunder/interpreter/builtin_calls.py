@@ -136,7 +136,9 @@ def _get_frame(host, function, args, kwargs):
     if depth >= len(frames):
         return sys._getframe(depth - len(frames) + 1)
     frame = frames[-1 - depth]
-    real, frame.record.stub = stub_frame(frame.fn.__code__, frame.record.stub, frame.fn.__globals__, dict(frame_locals(host, frame)))
+    real, frame.record.stub = stub_frame(
+        frame.fn.__code__, frame.record.stub, frame.fn.__globals__, dict(frame_locals(host, frame))
+    )
     return real
 
 
@@ -169,7 +171,9 @@ def _warn(host, function, args, kwargs):
     category = type(message) if isinstance(message, Warning) else category or UserWarning
     line = frame.record.line(code, frame.ip) or code.co_firstlineno
     registry = namespace.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, category, code.co_filename, line, namespace.get("__name__", "<string>"), registry, source=source)
+    warnings.warn_explicit(
+        message, category, code.co_filename, line, namespace.get("__name__", "<string>"), registry, source=source
+    )
 
 
 def _get_recursion_limit(host, function, args, kwargs):

@@ -103,7 +103,9 @@ def _named_by_python(host, metaclass, bases, namespace) -> dict:
         return {}
     if any(host.lookup(base, "__init_subclass__") is not object.__dict__["__init_subclass__"] for base in bases):
         return {}
-    return {key: value for key, value in namespace.items() if type(host.lookup(type(value), "__set_name__")) is FUNCTION}
+    return {
+        key: value for key, value in namespace.items() if type(host.lookup(type(value), "__set_name__")) is FUNCTION
+    }
 
 
 def _set_name(host, cls, key, value):
@@ -125,7 +127,9 @@ def _check_class_cell(cell, made, name):
     except ValueError:
         inside = None
     if inside is None:
-        raise RuntimeError(f"__class__ not set defining {name!r} as {made!r}. Was __classcell__ propagated to type.__new__?")
+        raise RuntimeError(
+            f"__class__ not set defining {name!r} as {made!r}. Was __classcell__ propagated to type.__new__?"
+        )
     if inside is not made:
         raise TypeError(f"__class__ set to {inside!r} defining {name!r} as {made!r}")
 
@@ -151,6 +155,9 @@ def _most_derived(metaclass, bases):
         if kind in metaclass.__mro__:
             continue
         if metaclass not in kind.__mro__:
-            raise TypeError("metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the metaclasses of all its bases")
+            raise TypeError(
+                "metaclass conflict: the metaclass of a derived class must be a (non-strict) subclass of the "
+                "metaclasses of all its bases"
+            )
         metaclass = kind
     return metaclass

@@ -18,7 +18,8 @@ CO_ITERABLE_COROUTINE = 0x100
 
 
 class AsyncYield:
-    """A value that an async generator yields to its consumer, as opposed to what an `await` passes to the event loop."""
+    """A value that an async generator yields to its consumer, as opposed to what an `await` passes to the event
+    loop."""
 
     __slots__ = ("value",)
 
@@ -229,7 +230,9 @@ def RAISE_VARARGS(frame, stack, n):
     error = _exception(host, values[0], "exceptions must derive from BaseException")
     if n == 2:
         cause = values[1]
-        error.__cause__ = cause if cause is None else _exception(host, cause, "exception causes must derive from BaseException")
+        error.__cause__ = (
+            cause if cause is None else _exception(host, cause, "exception causes must derive from BaseException")
+        )
     if host.exc is not None:
         set_context(error, host.exc)
     raise error
@@ -410,7 +413,8 @@ def _intrinsic_code(opname, number, arguments):
     have no Python spelling that keeps their lazy evaluation."""
     steps = [*(("LOAD_FAST", k) for k in range(arguments)), (opname, number), ("RETURN_VALUE", 0)]
     template = ((lambda a, b: None) if arguments == 2 else (lambda a: None)).__code__
-    begin = next(i for i in range(2, len(template.co_code), 2) if template.co_code[i])  # after RESUME and its inline caches
+    # after RESUME and its inline caches
+    begin = next(i for i in range(2, len(template.co_code), 2) if template.co_code[i])
     body = template.co_code[:begin] + b"".join(bytes((dis.opmap[name], argument)) for name, argument in steps)
     return template.replace(co_code=body, co_stacksize=4, co_exceptiontable=b"")
 

@@ -21,7 +21,12 @@ from thunder.interpreter.errors import UnsupportedError
 from thunder.interpreter.tables import JUMPS, JUMPS_FROM_CACHES, LOOP_END, TABLE, VERSION, VERSIONS, Raw, given
 
 OPNAME, EXTENDED_ARG, NOP = dis.opname, dis.opmap["EXTENDED_ARG"], dis.opmap["NOP"]
-HANDLERS = {name: function for module in (instructions, control) for name, function in vars(module).items() if name.isupper() and isinstance(function, types.FunctionType)}
+HANDLERS = {
+    name: function
+    for module in (instructions, control)
+    for name, function in vars(module).items()
+    if name.isupper() and isinstance(function, types.FunctionType)
+}
 CO_VARARGS, CO_VARKEYWORDS, CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR = 4, 8, 0x20, 0x80, 0x200
 
 
@@ -72,7 +77,9 @@ def decode(code: types.CodeType) -> Record:
     record = _records.get(id(code))
     if record is None:
         if VERSION not in VERSIONS:
-            running, *_, oldest, newest = (".".join(map(str, version)) for version in (VERSION, min(VERSIONS), max(VERSIONS)))
+            running, *_, oldest, newest = (
+                ".".join(map(str, version)) for version in (VERSION, min(VERSIONS), max(VERSIONS))
+            )
             reason = f"the bytecode of Python {oldest} to {newest} is known"
             raise UnsupportedError(f"Python {running}", reason, code.co_filename, code.co_firstlineno, code.co_qualname)
         record = _records[id(code)] = _decode(code)
@@ -160,7 +167,8 @@ def _handlers(code, index, length):
 
 
 def _exception_table(table):
-    """Entries (start, stop, target, depth, lasti) of co_exceptiontable; format: Objects/exception_handling_notes.txt."""
+    """Entries (start, stop, target, depth, lasti) of co_exceptiontable; format:
+    Objects/exception_handling_notes.txt."""
     position = 0
 
     def number():

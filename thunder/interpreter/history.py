@@ -66,8 +66,8 @@ def instructions_of(code):
 
 
 def interpreted_instructions(host) -> list[dis.Instruction]:
-    """The instructions that were interpreted: each one in order with a full log; without, those of the code objects that
-    were run, in the order of the calls."""
+    """The instructions that were interpreted: each one in order with a full log; without, those of the code objects
+    that were run, in the order of the calls."""
     if host.log is not None:
         return [entry for entry in interpreter_log(host) if isinstance(entry, dis.Instruction)]
     decoded: dict = {}
@@ -105,14 +105,22 @@ def interpreter_log(host) -> list[dis.Instruction | str | dict]:
     return log
 
 
-_COLORS = {"Line": "\033[36m", "InterpreterCall": "\033[32m", "InterpreterReturn": "\033[32m", "Opaque": "\033[33m", "Lookaside": "\033[33m"}
+_COLORS = {
+    "Line": "\033[36m",
+    "InterpreterCall": "\033[32m",
+    "InterpreterReturn": "\033[32m",
+    "Opaque": "\033[33m",
+    "Lookaside": "\033[33m",
+}
 
 
-def print_log(host, print_fn=print, *, use_colors=True, indent=True, max_depth=None, color_internals=False, print_source_code=True) -> None:
+def print_log(
+    host, print_fn=print, *, use_colors=True, indent=True, max_depth=None, color_internals=False, print_source_code=True
+) -> None:
     """Print the log, one event or instruction a line.
 
-    print_fn is called with each line. use_colors: ANSI colours by the kind of event; color_internals: instructions as well. indent: by depth of the calls.
-    max_depth: leave out what is deeper. print_source_code: show new source lines.
+    print_fn is called with each line. use_colors: ANSI colours by the kind of event; color_internals: instructions as
+    well. indent: by depth of the calls. max_depth: leave out what is deeper. print_source_code: show new source lines.
     """
     depth = 0
     for entry in interpreter_log(host):

@@ -40,10 +40,10 @@ class _Unnamed:
 class Host:
     """Plain CPython semantics, with statistics.
 
-    Attributes: `instructions` counts canonical instructions, `frames` counts calls by code object, `stack_of_frames` holds
-    the running frames (innermost last), `exc` is the exception that the interpreted program is handling, `uncatchable` are
-    exception types that the interpreted program cannot catch, `named_type` is the type whose values are reported to
-    `name_value` when stored in a variable, `history` is the short log, `log` the full one or None.
+    Attributes: `instructions` counts canonical instructions, `frames` counts calls by code object, `stack_of_frames`
+    holds the running frames (innermost last), `exc` is the exception that the interpreted program is handling,
+    `uncatchable` are exception types that the interpreted program cannot catch, `named_type` is the type whose values
+    are reported to `name_value` when stored in a variable, `history` is the short log, `log` the full one or None.
     """
 
     named_type: type = _Unnamed
@@ -79,7 +79,8 @@ class Host:
             raise
 
     def call(self, f, args, kwargs):
-        """Call anything: Python functions are interpreted, also those behind methods, partials, classes and `__call__`."""
+        """Call anything: Python functions are interpreted, also those behind methods, partials, classes and
+        `__call__`."""
         kind = type(f)
         if kind is FUNCTION:
             return self.enter(f, args, kwargs)
@@ -123,7 +124,8 @@ class Host:
             if code.co_flags & CO_ITERABLE_COROUTINE:
                 driver = drive_awaitable
             driven = driver(frame)
-            driven.__name__, driven.__qualname__ = f.__name__, f.__qualname__  # pyright: ignore[reportAttributeAccessIssue]
+            driven.__name__ = f.__name__  # pyright: ignore[reportAttributeAccessIssue]
+            driven.__qualname__ = f.__qualname__  # pyright: ignore[reportAttributeAccessIssue]
             return driven
         if self.log is None:
             return frame.run()
@@ -162,7 +164,8 @@ class Host:
         return frame.fn.__code__, frame.ip
 
     def where(self, location=None):
-        """(file name, line, (column, end column), source line, qualified name) of a location, by default the current."""
+        """(file name, line, (column, end column), source line, qualified name) of a location, by default the
+        current."""
         from thunder.interpreter.history import format_location
 
         return format_location(location or self.location())
@@ -315,6 +318,8 @@ def partial_arguments(f, args):
     given = iter(args)
     merged = [next(given, PLACEHOLDER) if value is PLACEHOLDER else value for value in f.args]
     if any(value is PLACEHOLDER for value in merged):
-        raise TypeError(f"missing positional arguments in 'partial' call; expected at least {sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}")
+        raise TypeError(
+            "missing positional arguments in 'partial' call; expected at least "
+            f"{sum(value is PLACEHOLDER for value in f.args)}, got {len(args)}"
+        )
     return [*merged, *given]
-

@@ -1,7 +1,7 @@
 """Canonical instructions, first part: names, attributes, operators, builders, patterns, calls.
 
-A handler is `handler(frame, stack, argument)`. It returns None to go on with the next instruction, or the index to go on
-at (see `control.py`). Whatever may touch provenance goes through `frame.host`. Errors are raised outside of `except`
+A handler is `handler(frame, stack, argument)`. It returns None to go on with the next instruction, or the index to go
+on at (see `control.py`). Whatever may touch provenance goes through `frame.host`. Errors are raised outside of `except`
 blocks, so that the interpreted program does not see the interpreter's own exceptions as `__context__`.
 """
 

@@ -91,7 +91,8 @@ class Frame:
             self.note(error)
             handler = self.record.handlers[self.ip]
             if handler is None:
-                if self.record.kind:  # 3.11 leaves this to the generator object; later versions have an instruction for it
+                # 3.11 leaves this to the generator object; later versions have an instruction for it
+                if self.record.kind:
                     error = stop_iteration_error(self.record.kind, error)
                 raise error
             release(error)

@@ -1,7 +1,7 @@
 """Operators: arithmetic, comparisons, signs and conversions to numbers (Objects/abstract.c, object.c).
 
-Special methods written in Python are interpreted, in CPython's order. Where none takes part, the host's `native_binary`,
-`native_compare` or `native_unary` computes.
+Special methods written in Python are interpreted, in CPython's order. Where none takes part, the host's
+`native_binary`, `native_compare` or `native_unary` computes.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ def _by_items(host, symbol, a, b) -> bool:
         return False
     items: Any = dict.values if base is dict else base.__iter__
     inside = set(map(type, (*items(a), *items(b)))) - PLAIN
-    return any(issubclass(t, _CONTAINERS) or in_python(host.lookup(t, "__eq__")) or in_python(host.lookup(t, name)) for t in inside)
+    return any(
+        issubclass(t, _CONTAINERS) or in_python(host.lookup(t, "__eq__")) or in_python(host.lookup(t, name))
+        for t in inside
+    )
 
 
 def compare_items(host, symbol, a, b):
@@ -212,7 +215,9 @@ def _divmod(host, function, args, kwargs):
     def natively():
         return host.call_native(function, args, kwargs)
 
-    return natively() if len(args) != 2 or kwargs else by_methods(host, "divmod", args[0], args[1], "divmod()", natively)
+    return (
+        natively() if len(args) != 2 or kwargs else by_methods(host, "divmod", args[0], args[1], "divmod()", natively)
+    )
 
 
 def _pow(host, function, args, kwargs):
@@ -230,7 +235,17 @@ def _as_function(method, *symbol):
     return run
 
 
-function_arity = {"binary": 2, "compare": 2, "unary": 1, "truth": 1, "same": 2, "contains": 2, "getitem": 2, "setitem": 3, "delitem": 2}
+function_arity = {
+    "binary": 2,
+    "compare": 2,
+    "unary": 1,
+    "truth": 1,
+    "same": 2,
+    "contains": 2,
+    "getitem": 2,
+    "setitem": 3,
+    "delitem": 2,
+}
 _NAMES = {"and": "and_", "or": "or_"}
 _COMPARE_NAMES = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 _UNARY_NAMES = {"-": ("neg",), "+": ("pos",), "~": ("invert", "inv")}

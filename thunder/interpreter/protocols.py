@@ -1,9 +1,9 @@
 """ProtocolHost: CPython's protocols with special methods written in Python interpreted.
 
 `Host` leaves the protocols to native code, where a user's `__add__`, `__getattr__` or property runs natively. The
-algorithms stand in `attributes`, `operators`, `sequences`, `text` and `construction`, as functions of a host. They reach
-the outside through the methods of this class only: `lookup` for what a class says, `own` for what an object holds, and
-the methods `native_...` where native code answers. A subclass with provenance overrides these.
+algorithms stand in `attributes`, `operators`, `sequences`, `text` and `construction`, as functions of a host. They
+reach the outside through the methods of this class only: `lookup` for what a class says, `own` for what an object
+holds, and the methods `native_...` where native code answers. A subclass with provenance overrides these.
 """
 
 # The functions name their first parameter `host`; as methods of ProtocolHost they override methods with `self`.
@@ -27,7 +27,8 @@ _NATIVE_CALLS = {id(function): handler for function, handler in sequences.NATIVE
 
 
 class ProtocolHost(Host):
-    """A host under which special methods, properties, descriptors and callbacks written in Python are interpreted too."""
+    """A host under which special methods, properties, descriptors and callbacks written in Python are interpreted
+    too."""
 
     native_frames_per_call = 14
     load_attr, store_attr, delete_attr = attributes.load_attr, attributes.store_attr, attributes.delete_attr
@@ -103,7 +104,8 @@ class ProtocolHost(Host):
         return type(value).__name__
 
     def converted(self, function, kind, name, result, *more) -> Any:
-        """What a builtin makes of the result of a method of `kind`: native code checks it, of an object that gives it."""
+        """What a builtin makes of the result of a method of `kind`: native code checks it, of an object that gives
+        it."""
         made = type(kind.__name__, (), {name: lambda *_: result})
         return function(made(), *more)
 

@@ -1,9 +1,9 @@
 """CPython's recursion limit while programs are interpreted.
 
-One interpreted call takes several native Python frames (none of them on the C stack), so the machine counts the interpreted
-frames itself and raises CPython's limit as the program goes deeper. The limit is raised only by what the next
-`ROOM` interpreted frames need and lowered on the way back: native code that recurses without end must meet a limit that the
-C stack can bear. The limit belongs to all threads, so the largest need of any host holds.
+One interpreted call takes several native Python frames (none of them on the C stack), so the machine counts the
+interpreted frames itself and raises CPython's limit as the program goes deeper. The limit is raised only by what the
+next `ROOM` interpreted frames need and lowered on the way back: native code that recurses without end must meet a limit
+that the C stack can bear. The limit belongs to all threads, so the largest need of any host holds.
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ def contains(host, value, item):
         raise TypeError(f"'{kind.__name__}' object is not a container")
     if method is NULL and (in_python(host.lookup(kind, "__iter__")) or in_python(host.lookup(kind, "__getitem__"))):
         return found_in(host, host.iterate(value), item)
-    if isinstance(value, (list, tuple)) and any(in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, value)} - PLAIN):
+    if isinstance(value, (list, tuple)) and any(
+        in_python(host.lookup(t, "__eq__")) for t in {type(item), *map(type, value)} - PLAIN
+    ):
         return found_in(host, host.native_iter(value), item)
     return host.native_contains(value, item)
 
@@ -92,7 +94,9 @@ def found_in(host, iterator, item):
 def _no_iterator(kind: type, found: str) -> str:
     if VERSION < (3, 15):
         return f"iter() returned non-iterator of type '{found}'"
-    name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
     return f"{name}.__iter__() must return an iterator, not {found}"
 
 
@@ -176,7 +180,11 @@ def length(host, value):
     if not in_python(method):
         return host.native_len(value)
     result = call_special(host, method, value, [], "__len__")
-    return result if type(result) is int and 0 <= result <= sys.maxsize else host.converted(len, type(value), "__len__", result)
+    return (
+        result
+        if type(result) is int and 0 <= result <= sys.maxsize
+        else host.converted(len, type(value), "__len__", result)
+    )
 
 
 def truth(host, value):

@@ -1,8 +1,8 @@
 """One table per Python version: opname -> canonical instructions.
 
-A *row* is a tuple of `(canonical name, resolver)` pairs, or a function from the raw instruction to such a tuple when the
-row depends on the argument or on the previous instruction. A *resolver* computes the canonical argument from the raw
-instruction. The handlers of canonical instructions are in `instructions.py` and `control.py`; they know nothing of
+A *row* is a tuple of `(canonical name, resolver)` pairs, or a function from the raw instruction to such a tuple when
+the row depends on the argument or on the previous instruction. A *resolver* computes the canonical argument from the
+raw instruction. The handlers of canonical instructions are in `instructions.py` and `control.py`; they know nothing of
 versions. Jump arguments are byte offsets here, `decode.py` turns them into indices.
 
 Each version's table is the one before it with what changed. Conventions of the canonical instruction set:
@@ -21,7 +21,8 @@ ARITHMETIC = {
     "+": operator.add, "&": operator.and_, "//": operator.floordiv, "<<": operator.lshift, "@": operator.matmul,
     "*": operator.mul, "%": operator.mod, "|": operator.or_, "**": operator.pow, ">>": operator.rshift,
     "-": operator.sub, "/": operator.truediv, "^": operator.xor,
-    "+=": operator.iadd, "&=": operator.iand, "//=": operator.ifloordiv, "<<=": operator.ilshift, "@=": operator.imatmul,
+    "+=": operator.iadd, "&=": operator.iand, "//=": operator.ifloordiv, "<<=": operator.ilshift,
+    "@=": operator.imatmul,
     "*=": operator.imul, "%=": operator.imod, "|=": operator.ior, "**=": operator.ipow, ">>=": operator.irshift,
     "-=": operator.isub, "/=": operator.itruediv, "^=": operator.ixor,
 }  # fmt: skip
@@ -161,11 +162,13 @@ V3_11 = {
     **same("LOAD_CONST", constant),
     **same("LOAD_FAST STORE_FAST DELETE_FAST LOAD_DEREF STORE_DEREF DELETE_DEREF MAKE_CELL", variable),
     **same(
-        "LOAD_ATTR STORE_ATTR DELETE_ATTR STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME IMPORT_NAME IMPORT_FROM LOAD_METHOD",
+        "LOAD_ATTR STORE_ATTR DELETE_ATTR STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME IMPORT_NAME "
+        "IMPORT_FROM LOAD_METHOD",
         name,
     ),
     **same(
-        "BUILD_LIST BUILD_TUPLE BUILD_SET BUILD_MAP BUILD_SLICE BUILD_STRING BUILD_CONST_KEY_MAP LIST_EXTEND SET_UPDATE "
+        "BUILD_LIST BUILD_TUPLE BUILD_SET BUILD_MAP BUILD_SLICE BUILD_STRING BUILD_CONST_KEY_MAP LIST_EXTEND "
+        "SET_UPDATE "
         "DICT_UPDATE LIST_APPEND SET_ADD MAP_ADD UNPACK_SEQUENCE UNPACK_EX RAISE_VARARGS SWAP COPY IS_OP CONTAINS_OP "
         "CALL_FUNCTION_EX MAKE_FUNCTION MATCH_CLASS GET_AWAITABLE",
         count,
@@ -258,7 +261,8 @@ V3_14 = V3_13 | {
     "POP_ITER": (("POP_TOP", nothing),),
 }
 
-# 3.15: an iterator has a second slot above it, genexprs take their iterator when they are called, more common constants, lazy imports
+# 3.15: an iterator has a second slot above it, genexprs take their iterator when they are called, more common
+# constants, lazy imports
 COMMON_CONSTANTS = (*COMMON_CONSTANTS, list, set, None, "", True, False, -1)
 
 
@@ -267,14 +271,18 @@ def iterator(raw):
 
 
 def imported(raw):
-    return (("UNSUPPORTED", given("lazy import")) if raw.arg & 1 else ("IMPORT_NAME", lambda raw: raw.names[raw.arg >> 2]),)
+    return (
+        ("UNSUPPORTED", given("lazy import")) if raw.arg & 1 else ("IMPORT_NAME", lambda raw: raw.names[raw.arg >> 2]),
+    )
 
 
 V3_15 = V3_14 | {
     "IMPORT_NAME": imported,
     "GET_ITER": iterator,
     "POP_ITER": (("POP_TOP", nothing), ("POP_TOP", nothing)),
-    "RETURN_GENERATOR": lambda raw: (("RETURN_GENERATOR" if raw.previous != "GET_ITER" else "RETURN_STARTED_GENERATOR", nothing),),
+    "RETURN_GENERATOR": lambda raw: (
+        ("RETURN_GENERATOR" if raw.previous != "GET_ITER" else "RETURN_STARTED_GENERATOR", nothing),
+    ),
 }
 
 VERSIONS = {
@@ -295,11 +303,14 @@ LOOP_ENDS = {
 }
 
 # Canonical instructions whose argument is a jump target.
-JUMPS = frozenset("JUMP FOR_ITER SEND YIELD_FROM POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split())
+JUMPS = frozenset(
+    "JUMP FOR_ITER SEND YIELD_FROM POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE".split()
+)
 
 VERSION = sys.version_info[:2]
 TABLE = VERSIONS.get(VERSION, {})  # of a version that is not known nothing is decoded
 LOOP_END = LOOP_ENDS.get(VERSION, ())
-ITERATOR = -2 if VERSION >= (3, 15) else -1  # where the iterator of a loop, of `yield from` and of `await` stands on the stack
+# where the iterator of a loop, of `yield from` and of `await` stands on the stack
+ITERATOR = -2 if VERSION >= (3, 15) else -1
 # 3.11 counts jumps from the end of the instruction itself, later versions from the end of its inline caches.
 JUMPS_FROM_CACHES = VERSION >= (3, 12)

@@ -30,11 +30,13 @@ def hide(filename: str) -> None:
 
 
 def stub_frame(code, stub, global_names, local_names):
-    """A real frame object that looks like a frame of `code`. Returns the frame and the stub, to be kept for next time."""
+    """A real frame object that looks like a frame of `code`. Returns the frame and the stub, to be kept for next
+    time."""
     if stub is None:
         missing = len(code.co_code) - len(_STUB.co_code)
         stub = _STUB.replace(
-            co_code=_STUB.co_code + _NOTHING * (missing // 2),  # a line table longer than its code makes CPython write out of bounds when somebody traces
+            # a line table longer than its code makes CPython write out of bounds when somebody traces
+            co_code=_STUB.co_code + _NOTHING * (missing // 2),
             co_filename=code.co_filename,
             co_name=code.co_name,
             co_qualname=code.co_qualname,
@@ -51,8 +53,8 @@ def stub_frame(code, stub, global_names, local_names):
 
 
 def _evaluations():
-    """Evaluate stubs. A frame that outlives its call keeps the frames behind it, so that those of the machine, which hold
-    the exception, would make a cycle of it: behind a stub there is this frame only, which holds nothing.
+    """Evaluate stubs. A frame that outlives its call keeps the frames behind it, so that those of the machine, which
+    hold the exception, would make a cycle of it: behind a stub there is this frame only, which holds nothing.
     """
     while True:
         box = yield
@@ -68,7 +70,8 @@ def _evaluated(*given):
         next(evaluations)
     box: list = [given]
     evaluations.send(box)
-    _idle.append(evaluations)  # not one that has failed; where a finalizer or a thread comes in between there is another
+    # not one that has failed; where a finalizer or a thread comes in between there is another
+    _idle.append(evaluations)
     return box[0]
 
 

@@ -28,8 +28,11 @@ def _float_like(a, *args, **kwargs) -> TensorProxy:
     return like(a)
 
 
-def activation(*torch_functions: Callable, meta: Callable | None = None, autocast: str | None = None) -> Callable[[Callable], Symbol]:
-    """A composite of one tensor and numbers, typed like the tensor, with samples of its own; `inplace=True` overwrites."""
+def activation(
+    *torch_functions: Callable, meta: Callable | None = None, autocast: str | None = None
+) -> Callable[[Callable], Symbol]:
+    """A composite of one tensor and numbers, typed like the tensor, with samples of its own; `inplace=True`
+    overwrites."""
 
     def define(decomposition: Callable) -> Symbol:
         symbol = composite(*torch_functions, meta=meta or _float_like, autocast=autocast)(decomposition)
@@ -51,7 +54,11 @@ def activation(*torch_functions: Callable, meta: Callable | None = None, autocas
 
 @activation(*compat.functions_called("relu"))
 def relu(a, inplace=False):
-    return where(a > 0, a, 0) if a.dtype.category < 2 else where(LTORCH["isnan"](a), a, LTORCH["maximum"](a, LTORCH["zeros_like"](a)))
+    return (
+        where(a > 0, a, 0)
+        if a.dtype.category < 2
+        else where(LTORCH["isnan"](a), a, LTORCH["maximum"](a, LTORCH["zeros_like"](a)))
+    )
 
 
 @activation(*compat.functions_called("relu6"))
@@ -197,7 +204,10 @@ def _prelu_meta(a, weight):
             raise RuntimeError("Not allow zero-dim input tensor.")
         channels = a.shape[1] if len(a.shape) > 1 else 1
         if weight.shape[0] != channels:
-            raise RuntimeError(f"Mismatch of parameter numbers and input channel size. Found parameter numbers = {weight.shape[0]} and channel size = {channels}.")
+            raise RuntimeError(
+                f"Mismatch of parameter numbers and input channel size. Found parameter numbers = {weight.shape[0]} "
+                f"and channel size = {channels}."
+            )
     return like(a)
 
 
@@ -362,6 +372,7 @@ def _(a, threshold_, value):
 def _(a, dim=-1):
     g = yield glu(a, dim)
     return (backward.glu_backward(g, a, dim),)
+
 
 @prelu.vjp
 def _(a, weight):

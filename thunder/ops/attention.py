@@ -26,15 +26,20 @@ from thunder.ops.torch_types import from_tensor_dtype, to_torch_dtype
 def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
     q, k, v = query.shape, key.shape, value.shape
     if len(q) < 2 or len(k) < 2 or len(v) < 2:
-        raise RuntimeError("scaled_dot_product_attention: Expected query, key, and value to all be at least 2 dimensional")
+        raise RuntimeError(
+            "scaled_dot_product_attention: Expected query, key, and value to all be at least 2 dimensional"
+        )
     if query.dtype is not key.dtype or query.dtype is not value.dtype:
         raise RuntimeError(
-            f"Expected query, key, and value to have the same dtype, but got query.dtype: {query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: {query.dtype} key.dtype: "
+            f"{key.dtype} and value.dtype: {value.dtype} instead."
         )
     if query.device is not key.device or query.device is not value.device:
         raise RuntimeError("Expected query, key, and value to have the same device type")
     if (q[-1] is not k[-1] and q[-1] != k[-1]) or (k[-2] is not v[-2] and k[-2] != v[-2]):
-        raise RuntimeError(f"scaled_dot_product_attention: query {list(q)}, key {list(k)} and value {list(v)} do not fit")
+        raise RuntimeError(
+            f"scaled_dot_product_attention: query {list(q)}, key {list(k)} and value {list(v)} do not fit"
+        )
     if is_causal and attn_mask is not None:
         raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
     if enable_gqa:
@@ -50,7 +55,10 @@ def _meta(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, 
 
 def _check_mask(mask: TensorProxy, query: TensorProxy, wanted: tuple) -> None:
     if mask.dtype.category != 0 and mask.dtype is not query.dtype and mask.dtype.name != "float32":
-        raise RuntimeError(f"Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: {mask.dtype} and query.dtype: {query.dtype} instead.")
+        raise RuntimeError(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
+            f"{mask.dtype} and query.dtype: {query.dtype} instead."
+        )
     broadcast_shapes(mask.shape, wanted)
 
 
@@ -85,11 +93,17 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 
 _FUNCTION = F.scaled_dot_product_attention
-scaled_dot_product_attention = composite(_FUNCTION, name="scaled_dot_product_attention", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP,))(_attention)
+scaled_dot_product_attention = composite(
+    _FUNCTION, name="scaled_dot_product_attention", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP,)
+)(_attention)
 # with dropout it draws random numbers, and is another operation for passes that merge or repeat
-attention_with_dropout = composite(fn=_FUNCTION, name="scaled_dot_product_attention_with_dropout", meta=_meta, autocast="lower", tags=(OpTags.MATMUL_OP, OpTags.RANDOM_OP))(
-    _attention
-)
+attention_with_dropout = composite(
+    fn=_FUNCTION,
+    name="scaled_dot_product_attention_with_dropout",
+    meta=_meta,
+    autocast="lower",
+    tags=(OpTags.MATMUL_OP, OpTags.RANDOM_OP),
+)(_attention)
 
 
 def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
@@ -98,7 +112,10 @@ def scores(query: TensorProxy, key: TensorProxy, is_causal: bool) -> int:
 
 
 for _symbol in (scaled_dot_product_attention, attention_with_dropout):
-    _symbol.info |= {"multiply_adds": lambda line: 2 * scores(*line.args[:2], (*line.args[5:6], False)[0]), "rate": "attention"}
+    _symbol.info |= {
+        "multiply_adds": lambda line: 2 * scores(*line.args[:2], (*line.args[5:6], False)[0]),
+        "rate": "attention",
+    }
 
 
 def _run_among(backends, *args, **kwargs):
@@ -108,7 +125,14 @@ def _run_among(backends, *args, **kwargs):
 
 # under flags that the program itself sets (torch.nn.attention.sdpa_kernel); `backends` are these
 attention_among, attention_among_with_dropout = (
-    Symbol(name, lambda backends, *args, **kwargs: _meta(*args, **kwargs), id=name, is_prim=True, tags=(OpTags.MATMUL_OP, *tags), fn=_run_among)
+    Symbol(
+        name,
+        lambda backends, *args, **kwargs: _meta(*args, **kwargs),
+        id=name,
+        is_prim=True,
+        tags=(OpTags.MATMUL_OP, *tags),
+        fn=_run_among,
+    )
     for name, tags in (("attention_among", ()), ("attention_among_with_dropout", (OpTags.RANDOM_OP,)))
 )
 attention_among.autocast = attention_among_with_dropout.autocast = "lower"
@@ -151,15 +175,24 @@ def _(make):
     yield make(2, 4, 8), make(2, 4, 8, dtype=torch.float64), make(2, 4, 8)
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivative: the CPU's flash kernel
+# ----------------------------------------------------------------------------------------------------------------
+# derivative: the CPU's flash kernel
 
 
 def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool) -> bool:
-    """Whether PyTorch takes its flash kernel for the CPU, as far as types and sizes decide (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
+    """Whether PyTorch takes its flash kernel for the CPU, as far as types and sizes decide
+    (aten/src/ATen/native/transformers/sdp_utils_cpp.cpp)."""
     q, k, v = query.shape, key.shape, value.shape
-    if query.device.type != "cpu" or dropout_p > 0.0 or query.dtype.category != 2 or not len(q) == len(k) == len(v) == 4:
+    if (
+        query.device.type != "cpu"
+        or dropout_p > 0.0
+        or query.dtype.category != 2
+        or not len(q) == len(k) == len(v) == 4
+    ):
         return False
-    if any(type(n) is int and n == 0 for n in (q[2], k[2], q[3])) or not (q[0] == k[0] == v[0] and q[3] == k[3] == v[3]):
+    if any(type(n) is int and n == 0 for n in (q[2], k[2], q[3])) or not (
+        q[0] == k[0] == v[0] and q[3] == k[3] == v[3]
+    ):
         return False
     if not (k[1] == v[1] and (q[1] == k[1] or enable_gqa)):
         return False
@@ -167,14 +200,23 @@ def fits_flash_for_cpu(query, key, value, attn_mask, dropout_p, enable_gqa: bool
         return True
     whole = (q[0], q[1], q[2], k[2])
     shape = attn_mask.shape
-    return not attn_mask.requires_grad and len(shape) in (2, 4) and all(n == 1 or n == m for n, m in zip(reversed(shape), reversed(whole), strict=False))
+    return (
+        not attn_mask.requires_grad
+        and len(shape) in (2, 4)
+        and all(n == 1 or n == m for n, m in zip(reversed(shape), reversed(whole), strict=False))
+    )
 
 
 def _run_flash(query, key, value, attn_mask, is_causal, scale, enable_gqa):
-    """(result, logarithms of the rows' sums). These are empty where the flags or the layout of the moment forbid the kernel, and PyTorch takes another way."""
+    """(result, logarithms of the rows' sums). These are empty where the flags or the layout of the moment forbid the
+    kernel, and PyTorch takes another way."""
     if torch.backends.cuda.flash_sdp_enabled() and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
-        return compat.kernel("_scaled_dot_product_flash_attention_for_cpu")(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
-    return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa), query.new_empty(0)
+        return compat.kernel("_scaled_dot_product_flash_attention_for_cpu")(
+            query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        )
+    return _FUNCTION(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa), query.new_empty(
+        0
+    )
 
 
 def _run_flash_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
@@ -190,12 +232,17 @@ def _run_flash_backward(g, query, key, value, out, sums, attn_mask, is_causal, s
 
 def _flash_meta(query, key, value, attn_mask, is_causal, scale, enable_gqa):
     b, h, n, d = query.shape
-    return like(query, (b, h, n, value.shape[-1])), like(query, (b, h, n), float64 if query.dtype is float64 else float32)
+    return like(query, (b, h, n, value.shape[-1])), like(
+        query, (b, h, n), float64 if query.dtype is float64 else float32
+    )
 
 
-flash_attention = Symbol("flash_attention", _flash_meta, id="flash_attention", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_flash)
+flash_attention = Symbol(
+    "flash_attention", _flash_meta, id="flash_attention", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_flash
+)
 flash_attention_backward = Symbol(
-    "flash_attention_backward", lambda g, query, key, value, *rest: (like(query), like(key), like(value)), id="flash_attention_backward", is_prim=True,
+    "flash_attention_backward", lambda g, query, key, value, *rest: (like(query), like(key), like(value)),
+    id="flash_attention_backward", is_prim=True,
     tags=(OpTags.MATMUL_OP,), fn=_run_flash_backward,
 )  # fmt: skip
 flash_attention.info["not_differentiable"] = (1,)
@@ -215,13 +262,19 @@ def _run_mathematically(query, key, value, attn_mask, is_causal, scale, enable_g
 
 # the same by products, which PyTorch can differentiate twice; the kernel's backward it cannot
 mathematical_attention = Symbol(
-    "mathematical_attention", lambda *args: _flash_meta(*args)[0], id="mathematical_attention", is_prim=True, tags=(OpTags.MATMUL_OP,), fn=_run_mathematically
+    "mathematical_attention",
+    lambda *args: _flash_meta(*args)[0],
+    id="mathematical_attention",
+    is_prim=True,
+    tags=(OpTags.MATMUL_OP,),
+    fn=_run_mathematically,
 )
 
 
 @flash_attention_backward.vjp
 def _(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa):
-    """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole one."""
+    """`out` and `sums` are functions of query, key and value, and the derivative with respect to these is the whole
+    one."""
     given = yield flash_attention_backward(g, query, key, value, out, sums, attn_mask, is_causal, scale, enable_gqa)
     return differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale, enable_gqa, given)
 
@@ -236,20 +289,35 @@ def differentiated_by_products(g, query, key, value, attn_mask, is_causal, scale
 
 
 def _run_bias(mask, dtype, hidden=float("-inf")):
-    return torch.where(mask, torch.scalar_tensor(0.0, dtype=dtype, device=mask.device), torch.scalar_tensor(hidden, dtype=dtype, device=mask.device))
+    return torch.where(
+        mask,
+        torch.scalar_tensor(0.0, dtype=dtype, device=mask.device),
+        torch.scalar_tensor(hidden, dtype=dtype, device=mask.device),
+    )
 
 
 attention_bias = Symbol(
-    "attention_bias", lambda mask, dtype, hidden=float("-inf"): like(mask, dtype=from_tensor_dtype(dtype)), id="attention_bias", is_prim=True, fn=_run_bias
+    "attention_bias",
+    lambda mask, dtype, hidden=float("-inf"): like(mask, dtype=from_tensor_dtype(dtype)),
+    id="attention_bias",
+    is_prim=True,
+    fn=_run_bias,
 )  # a mask of bools as what is added to the scores: 0 and -inf, or another number where a kernel wants one
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivative: the way that has no kernel
+# ----------------------------------------------------------------------------------------------------------------
+# derivative: the way that has no kernel
 
 
 def _is_mathematical(query, key, value, attn_mask, enable_gqa: bool) -> bool:
-    """Whether `_by_products` computes what PyTorch does where it takes no kernel. In lower types PyTorch computes in float32, which is left to it."""
-    if query.device.type != "cpu" or enable_gqa or query.dtype not in (float32, float64) or not len(query.shape) == len(key.shape) == len(value.shape) == 4:
+    """Whether `_by_products` computes what PyTorch does where it takes no kernel. In lower types PyTorch computes in
+    float32, which is left to it."""
+    if (
+        query.device.type != "cpu"
+        or enable_gqa
+        or query.dtype not in (float32, float64)
+        or not len(query.shape) == len(key.shape) == len(value.shape) == 4
+    ):
         return False
     return attn_mask is None or attn_mask.dtype.category == 0 or attn_mask.dtype is query.dtype
 
@@ -258,11 +326,18 @@ def _run_causal(query, sources: int):
     return _run_bias(torch.ones((query.shape[-2], sources), dtype=torch.bool, device=query.device).tril(), query.dtype)
 
 
-causal_bias = Symbol("causal_bias", lambda query, sources: like(query, (query.shape[-2], sources)), id="causal_bias", is_prim=True, fn=_run_causal)
+causal_bias = Symbol(
+    "causal_bias",
+    lambda query, sources: like(query, (query.shape[-2], sources)),
+    id="causal_bias",
+    is_prim=True,
+    fn=_run_causal,
+)
 
 
 def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
-    """PyTorch's own composition (_scaled_dot_product_attention_math): the root of the scale on query and key, weights that are 0 where nothing is attended to."""
+    """PyTorch's own composition (_scaled_dot_product_attention_math): the root of the scale on query and key, weights
+    that are 0 where nothing is attended to."""
     lead = broadcast_shapes(query.shape[:2], key.shape[:2], value.shape[:2])
     rows = (*lead, query.shape[-2], key.shape[-2])
     root = math.sqrt(abs(scale)) if scale is not None else math.sqrt(1.0 / math.sqrt(query.shape[-1]))
@@ -284,12 +359,23 @@ def _by_products(query, key, value, attn_mask, dropout_p, is_causal, scale):
     g = yield reshape(LTORCH["bmm"](dropped, v), (*lead, query.shape[-2], value.shape[-1]))
     g = reshape(g, (v.shape[0], query.shape[-2], value.shape[-1]))
     slope = LTORCH["bmm"](g, transpose(v, 1, 2))
-    slope = backward.softmax_backward(slope if noise is None else LTORCH["mul"](slope, noise), weights, -1, weights.dtype)
+    slope = backward.softmax_backward(
+        slope if noise is None else LTORCH["mul"](slope, noise), weights, -1, weights.dtype
+    )
     of_query = sum_to(reshape(LTORCH["bmm"](slope, transpose(k, 1, 2)), (*lead, *query.shape[-2:])), query.shape)
-    of_key = sum_to(reshape(LTORCH["bmm"](transpose(q, 1, 2), slope), (*lead, *k.shape[-2:])), (*key.shape[:2], *k.shape[-2:]))
+    of_key = sum_to(
+        reshape(LTORCH["bmm"](transpose(q, 1, 2), slope), (*lead, *k.shape[-2:])), (*key.shape[:2], *k.shape[-2:])
+    )
     of_value = sum_to(reshape(LTORCH["bmm"](transpose(dropped, 1, 2), g), (*lead, *value.shape[-2:])), value.shape)
-    of_mask = sum_to(reshape(slope, rows), attn_mask.shape) if attn_mask is not None and attn_mask.requires_grad else None
-    return LTORCH["mul"](of_query, -root if scale is not None and scale < 0 else root), transpose(LTORCH["mul"](of_key, root), -2, -1), of_value, of_mask
+    of_mask = (
+        sum_to(reshape(slope, rows), attn_mask.shape) if attn_mask is not None and attn_mask.requires_grad else None
+    )
+    return (
+        LTORCH["mul"](of_query, -root if scale is not None and scale < 0 else root),
+        transpose(LTORCH["mul"](of_key, root), -2, -1),
+        of_value,
+        of_mask,
+    )
 
 
 def _attention_rule(symbol):

@@ -1,13 +1,16 @@
 """Autocast: what torch.autocast does to the arguments of an operation, written out as casts.
 
-Each operation says beside its definition what autocast does to it (`autocast=`): one word for all devices, or a word for each kind that has one:
-"lower", "cuda:float32", "cpu:lower cuda:widest". The words are PyTorch's policies (aten/src/ATen/autocast_mode.h); its lists for CPU and CUDA differ.
+Each operation says beside its definition what autocast does to it (`autocast=`): one word for all devices, or a word
+for each kind that has one: "lower", "cuda:float32", "cpu:lower cuda:widest". The words are PyTorch's policies
+(aten/src/ATen/autocast_mode.h); its lists for CPU and CUDA differ.
 
-lower: floating-point tensors become the autocast dtype. float32: they become float32, unless the call names a dtype. widest: they become the widest type among
-them. banned: the call is refused. Tensors of float64, of integers and on other devices stay as they are.
+lower: floating-point tensors become the autocast dtype. float32: they become float32, unless the call names a dtype.
+widest: they become the widest type among them. banned: the call is refused. Tensors of float64, of integers and on
+other devices stay as they are.
 
-A parameter in float32 is cast once for all operations that want it lowered, where eager's cache of casts has it; what requires grad is cast again for each use elsewhere,
-so that gradients are added up in the type they are added up in there. A function of PyTorch without a definition here is run under autocast as it is (`thunder.ops.opaque`).
+A parameter in float32 is cast once for all operations that want it lowered, where eager's cache of casts has it; what
+requires grad is cast again for each use elsewhere, so that gradients are added up in the type they are added up in
+there. A function of PyTorch without a definition here is run under autocast as it is (`thunder.ops.opaque`).
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ def kinds_of(words: str) -> dict[str, str]:
 
 
 class Policy:
-    """What torch.autocast in one state does: called with an operation and its arguments, gives the arguments to record. The casts are recorded before it.
+    """What torch.autocast in one state does: called with an operation and its arguments, gives the arguments to record.
+    The casts are recorded before it.
 
     state: (((device kind, torch dtype), ...), whether eager's cache of casts is on).
     """
@@ -57,7 +61,10 @@ class Policy:
             if not tensors or not symbol.info.get("autocast_when", _always)(kind, args, kwargs):
                 continue
             if word == "banned":
-                raise RuntimeError(f"{symbol.name} is unsafe to autocast: use its variant that takes logits, or disable autocast around it")
+                raise RuntimeError(
+                    f"{symbol.name} is unsafe to autocast: use its variant that takes logits, or disable autocast "
+                    "around it"
+                )
             target = lower if word == "lower" else dtypes.float32 if word == "float32" else _widest(tensors, lower)
             if word == "float32" and kwargs.get("dtype") is not None:
                 continue
@@ -82,8 +89,15 @@ class _Casts:
         if not _eligible(x, self.kind) or x.dtype is self.target:
             return x
         context = self.recorder.context
-        if self.cached and x.requires_grad and x.dtype is dtypes.float32 and self.recorder.is_leaf is not None and self.recorder.is_leaf(x):
-            done, key = self.recorder.casts, (x, context.grad_enabled, context.checkpoint)  # eager's knows no dtype, either
+        if (
+            self.cached
+            and x.requires_grad
+            and x.dtype is dtypes.float32
+            and self.recorder.is_leaf is not None
+            and self.recorder.is_leaf(x)
+        ):
+            # eager's knows no dtype, either
+            done, key = self.recorder.casts, (x, context.grad_enabled, context.checkpoint)
         elif x.requires_grad and context.grad_enabled:
             return LTORCH["to"](x, dtype=self.target)
         else:
@@ -113,5 +127,6 @@ def _widest(tensors: list[TensorProxy], lower):
 
 @lru_cache(maxsize=64)
 def policy(kinds: tuple, cached: bool = True) -> Policy:
-    """The policy for an autocast state: ((device kind, torch dtype), ...), one entry for each kind that autocast is on for, and whether its cache of casts is on."""
+    """The policy for an autocast state: ((device kind, torch dtype), ...), one entry for each kind that autocast is on
+    for, and whether its cache of casts is on."""
     return Policy((kinds, cached))

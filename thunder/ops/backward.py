@@ -32,10 +32,16 @@ def sum_to(g: TensorProxy, shape: tuple) -> TensorProxy:
         return g
     if not shape:
         return op("sum")(g)
-    if any(isinstance(n, NumberProxy) and n.unbacked and (n == g.shape[i - len(shape)]) is not True for i, n in enumerate(shape)):
+    if any(
+        isinstance(n, NumberProxy) and n.unbacked and (n == g.shape[i - len(shape)]) is not True
+        for i, n in enumerate(shape)
+    ):
         return op("sum_to_size")(g, tuple(shape))  # whether it was stretched, only the run tells
     lead = len(g.shape) - len(shape)
-    dims = (*range(lead), *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])))
+    dims = (
+        *range(lead),
+        *(i + lead for i, n in enumerate(shape) if type(n) is int and n == 1 and not _is_one(g.shape[i + lead])),
+    )
     out = op("sum")(g, dims, True) if dims else g
     return op("reshape")(out, shape) if lead else out
 
@@ -45,12 +51,22 @@ def _is_one(n) -> bool:
 
 
 def kernel(name: str, overload: str, meta: Callable, tags: tuple[OpTags, ...] = ()) -> Symbol:
-    """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by `meta`."""
-    return Symbol(overload, meta, id=f"aten.{name}.{overload}", module=f"torch.ops.aten.{name}", is_prim=True, tags=tags, fn=getattr(getattr(aten, name), overload))
+    """A kernel of PyTorch's that no function of its Python API calls: `torch.ops.aten.<name>.<overload>`, typed by
+    `meta`."""
+    return Symbol(
+        overload,
+        meta,
+        id=f"aten.{name}.{overload}",
+        module=f"torch.ops.aten.{name}",
+        is_prim=True,
+        tags=tags,
+        fn=getattr(getattr(aten, name), overload),
+    )
 
 
 def memory_format(t: torch.Tensor) -> torch.memory_format:
-    """The layout that PyTorch's kernels keep for an image, by its strides alone, as `suggest_memory_format` in c10/core/MemoryFormat.h: channels last where they are."""
+    """The layout that PyTorch's kernels keep for an image, by its strides alone, as `suggest_memory_format` in
+    c10/core/MemoryFormat.h: channels last where they are."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim())
     if layout is None or 0 in t.shape or t.stride(1) == 0:
         return torch.contiguous_format
@@ -84,23 +100,35 @@ log_softmax_backward = kernel("_log_softmax_backward_data", "default", _like_fir
 
 
 def _times_cotangent(gradient: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
-    """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent would wait for it, a kernel looks."""
+    """What a CUDA graph runs again does not write over what is saved either. On a GPU, where looking at the cotangent
+    would wait for it, a kernel looks."""
     if compat.keeps_graph() or gradient.is_cuda and torch.cuda.is_current_stream_capturing():
         return gradient * cotangent
-    if gradient.is_cuda and has_triton() and gradient.nbytes == gradient.untyped_storage().nbytes():  # all of its memory, not a part with gaps
+    # all of its memory, not a part with gaps
+    if gradient.is_cuda and has_triton() and gradient.nbytes == gradient.untyped_storage().nbytes():
         from thunder.ops.scale_kernel import scale
 
         return scale(gradient, cotangent)
     return gradient if not cotangent.is_cuda and cotangent == 1 else gradient.mul_(cotangent)
 
 
-# a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it again. Nothing else may read it
-times_cotangent = Symbol("times_cotangent", lambda gradient, cotangent: like(gradient), id="times_cotangent", is_prim=True, fn=_times_cotangent)
-embedding_backward = kernel("embedding_dense_backward", "default", lambda g, indices, count, padding_idx, scale: like(g, (count, g.shape[-1])))
+# a saved gradient for a cotangent of 1, for another one: written over where autograd keeps no graph that would read it
+# again. Nothing else may read it
+times_cotangent = Symbol(
+    "times_cotangent",
+    lambda gradient, cotangent: like(gradient),
+    id="times_cotangent",
+    is_prim=True,
+    fn=_times_cotangent,
+)
+embedding_backward = kernel(
+    "embedding_dense_backward", "default", lambda g, indices, count, padding_idx, scale: like(g, (count, g.shape[-1]))
+)
 
 
 def _layer_norm_meta(a, normalized_shape, weight, bias, eps):
-    """On a CPU, mean and deviation of a narrow type are float32 where weight and bias are, elsewhere always (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
+    """On a CPU, mean and deviation of a narrow type are float32 where weight and bias are, elsewhere always
+    (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
     outer = a.shape[: len(a.shape) - len(normalized_shape)] + (1,) * len(normalized_shape)
     mixed = any(p is not None and p.dtype is float32 for p in (weight, bias))
     dtype = float32 if a.dtype in (bfloat16, float16) and (mixed or a.device.type != "cpu") else a.dtype
@@ -114,7 +142,12 @@ native_layer_norm_backward = kernel(
         like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
     ),
 )  # fmt: skip
-native_dropout = kernel("native_dropout", "default", lambda a, p, train: (like(a), like(a, dtype=bool8)), tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))
+native_dropout = kernel(
+    "native_dropout",
+    "default",
+    lambda a, p, train: (like(a), like(a, dtype=bool8)),
+    tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE),
+)
 native_dropout_backward = kernel("native_dropout_backward", "default", _like_first)
 pdist_backward = kernel("_pdist_backward", "default", lambda g, a, p, y: like(a))
 logit_backward = kernel("logit_backward", "default", _like_first)
@@ -135,15 +168,23 @@ def _index_backward(g, shape, indices):
 
 
 # zeros of a shape, the cotangent added at index tensors (None: all of a dimension), which the forward has checked
-index_backward = Symbol("index_backward", lambda g, shape, indices: like(g, tuple(shape)), id="index_backward", is_prim=True, fn=_index_backward)
+index_backward = Symbol(
+    "index_backward",
+    lambda g, shape, indices: like(g, tuple(shape)),
+    id="index_backward",
+    is_prim=True,
+    fn=_index_backward,
+)
 
 
-# ---------------------------------------------------------------------------------------------------------------- second derivatives
-# PyTorch differentiates its kernels where autograd has to; for these it computes their formula in operations as soon as a second derivative may follow
+# ----------------------------------------------------------------------------------------------------------------
+# second derivatives PyTorch differentiates its kernels where autograd has to; for these it computes their formula in
+# operations as soon as a second derivative may follow
 
 
 def formula(symbol: Symbol) -> Callable:
-    """The decorated function computes what a kernel computes, in operations: differentiating the kernel differentiates that."""
+    """The decorated function computes what a kernel computes, in operations: differentiating the kernel differentiates
+    that."""
 
     def define(function: Callable) -> Callable:
         symbol.info["formula"] = function
@@ -153,7 +194,8 @@ def formula(symbol: Symbol) -> Callable:
 
 
 def in_operations(symbol: Symbol) -> Callable:
-    """The decorated function says what a kernel computes from what it is given, for executors that look into it; it returns None for arguments that it does not know."""
+    """The decorated function says what a kernel computes from what it is given, for executors that look into it; it
+    returns None for arguments that it does not know."""
 
     def define(function: Callable) -> Callable:
         symbol.info["in_operations"] = function
@@ -223,4 +265,10 @@ def _getitem_backward(g, shape, key):
     return out
 
 
-getitem_backward = Symbol("getitem_backward", lambda g, shape, key: like(g, tuple(shape)), id="getitem_backward", is_prim=True, fn=_getitem_backward)
+getitem_backward = Symbol(
+    "getitem_backward",
+    lambda g, shape, key: like(g, tuple(shape)),
+    id="getitem_backward",
+    is_prim=True,
+    fn=_getitem_backward,
+)

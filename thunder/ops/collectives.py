@@ -1,7 +1,8 @@
 """Collectives of `torch.distributed` as operations: values in, values out, with derivatives.
 
-A collective with `async_op=True` gives a future, which `wait` makes a tensor; between the two the program computes other things. As in PyTorch, every rank of a group
-has to run the same collectives in the same order. Derivatives are those of the sum of all ranks' losses, as in `torch.distributed.nn`.
+A collective with `async_op=True` gives a future, which `wait` makes a tensor; between the two the program computes
+other things. As in PyTorch, every rank of a group has to run the same collectives in the same order. Derivatives are
+those of the sum of all ranks' losses, as in `torch.distributed.nn`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ if dist.is_available():
 
 @functools.cache
 def _let_workers_end() -> None:
-    """A moment for Gloo's worker threads before the interpreter ends: one that lets go of a tensor later takes the process down.
+    """A moment for Gloo's worker threads before the interpreter ends: one that lets go of a tensor later takes the
+    process down.
 
     Programs keep a process group, and with it these threads, alive after destroy_process_group.
     """
@@ -59,12 +61,15 @@ def _let_workers_end() -> None:
 
 
 def group_of(group):
-    """A process group: the default one for None, a one-dimensional DeviceMesh's own. Raises RuntimeError and TypeError where there is none."""
+    """A process group: the default one for None, a one-dimensional DeviceMesh's own. Raises RuntimeError and TypeError
+    where there is none."""
     if dist.is_available() and isinstance(group, dist.ProcessGroup):
         _let_workers_end()
         return group
     if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError("Default process group has not been initialized, please make sure to call init_process_group.")
+        raise RuntimeError(
+            "Default process group has not been initialized, please make sure to call init_process_group."
+        )
     _let_workers_end()
     if group is None:
         return dist.group.WORLD
@@ -72,10 +77,14 @@ def group_of(group):
         return group.get_group()
     if isinstance(group, tuple) and len(group) == 2 and isinstance(group[0], dist.device_mesh.DeviceMesh):
         return group[0].get_group(group[1])
-    raise TypeError(f"a process group is a torch.distributed.ProcessGroup, a one-dimensional DeviceMesh, or (DeviceMesh, dimension), not {type(group).__name__}")
+    raise TypeError(
+        "a process group is a torch.distributed.ProcessGroup, a one-dimensional DeviceMesh, or (DeviceMesh, "
+        f"dimension), not {type(group).__name__}"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- what runs
+# ---------------------------------------------------------------------------------------------------------------- what
+# runs
 
 if dist.is_available():  # under the names of torch 2.13, and those before
     _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -87,7 +96,8 @@ def _named(name: str, tensors: Sequence[torch.Tensor]) -> str:
 
 
 class Started:
-    """What the backend works on, for one tensor or several. It keeps alive what is read or written until somebody waits.
+    """What the backend works on, for one tensor or several. It keeps alive what is read or written until somebody
+    waits.
 
     Only the first wait is one: Gloo would do its last part again with each.
     """
@@ -131,7 +141,8 @@ def _run(name: str, tensor: torch.Tensor, group, start: Callable, finish: Callab
 
 
 def _reduction(op: str, group, device: torch.device) -> tuple[Any, int]:
-    """The reduction that the backend carries out, and what its result is divided by: only NCCL averages itself in every version of PyTorch."""
+    """The reduction that the backend carries out, and what its result is divided by: only NCCL averages itself in every
+    version of PyTorch."""
     if op == "avg" and device.type != "cuda":
         return dist.ReduceOp.SUM, group.size()
     return getattr(dist.ReduceOp, op.upper()), 1
@@ -150,29 +161,58 @@ def _run_all_gather(a, group, async_op=False, dim=None):
 def _run_all_reduce(a, op, group, async_op=False):
     out = a.clone(memory_format=torch.contiguous_format)
     reduction, divisor = _reduction(op, group, a.device)
-    return _run("all_reduce", out, group, lambda: dist.all_reduce(out, op=reduction, group=group, async_op=True), lambda: out.div_(divisor) if divisor != 1 else out, async_op)
+    return _run(
+        "all_reduce",
+        out,
+        group,
+        lambda: dist.all_reduce(out, op=reduction, group=group, async_op=True),
+        lambda: out.div_(divisor) if divisor != 1 else out,
+        async_op,
+    )
 
 
 def _run_reduce_scatter(a, op, group, async_op=False, dim=None):
     a = torch.cat(a.chunk(group.size(), dim)) if dim else a.contiguous()
     out = a.new_empty((a.shape[0] // group.size(), *a.shape[1:]))
     reduction, divisor = _reduction(op, group, a.device)
-    return _run("reduce_scatter", a, group, lambda: _scatter(out, a, op=reduction, group=group, async_op=True), lambda: out.div_(divisor) if divisor != 1 else out, async_op)
+    return _run(
+        "reduce_scatter",
+        a,
+        group,
+        lambda: _scatter(out, a, op=reduction, group=group, async_op=True),
+        lambda: out.div_(divisor) if divisor != 1 else out,
+        async_op,
+    )
 
 
 def _run_broadcast(a, root, group, async_op=False):
     out = a.clone(memory_format=torch.contiguous_format)
-    return _run("broadcast", out, group, lambda: dist.broadcast(out, group_src=root, group=group, async_op=True), lambda: out, async_op)
+    return _run(
+        "broadcast",
+        out,
+        group,
+        lambda: dist.broadcast(out, group_src=root, group=group, async_op=True),
+        lambda: out,
+        async_op,
+    )
 
 
 def _run_all_to_all(a, group, async_op=False):
     a = a.contiguous()
     out = torch.empty_like(a)
-    return _run("all_to_all", a, group, lambda: dist.all_to_all_single(out, a, group=group, async_op=True), lambda: out, async_op)
+    return _run(
+        "all_to_all",
+        a,
+        group,
+        lambda: dist.all_to_all_single(out, a, group=group, async_op=True),
+        lambda: out,
+        async_op,
+    )
 
 
 def _run_all_gather_together(tensors, group):
-    if tensors[0].device.type != "cuda":  # two of Gloo's that take several tensors write over each other's memory when they run at once (PyTorch 2.13)
+    # two of Gloo's that take several tensors write over each other's memory when they run at once (PyTorch 2.13)
+    if tensors[0].device.type != "cuda":
         return tuple(_run_all_gather(a, group, True) for a in tensors)
     tensors = [a.contiguous() for a in tensors]
     outs = [a.new_empty((a.shape[0] * group.size(), *a.shape[1:])) for a in tensors]
@@ -185,19 +225,25 @@ def _run_reduce_scatter_together(tensors, op, group):
     outs = [a.new_empty((a.shape[0] // group.size(), *a.shape[1:])) for a in tensors]
     options = dist.ReduceScatterOptions()
     options.reduceOp, divisor = _reduction(op, group, tensors[0].device)
-    started = Started("reduce_scatter", tensors, group, lambda: group.reduce_scatter_tensor_coalesced(outs, tensors, options))
+    started = Started(
+        "reduce_scatter", tensors, group, lambda: group.reduce_scatter_tensor_coalesced(outs, tensors, options)
+    )
     return tuple(Future(started, lambda out=out: out.div_(divisor) if divisor != 1 else out) for out in outs)
 
 
 def _run_all_reduce_together(tensors, op, own, group):
-    outs = [a if mine and a.is_contiguous() else a.clone(memory_format=torch.contiguous_format) for a, mine in zip(tensors, own, strict=True)]
+    outs = [
+        a if mine and a.is_contiguous() else a.clone(memory_format=torch.contiguous_format)
+        for a, mine in zip(tensors, own, strict=True)
+    ]
     options = dist.AllreduceCoalescedOptions()
     options.reduceOp, divisor = _reduction(op, group, tensors[0].device)
     started = Started("all_reduce", outs, group, lambda: group.allreduce_coalesced(outs, options))
     return tuple(Future(started, lambda out=out: out.div_(divisor) if divisor != 1 else out) for out in outs)
 
 
-# ---------------------------------------------------------------------------------------------------------------- operations
+# ----------------------------------------------------------------------------------------------------------------
+# operations
 
 
 def _spelled_op(op) -> str:
@@ -225,7 +271,11 @@ def _with_group(position: int, op_at: int | None) -> Callable:
 
 def _typed(a: TensorProxy, out: TensorProxy, async_op: bool) -> TensorProxy:
     recorder = current_recorder()
-    return FutureTensorProxy.of(out, a.requires_grad and (recorder is None or recorder.context.grad_enabled)) if async_op else out
+    return (
+        FutureTensorProxy.of(out, a.requires_grad and (recorder is None or recorder.context.grad_enabled))
+        if async_op
+        else out
+    )
 
 
 def _collective(run: Callable, group_at: int, op_at: int | None = None) -> Callable[[Callable], Symbol]:
@@ -239,7 +289,11 @@ def _collective(run: Callable, group_at: int, op_at: int | None = None) -> Calla
 
 def _parts(n, dim, group, what: str):
     if n % group.size():
-        raise CaptureError(f"{what}: size {n} of dimension {dim or 0} is not divisible by the {group.size()} ranks of the group", location=user_location(), remedy="pad it")
+        raise CaptureError(
+            f"{what}: size {n} of dimension {dim or 0} is not divisible by the {group.size()} ranks of the group",
+            location=user_location(),
+            remedy="pad it",
+        )
     return n // group.size()
 
 
@@ -262,7 +316,9 @@ def all_reduce(a, op="sum", group=None, async_op=False):
 def reduce_scatter(a, op="sum", group=None, async_op=False, dim=None):
     """This rank's part, along `dim` (the first where it is None), of the reduction over all ranks."""
     d = (dim or 0) % len(a.shape)
-    return _typed(a, like(a, (*a.shape[:d], _parts(a.shape[d], d, group, "reduce_scatter"), *a.shape[d + 1 :])), async_op)
+    return _typed(
+        a, like(a, (*a.shape[:d], _parts(a.shape[d], d, group, "reduce_scatter"), *a.shape[d + 1 :])), async_op
+    )
 
 
 @_collective(_run_broadcast, 2)
@@ -288,17 +344,31 @@ wait.explain = None
 
 
 def _together(name: str, run: Callable, meta: Callable) -> Symbol:
-    """A collective of several tensors that starts as one, and gives a future of each: for passes, which write it when derivatives are there already."""
-    return Symbol(name, lambda tensors, *rest: tuple(FutureTensorProxy.of(meta(a, rest[-1]), False) for a in tensors), module="ltorch", is_prim=True, fn=run)
+    """A collective of several tensors that starts as one, and gives a future of each: for passes, which write it when
+    derivatives are there already."""
+    return Symbol(
+        name,
+        lambda tensors, *rest: tuple(FutureTensorProxy.of(meta(a, rest[-1]), False) for a in tensors),
+        module="ltorch",
+        is_prim=True,
+        fn=run,
+    )
 
 
-all_gather_together = _together("all_gather_together", _run_all_gather_together, lambda a, group: like(a, (a.shape[0] * group.size(), *a.shape[1:])))
-reduce_scatter_together = _together("reduce_scatter_together", _run_reduce_scatter_together, lambda a, group: like(a, (a.shape[0] // group.size(), *a.shape[1:])))
+all_gather_together = _together(
+    "all_gather_together", _run_all_gather_together, lambda a, group: like(a, (a.shape[0] * group.size(), *a.shape[1:]))
+)
+reduce_scatter_together = _together(
+    "reduce_scatter_together",
+    _run_reduce_scatter_together,
+    lambda a, group: like(a, (a.shape[0] // group.size(), *a.shape[1:])),
+)
 # own: for each tensor whether nobody else reads it, so that it is overwritten
 all_reduce_together = _together("all_reduce_together", _run_all_reduce_together, lambda a, group: like(a))
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives
 
 
 @wait.vjp

@@ -1,4 +1,5 @@
-"""Operations that PyTorch composes of others, some of which autocast casts: under autocast PyTorch's function is taken as it is, so that its casts stand where they stand there."""
+"""Operations that PyTorch composes of others, some of which autocast casts: under autocast PyTorch's function is taken
+as it is, so that its casts stand where they stand there."""
 
 from __future__ import annotations
 
@@ -10,9 +11,22 @@ from thunder.core.proxies import like
 from thunder.ops.define import LTORCH
 from thunder.ops.opaque import casts_inside
 
-for _name in "trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim native_group_norm native_multi_head_attention".split():
+for _name in (
+    "trapezoid cumulative_trapezoid frobenius_norm multilabel_soft_margin_loss norm_except_dim "
+    "native_group_norm native_multi_head_attention"
+).split():
     casts_inside(*LTORCH[_name].torch_functions)
-casts_inside(F.bilinear, F.local_response_norm, F.affine_grid, torch.linalg.pinv, torch.pinverse, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+casts_inside(
+    F.bilinear,
+    F.local_response_norm,
+    F.affine_grid,
+    torch.linalg.pinv,
+    torch.pinverse,
+    torch.lstm,
+    torch.gru,
+    torch.rnn_tanh,
+    torch.rnn_relu,
+)
 casts_inside(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell, torch.margin_ranking_loss)
 
 

@@ -19,25 +19,39 @@ _TAGS = (OpTags.MATMUL_OP,)
 
 def _length(n, kernel, stride, padding, dilation):
     """Places where a window fits into n elements with `padding` more on both sides together."""
-    out = (n + padding - dilation * (kernel - 1) - 1) // stride + 1 if stride != 1 else n + padding - dilation * (kernel - 1)
+    out = (
+        (n + padding - dilation * (kernel - 1) - 1) // stride + 1
+        if stride != 1
+        else n + padding - dilation * (kernel - 1)
+    )
     if out <= 0:
-        raise RuntimeError(f"Calculated padded input size per channel: ({n + padding}). Kernel size: ({kernel}). Kernel size can't be greater than actual input size")
+        raise RuntimeError(
+            f"Calculated padded input size per channel: ({n + padding}). Kernel size: ({kernel}). Kernel size can't "
+            "be greater than actual input size"
+        )
     return out
 
 
 def _fit(name: str, a, weight, bias, channels_in, channels_out, groups: int, rank: int) -> None:
     if len(weight.shape) != rank + 2 or len(a.shape) not in (rank + 1, rank + 2):
-        raise RuntimeError(f"Expected {rank + 1}D (unbatched) or {rank + 2}D (batched) input to {name}, but got input of size: {list(a.shape)}")
+        raise RuntimeError(
+            f"Expected {rank + 1}D (unbatched) or {rank + 2}D (batched) input to {name}, but got input of size: "
+            f"{list(a.shape)}"
+        )
     have = a.shape[-rank - 1]
     if have is not channels_in and have != channels_in:
         raise RuntimeError(
-            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(a.shape)} to have {channels_in} channels, but got {have} channels instead"
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(a.shape)} to have "
+            f"{channels_in} channels, but got {have} channels instead"
         )
     if a.dtype is not weight.dtype or (bias is not None and bias.dtype is not a.dtype):
-        raise RuntimeError(f"Input type ({a.dtype}) and {'weight' if a.dtype is not weight.dtype else 'bias'} type should be the same")
+        raise RuntimeError(
+            f"Input type ({a.dtype}) and {'weight' if a.dtype is not weight.dtype else 'bias'} type should be the same"
+        )
     if bias is not None and bias.shape != (channels_out,):
         raise RuntimeError(
-            f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels_out} elements, but got bias of size {list(bias.shape)} instead"
+            f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels_out} "
+            f"elements, but got bias of size {list(bias.shape)} instead"
         )
     same_device(a, weight)
 
@@ -56,7 +70,9 @@ def convolution(a, weight, bias, stride, padding, dilation, transposed, output_p
             spatial.append((n - 1) * stride[i] - 2 * padding[i] + dilation[i] * (k - 1) + output_padding[i] + 1)
         else:
             spatial.append(_length(n, k, stride[i], 2 * padding[i], dilation[i]))
-    return like(a, (a.shape[0], weight.shape[1] * groups if transposed else _channels_out(a.shape[1], weight), *spatial))
+    return like(
+        a, (a.shape[0], weight.shape[1] * groups if transposed else _channels_out(a.shape[1], weight), *spatial)
+    )
 
 
 @alias(torch.convolution)
@@ -64,12 +80,18 @@ def convolution_alias(a, weight, bias, stride, padding, dilation, transposed, ou
     rank = len(weight.shape) - 2
     spread = [pair(x, rank) for x in (stride, padding, dilation, output_padding)]
     symbol = LTORCH[f"conv_transpose{rank}d" if transposed else f"conv{rank}d"]
-    args = (a, weight, bias, *((spread[0], spread[1], spread[3], groups, spread[2]) if transposed else (*spread[:3], groups)))
+    args = (
+        a,
+        weight,
+        bias,
+        *((spread[0], spread[1], spread[3], groups, spread[2]) if transposed else (*spread[:3], groups)),
+    )
     recorder = current_recorder()
     if a.device.type != "cpu" or recorder is None or recorder.context.autocast is None:
         return symbol(*args)
     context = recorder.context
-    recorder.context = context.replace(autocast=None)  # which casts the arguments of conv1d and the others on the CPU, and not of this one
+    # which casts the arguments of conv1d and the others on the CPU, and not of this one
+    recorder.context = context.replace(autocast=None)
     try:
         return symbol(*args)
     finally:
@@ -101,7 +123,12 @@ def _conv(rank: int) -> Symbol:
             _fit(name, a, weight, bias, weight.shape[1] * groups, weight.shape[0], groups, rank)
         padded = sides(weight, stride, padding, dilation)
         steps, gaps = pair(stride, rank), pair(dilation, rank)
-        spatial = tuple([_length(n, k, steps[i], sum(padded[i]), gaps[i]) for i, (n, k) in enumerate(zip(a.shape[-rank:], weight.shape[2:], strict=True))])
+        spatial = tuple(
+            [
+                _length(n, k, steps[i], sum(padded[i]), gaps[i])
+                for i, (n, k) in enumerate(zip(a.shape[-rank:], weight.shape[2:], strict=True))
+            ]
+        )
         return like(a, (*a.shape[: -rank - 1], _channels_out(a.shape[-rank - 1], weight), *spatial))
 
     def decomposition(a, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
@@ -138,8 +165,17 @@ conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
 
 
 def _conv_tbc_meta(a, weight, bias, pad=0):
-    if len(a.shape) != 3 or len(weight.shape) != 3 or len(bias.shape) != 1 or a.shape[2] != weight.shape[1] or bias.shape[0] != weight.shape[2]:
-        raise RuntimeError(f"conv_tbc: input (time, batch, in), weight (width, in, out) and bias (out) are expected, got {[list(t.shape) for t in (a, weight, bias)]}")
+    if (
+        len(a.shape) != 3
+        or len(weight.shape) != 3
+        or len(bias.shape) != 1
+        or a.shape[2] != weight.shape[1]
+        or bias.shape[0] != weight.shape[2]
+    ):
+        raise RuntimeError(
+            "conv_tbc: input (time, batch, in), weight (width, in, out) and bias (out) are expected, got "
+            f"{[list(t.shape) for t in (a, weight, bias)]}"
+        )
     return like(a, (a.shape[0] + 2 * pad - weight.shape[0] + 1, a.shape[1], weight.shape[2]))
 
 
@@ -150,7 +186,9 @@ def conv_tbc(a, weight, bias, pad=0):
     return LTORCH["permute"](out, (2, 0, 1))
 
 
-_conv_tbc_backward = backward.kernel("conv_tbc_backward", "default", lambda g, a, weight, bias, pad: (like(a), like(weight), like(bias)))
+_conv_tbc_backward = backward.kernel(
+    "conv_tbc_backward", "default", lambda g, a, weight, bias, pad: (like(a), like(weight), like(bias))
+)
 
 
 @conv_tbc.vjp
@@ -186,7 +224,15 @@ def _conv_transpose(rank: int) -> Symbol:
 
     def decomposition(a, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
         a, single = _batched(a, rank)
-        out = convolution(a, weight, bias, *(pair(x, rank) for x in (stride, padding, dilation)), True, pair(output_padding, rank), groups)
+        out = convolution(
+            a,
+            weight,
+            bias,
+            *(pair(x, rank) for x in (stride, padding, dilation)),
+            True,
+            pair(output_padding, rank),
+            groups,
+        )
         return squeeze(out, 0) if single else out
 
     symbol = composite(getattr(torch, name), name=name, meta=meta, autocast="lower", tags=_TAGS)(decomposition)
@@ -196,7 +242,10 @@ def _conv_transpose(rank: int) -> Symbol:
     def _(make):
         yield make(2, 4, *extent), make(4, 3, *(2,) * rank), make(3)
         yield make(4, *extent), make(4, 3, *(2,) * rank)
-        yield (make(2, 4, *extent), make(4, 3, *(3,) * rank)), {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}
+        yield (
+            (make(2, 4, *extent), make(4, 3, *(3,) * rank)),
+            {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2},
+        )
 
     return symbol
 
@@ -206,7 +255,10 @@ conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose, (1, 
 
 def _unfold_meta(a, kernel_size, dilation=1, padding=0, stride=1):
     if len(a.shape) not in (3, 4):
-        raise RuntimeError(f"Expected 3D or 4D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, but got: {list(a.shape)}")
+        raise RuntimeError(
+            "Expected 3D or 4D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for "
+            f"input, but got: {list(a.shape)}"
+        )
     k, d, p, s = (pair(x, 2) for x in (kernel_size, dilation, padding, stride))
     places = [_length(a.shape[i - 2], k[i], s[i], 2 * p[i], d[i]) for i in (0, 1)]
     return like(a, (*a.shape[:-3], a.shape[-3] * k[0] * k[1], places[0] * places[1]))
@@ -235,7 +287,10 @@ def _(make):
 def _fold_meta(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
     k = pair(kernel_size, 2)
     if len(a.shape) not in (2, 3) or a.shape[-2] % (k[0] * k[1]) != 0:
-        raise RuntimeError(f"Expected size of input's dimension 1 to be divisible by the product of kernel_size, but got input.size(1)={a.shape[-2]} and kernel_size={k}.")
+        raise RuntimeError(
+            "Expected size of input's dimension 1 to be divisible by the product of kernel_size, but got "
+            f"input.size(1)={a.shape[-2]} and kernel_size={k}."
+        )
     return like(a, (*a.shape[:-2], a.shape[-2] // (k[0] * k[1]), *pair(output_size, 2)))
 
 
@@ -247,11 +302,15 @@ def col2im(a, output_size, kernel_size, dilation=1, padding=0, stride=1):
     height, width = h + 2 * p[0], w + 2 * p[1]
     where = LTORCH["reshape"](LTORCH["arange"](height * width, device=a.device), (1, 1, height, width))
     for i in (0, 1):
-        where = LTORCH["getitem"](LTORCH["unfold"](where, 2 + i, d[i] * (k[i] - 1) + 1, s[i]), (..., slice(None, None, d[i])))
+        where = LTORCH["getitem"](
+            LTORCH["unfold"](where, 2 + i, d[i] * (k[i] - 1) + 1, s[i]), (..., slice(None, None, d[i]))
+        )
     where = LTORCH["reshape"](LTORCH["permute"](where, (0, 1, 4, 5, 2, 3)), (1, 1, -1))
     flat = LTORCH["reshape"](a, (n, channels, -1))
     empty = LTORCH["zeros"]((n, channels, height * width), device=a.device, dtype=a.dtype)
-    out = LTORCH["reshape"](LTORCH["scatter_add"](empty, 2, LTORCH["expand"](where, flat.shape), flat), (n, channels, height, width))
+    out = LTORCH["reshape"](
+        LTORCH["scatter_add"](empty, 2, LTORCH["expand"](where, flat.shape), flat), (n, channels, height, width)
+    )
     out = LTORCH["getitem"](out, (..., slice(p[0], p[0] + h), slice(p[1], p[1] + w)))
     return squeeze(out, 0) if single else out
 
@@ -262,24 +321,36 @@ def _(make):
     yield make(2, 12, 9), (6, 6), 2, 1, 0, 2
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives
 
 
-def _convolution_backward_meta(g, a, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask):
-    return like(a) if mask[0] else None, like(weight) if mask[1] else None, like(weight, tuple(bias_sizes)) if mask[2] else None
+def _convolution_backward_meta(
+    g, a, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
+):
+    return (
+        like(a) if mask[0] else None,
+        like(weight) if mask[1] else None,
+        like(weight, tuple(bias_sizes)) if mask[2] else None,
+    )
 
 
 convolution_backward = backward.kernel("convolution_backward", "default", _convolution_backward_meta, tags=_TAGS)
 
 
-def _with_gradients(call, a, weight, bias, rank: int, stride, padding, dilation, transposed: bool, output_padding, groups: int):
-    """The result of `call` and the cotangents of a, weight and bias by PyTorch's kernel for all three; a batch is made of a single input, as PyTorch does."""
+def _with_gradients(
+    call, a, weight, bias, rank: int, stride, padding, dilation, transposed: bool, output_padding, groups: int
+):
+    """The result of `call` and the cotangents of a, weight and bias by PyTorch's kernel for all three; a batch is made
+    of a single input, as PyTorch does."""
     mask = [a.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad]
     x, single = _batched(a, rank)
     g = yield squeeze(call(x), 0) if single else call(a)
     sizes = None if bias is None else list(bias.shape)
     spread = [list(pair(n, rank)) for n in (stride, padding, dilation, output_padding)]
-    ga, gw, gb = convolution_backward(unsqueeze(g, 0) if single else g, x, weight, sizes, *spread[:3], transposed, spread[3], groups, mask)
+    ga, gw, gb = convolution_backward(
+        unsqueeze(g, 0) if single else g, x, weight, sizes, *spread[:3], transposed, spread[3], groups, mask
+    )
     return (squeeze(ga, 0) if single and ga is not None else ga), gw, gb
 
 
@@ -287,13 +358,26 @@ def _conv_rule(symbol: Symbol, rank: int):
     def rule(a, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
         given = padding
         if isinstance(padding, str):
-            totals = [d * (k - 1) if padding == "same" else 0 for d, k in zip(pair(dilation, rank), weight.shape[2:], strict=True)]
+            totals = [
+                d * (k - 1) if padding == "same" else 0
+                for d, k in zip(pair(dilation, rank), weight.shape[2:], strict=True)
+            ]
             if any(type(t) is not int or t % 2 for t in totals):  # PyTorch pads one side more and convolves then
                 return NotImplemented
             padding = [t // 2 for t in totals]
         return (
             yield from _with_gradients(
-                lambda x: symbol(x, weight, bias, stride, given, dilation, groups), a, weight, bias, rank, stride, padding, dilation, False, 0, groups
+                lambda x: symbol(x, weight, bias, stride, given, dilation, groups),
+                a,
+                weight,
+                bias,
+                rank,
+                stride,
+                padding,
+                dilation,
+                False,
+                0,
+                groups,
             )
         )
 
@@ -304,7 +388,8 @@ def _conv_transpose_rule(symbol: Symbol, rank: int):
     def rule(a, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
         return (
             yield from _with_gradients(
-                lambda x: symbol(x, weight, bias, stride, padding, output_padding, groups, dilation), a, weight, bias, rank, stride, padding, dilation, True,
+                lambda x: symbol(x, weight, bias, stride, padding, output_padding, groups, dilation), a, weight, bias,
+                    rank, stride, padding, dilation, True,
                 output_padding, groups,
             )
         )  # fmt: skip
@@ -312,16 +397,22 @@ def _conv_transpose_rule(symbol: Symbol, rank: int):
     symbol.vjp(rule)
 
 
-for _rank, _plain, _transposed in ((1, conv1d, conv_transpose1d), (2, conv2d, conv_transpose2d), (3, conv3d, conv_transpose3d)):
+for _rank, _plain, _transposed in (
+    (1, conv1d, conv_transpose1d),
+    (2, conv2d, conv_transpose2d),
+    (3, conv3d, conv_transpose3d),
+):
     _conv_rule(_plain, _rank)
     _conv_transpose_rule(_transposed, _rank)
 
 
-# ---------------------------------------------------------------------------------------------------------------- how much they compute
+# ---------------------------------------------------------------------------------------------------------------- how
+# much they compute
 
 
 def _multiply_adds(x: TensorProxy, weight: TensorProxy) -> int:
-    """x: the result, under transposition what comes in: each of its elements meets the kernels of a group's channels."""
+    """x: the result, under transposition what comes in: each of its elements meets the kernels of a group's
+    channels."""
     return element_count(x) * element_count(weight) // max(1, number_value(weight.shape[0]))
 
 
@@ -329,5 +420,9 @@ for _symbol in (conv1d, conv2d, conv3d):
     _symbol.info["multiply_adds"] = lambda line: _multiply_adds(line.output, line.args[1])
 for _symbol in (conv_transpose1d, conv_transpose2d, conv_transpose3d):
     _symbol.info["multiply_adds"] = lambda line: _multiply_adds(line.args[0], line.args[1])
-convolution.info["multiply_adds"] = lambda line: _multiply_adds(line.args[0] if line.args[6] else line.output, line.args[1])
-convolution_backward.info["multiply_adds"] = lambda line: sum(line.args[10][:2]) * _multiply_adds(line.args[1] if line.args[7] else line.args[0], line.args[2])
+convolution.info["multiply_adds"] = lambda line: _multiply_adds(
+    line.args[0] if line.args[6] else line.output, line.args[1]
+)
+convolution_backward.info["multiply_adds"] = lambda line: (
+    sum(line.args[10][:2]) * _multiply_adds(line.args[1] if line.args[7] else line.args[0], line.args[2])
+)

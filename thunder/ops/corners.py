@@ -1,4 +1,5 @@
-"""Which functions PyTorch differentiates, and what its derivatives are at corners: this differs from version to version, so PyTorch is asked, about single numbers."""
+"""Which functions PyTorch differentiates, and what its derivatives are at corners: this differs from version to
+version, so PyTorch is asked, about single numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def is_differentiated(function: Callable) -> bool:
 def kept_at_bounds(tensors: bool) -> float:
     """What of its cotangent `clamp` leaves to a value at a bound; a bound that is a tensor gets the rest.
 
-    1.0 up to torch 2.13; from 2.15 on 0.0, and a half beside tensors, where NaN is outside of no bound. tensors: whether the bounds are tensors.
+    1.0 up to torch 2.13; from 2.15 on 0.0, and a half beside tensors, where NaN is outside of no bound. tensors:
+    whether the bounds are tensors.
     """
     return _slope(torch.clamp if tensors else lambda x, low: torch.clamp(x, low.item()), 1.0, 1.0)
 

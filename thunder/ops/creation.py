@@ -42,7 +42,9 @@ def _torch_kwargs(device, dtype) -> dict:
     return {"device": to_torch_device(device), "dtype": to_torch_dtype(dtype)}
 
 
-@prim(lambda shape, value, *, device, dtype: torch.full(tuple(shape), value, **_torch_kwargs(device, dtype)), name="full")
+@prim(
+    lambda shape, value, *, device, dtype: torch.full(tuple(shape), value, **_torch_kwargs(device, dtype)), name="full"
+)
 def full_prim(shape, value, *, device, dtype):
     return _made(shape, device, dtype)
 
@@ -50,7 +52,9 @@ def full_prim(shape, value, *, device, dtype):
 def _shape_of(args: tuple) -> tuple:
     """`zeros(2, 3)` and `zeros((2, 3))` alike."""
     shape = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
-    shape = [METHODS["item"](n) if isinstance(n, TensorProxy) and not n.shape and n.dtype.category == 1 else n for n in shape]
+    shape = [
+        METHODS["item"](n) if isinstance(n, TensorProxy) and not n.shape and n.dtype.category == 1 else n for n in shape
+    ]
     for n in shape:
         if not isinstance(n, (int, NumberProxy)):
             raise TypeError(f"sizes must be ints, not {type(n).__name__}")
@@ -60,9 +64,15 @@ def _shape_of(args: tuple) -> tuple:
 
 def _options(kwargs: dict, dtype, device=None) -> dict:
     """dtype and device filled in; what says nothing left out."""
-    given = {k: v for k, v in kwargs.items() if v is not None and not (k in ("pin_memory", "requires_grad") and v is False) and k != "layout"}
+    given = {
+        k: v
+        for k, v in kwargs.items()
+        if v is not None and not (k in ("pin_memory", "requires_grad") and v is False) and k != "layout"
+    }
     given.pop("memory_format", None)
-    given["device"] = default_device(given.get("device")) if given.get("device") is not None or device is None else device
+    given["device"] = (
+        default_device(given.get("device")) if given.get("device") is not None or device is None else device
+    )
     given["dtype"] = to_dtype(given["dtype"]) if "dtype" in given else dtype
     return {"device": given.pop("device"), "dtype": given.pop("dtype"), **given}
 
@@ -70,7 +80,9 @@ def _options(kwargs: dict, dtype, device=None) -> dict:
 def _full_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     kwargs = dict(kwargs)
     size = kwargs.pop("size", None)
-    shape, value = (args[0], args[1]) if len(args) > 1 else (size if size is not None else args[0], kwargs.pop("fill_value"))
+    shape, value = (
+        (args[0], args[1]) if len(args) > 1 else (size if size is not None else args[0], kwargs.pop("fill_value"))
+    )
     if type(value) is TensorProxy:  # its value counts, as a number's
         kind = number_dtype((False, 0, 0.0, 0j)[value.dtype.category])
     else:
@@ -104,7 +116,12 @@ def _factory(name: str, value) -> Symbol:
     def decomposition(shape, *, device, dtype):
         return full_prim(shape, value, device=device, dtype=dtype)
 
-    return composite(getattr(torch, name), name=name, meta=lambda shape, *, device, dtype: _made(shape, device, dtype), canonicalize=_factory_arguments)(decomposition)
+    return composite(
+        getattr(torch, name),
+        name=name,
+        meta=lambda shape, *, device, dtype: _made(shape, device, dtype),
+        canonicalize=_factory_arguments,
+    )(decomposition)
 
 
 zeros, ones, empty = _factory("zeros", 0), _factory("ones", 1), _factory("empty", 0)
@@ -133,7 +150,9 @@ def _like_factory(name: str, value) -> Symbol:
     def decomposition(a, *, device, dtype):
         return full_prim(a.shape, value, device=device, dtype=dtype)
 
-    symbol = composite(getattr(torch, name), name=name, meta=meta, canonicalize=_like_arguments, tags=(OpTags.DETACHED,))(decomposition)
+    symbol = composite(
+        getattr(torch, name), name=name, meta=meta, canonicalize=_like_arguments, tags=(OpTags.DETACHED,)
+    )(decomposition)
 
     if name != "empty_like":  # its values are whatever was in memory
 
@@ -145,10 +164,19 @@ def _like_factory(name: str, value) -> Symbol:
     return symbol
 
 
-zeros_like, ones_like, empty_like = _like_factory("zeros_like", 0), _like_factory("ones_like", 1), _like_factory("empty_like", 0)
+zeros_like, ones_like, empty_like = (
+    _like_factory("zeros_like", 0),
+    _like_factory("ones_like", 1),
+    _like_factory("empty_like", 0),
+)
 
 
-@composite(torch.full_like, meta=lambda a, fill_value, *, device, dtype: like(a, device=device, dtype=dtype), canonicalize=_like_arguments, tags=(OpTags.DETACHED,))
+@composite(
+    torch.full_like,
+    meta=lambda a, fill_value, *, device, dtype: like(a, device=device, dtype=dtype),
+    canonicalize=_like_arguments,
+    tags=(OpTags.DETACHED,),
+)
 def full_like(a, fill_value, *, device, dtype):
     return full_prim(a.shape, fill_value, device=device, dtype=dtype)
 
@@ -158,7 +186,11 @@ def _in_format(function: Callable, symbol: Symbol) -> None:
 
     def call(*args, memory_format=torch.preserve_format, **kwargs):
         made = symbol(*args, **kwargs)
-        return made if memory_format in (torch.preserve_format, None) else LTORCH["clone"](made, memory_format=memory_format)
+        return (
+            made
+            if memory_format in (torch.preserve_format, None)
+            else LTORCH["clone"](made, memory_format=memory_format)
+        )
 
     alias(function)(call)
 
@@ -180,7 +212,9 @@ def _new(name: str, symbol: Symbol) -> None:
             size = (*size, kwargs.pop("fill_value"))
         if "size" in kwargs:
             size = (kwargs.pop("size"), *size)
-        return symbol(*size, dtype=a.dtype if dtype is None else dtype, device=a.device if device is None else device, **kwargs)
+        return symbol(
+            *size, dtype=a.dtype if dtype is None else dtype, device=a.device if device is None else device, **kwargs
+        )
 
     method.__name__ = name
     alias(getattr(torch.Tensor, name))(method)
@@ -206,7 +240,11 @@ def new(a, *data, device=None):
 
 def _count(start, end, step):
     """How many elements a range has; of symbolic ends as well."""
-    if isinstance(step, (int, NumberProxy)) and not isinstance(step, bool) and all(isinstance(x, (int,)) or getattr(x, "python_type", None) is int for x in (start, end, step)):
+    if (
+        isinstance(step, (int, NumberProxy))
+        and not isinstance(step, bool)
+        and all(isinstance(x, (int,)) or getattr(x, "python_type", None) is int for x in (start, end, step))
+    ):
         upwards = step > 0
         return (end - start + step - 1) // step if upwards else (start - end - step - 1) // (0 - step)
     return math.ceil((end - start) / step)
@@ -236,7 +274,11 @@ def _arange_meta(start, end, step, *, device, dtype):
     return _made((_count(start, end, step),), device, dtype)
 
 
-@prim(lambda length, *, start, step, device, dtype: (torch.arange(length, device=to_torch_device(device)) * step + start).to(to_torch_dtype(dtype)))
+@prim(
+    lambda length, *, start, step, device, dtype: (
+        torch.arange(length, device=to_torch_device(device)) * step + start
+    ).to(to_torch_dtype(dtype))
+)
 def iota(length, *, start, step, device, dtype):
     """start, start + step, start + 2 * step ...: `length` of them."""
     return _made((length,), device, dtype)
@@ -250,7 +292,9 @@ def arange(start, end, step, *, device, dtype):
 @alias(torch.arange)
 def _arange(*args, **kwargs):
     """The start may be left out, also where the end is given by its name alone."""
-    return arange(*((0,) if not args and "end" in kwargs and "start" not in kwargs and "step" not in kwargs else args), **kwargs)
+    return arange(
+        *((0,) if not args and "end" in kwargs and "start" not in kwargs and "step" not in kwargs else args), **kwargs
+    )
 
 
 @arange.samples
@@ -278,7 +322,8 @@ def _spaced(name: str, start, end, steps, device, dtype) -> TensorProxy:
     ranks = [len(x.shape) if type(x) is TensorProxy else 0 for x in (start, end)]
     if any(ranks):
         raise RuntimeError(
-            f"{name} only supports 0-dimensional start and end tensors, but got start with {ranks[0]} dimension(s) and end with {ranks[1]} dimension(s)."
+            f"{name} only supports 0-dimensional start and end tensors, but got start with {ranks[0]} dimension(s) "
+            f"and end with {ranks[1]} dimension(s)."
         )
     return _made((steps,), device, dtype)
 
@@ -480,7 +525,9 @@ def _one_hot_meta(a, num_classes=-1):
 @composite(torch.nn.functional.one_hot, meta=_one_hot_meta)
 def one_hot(a, num_classes=-1):
     if type(num_classes) is int and num_classes == -1:
-        raise DataDependentError("the largest value of one_hot's argument", location=user_location(), remedy="pass num_classes")
+        raise DataDependentError(
+            "the largest value of one_hot's argument", location=user_location(), remedy="pass num_classes"
+        )
     classes = iota(num_classes, start=0, step=1, device=a.device, dtype=dtypes.int64)
     return convert(LTORCH["eq"](LTORCH["unsqueeze"](a, -1), classes), dtypes.int64)
 
@@ -495,7 +542,9 @@ def vander(x, *, N=None):
     """Powers of numbers, from 0 up, as rows: (..., n) to (..., n, N)."""
     N = (x.shape[-1] if x.shape else 1) if N is None else N
     if x.dtype.category < 1 or N <= 1:
-        raise RuntimeError(f"linalg.vander supports floating point, complex, and integer tensors and N > 1, but got {x.dtype} and {N}")
+        raise RuntimeError(
+            f"linalg.vander supports floating point, complex, and integer tensors and N > 1, but got {x.dtype} and {N}"
+        )
     shape = (*(x.shape or (1,)), N)
     powers = LTORCH["cumprod"](LTORCH["expand"](LTORCH["unsqueeze"](x, -1), (*shape[:-1], shape[-1] - 1)), -1)
     return LTORCH["cat"]([LTORCH["ones"]((*shape[:-1], 1), dtype=powers.dtype, device=x.device), powers], -1)

@@ -43,7 +43,8 @@ def convert(a, dtype):
 
 
 def _to_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Tensor.to's many spellings as one: to(a, device=, dtype=, copy=, memory_format=), with what is not said left out."""
+    """Tensor.to's many spellings as one: to(a, device=, dtype=, copy=, memory_format=), with what is not said left
+    out."""
     a, *rest = args
     wanted = {k: v for k, v in kwargs.items() if k != "non_blocking" and v is not None and v is not False}
     for x in rest:
@@ -53,7 +54,11 @@ def _to_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             if x and len(rest) > 2 and x is rest[-1]:
                 wanted["copy"] = True
         elif x is not None:
-            wanted["dtype" if isinstance(x, torch.dtype) or type(x).__name__ == "dtype" or isinstance(x, type) else "device"] = x
+            wanted[
+                "dtype"
+                if isinstance(x, torch.dtype) or type(x).__name__ == "dtype" or isinstance(x, type)
+                else "device"
+            ] = x
     if "other" in wanted:
         other = wanted.pop("other")
         wanted |= {"device": other.device, "dtype": other.dtype}
@@ -85,8 +90,10 @@ def to(a, *, device=None, dtype=None, copy=False, memory_format=None):
 
 
 _CONVERSIONS = {
-    "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32", "short": "int16",
-    "char": "int8", "byte": "uint8", "bool": "bool8", "chalf": "complex32", "cfloat": "complex64", "cdouble": "complex128",
+    "float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32",
+    "short": "int16",
+    "char": "int8", "byte": "uint8", "bool": "bool8", "chalf": "complex32", "cfloat": "complex64",
+    "cdouble": "complex128",
 }  # fmt: skip
 
 
@@ -120,10 +127,17 @@ def cuda(a, device=None, non_blocking=False, memory_format=None):
 
 
 def _contiguous_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    return args[:1], {"memory_format": kwargs.get("memory_format", args[1] if len(args) > 1 else torch.contiguous_format)}
+    return args[:1], {
+        "memory_format": kwargs.get("memory_format", args[1] if len(args) > 1 else torch.contiguous_format)
+    }
 
 
-@composite(torch.Tensor.contiguous, meta=lambda a, *, memory_format: like(a), canonicalize=_contiguous_arguments, tags=(OpTags.VIEW,))
+@composite(
+    torch.Tensor.contiguous,
+    meta=lambda a, *, memory_format: like(a),
+    canonicalize=_contiguous_arguments,
+    tags=(OpTags.VIEW,),
+)
 def contiguous(a, *, memory_format=torch.contiguous_format):
     return stride_order(a, tuple(reversed(range(len(a.shape)))))
 
@@ -144,7 +158,14 @@ def detach(a):
     return detach_prim(a)
 
 
-@composite(torch.Tensor.data.__get__, name="data", properties=("data",), meta=lambda a: like(a), tags=(OpTags.VIEW, OpTags.DETACHED), fn=lambda a: a.data)  # pyright: ignore[reportAttributeAccessIssue]
+@composite(
+    torch.Tensor.data.__get__,
+    name="data",
+    properties=("data",),
+    meta=lambda a: like(a),
+    tags=(OpTags.VIEW, OpTags.DETACHED),
+    fn=lambda a: a.data,
+)  # pyright: ignore[reportAttributeAccessIssue]
 def data(a):
     """`a.data`: the same memory, of which autograd knows nothing; writes to it are not counted as writes to `a`."""
     return detach_prim(a)

@@ -1,8 +1,9 @@
 """How operations are defined: one op, one place.
 
-`prim` makes an operation that stands for itself: the decorated function is its meta rule. `composite` makes an operation with PyTorch's semantics:
-the decorated function says what it means in terms of other operations. From a definition follow the `ltorch` symbol, the method on proxies, the
-in-place form, what the torch executor calls and prints, and the tests: there is no second registration.
+`prim` makes an operation that stands for itself: the decorated function is its meta rule. `composite` makes an
+operation with PyTorch's semantics: the decorated function says what it means in terms of other operations. From a
+definition follow the `ltorch` symbol, the method on proxies, the in-place form, what the torch executor calls and
+prints, and the tests: there is no second registration.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops import explain
 
 __all__ = [
-    "prim", "composite", "torch_prim", "alias", "lookup", "operand_places", "operation_of", "register", "torch_path", "LTORCH", "PRIMS", "inplace_of", "inplace_form",
+    "prim", "composite", "torch_prim", "alias", "lookup", "operand_places", "operation_of", "register", "torch_path",
+    "LTORCH", "PRIMS", "inplace_of", "inplace_form",
     "register_inplace", "register_list_inplace",
 ]  # fmt: skip
 
@@ -31,12 +33,14 @@ LTORCH: dict[str, Symbol] = {}  # operations with PyTorch's semantics, by name
 PRIMS: dict[str, Symbol] = {}  # operations without broadcasting, promotion or defaults, by name
 _BY_TORCH: dict[Callable, Callable] = {}
 _FORMS: dict[Any, Callable] = {}  # id of an operation -> torch's in-place callable
-STAND_INS: dict[str, Callable] = {}  # qualified name of an operator that a library registered with torch.library -> what it means in terms of operations
+# qualified name of an operator that a library registered with torch.library -> what it means in terms of operations
+STAND_INS: dict[str, Callable] = {}
 _INPLACE: dict[Callable, Symbol] = {}  # torch's in-place callable -> the operation whose result it writes back
 
 
 def lookup(function) -> Callable | None:
-    """The operation (or alias of operations) that a torch function, Tensor method or C builtin stands for; None where it has no definition here."""
+    """The operation (or alias of operations) that a torch function, Tensor method or C builtin stands for; None where
+    it has no definition here."""
     try:
         found = _BY_TORCH.get(function)
     except TypeError:  # unhashable: no function of torch's
@@ -47,7 +51,8 @@ def lookup(function) -> Callable | None:
 
 
 def operation_of(function: Callable) -> Symbol | None:
-    """The operation that a torch function stands for; where the arguments decide which, the one of its name, and else the usual one. None for other functions."""
+    """The operation that a torch function stands for; where the arguments decide which, the one of its name, and else
+    the usual one. None for other functions."""
     found = lookup(function)
     if found is not None and not isinstance(found, Symbol):
         found = LTORCH.get(getattr(function, "__name__", ""), getattr(found, "__wrapped__", None))
@@ -63,7 +68,8 @@ def inplace_of(function) -> Symbol | None:
 
 
 def inplace_form(symbol: Symbol) -> Callable | None:
-    """The callable of torch that does in place, with the same arguments, what `symbol` does: a Tensor method where there is one."""
+    """The callable of torch that does in place, with the same arguments, what `symbol` does: a Tensor method where
+    there is one."""
     return _FORMS.get(symbol.id)
 
 
@@ -93,10 +99,13 @@ def torch_path(function: Callable) -> tuple[str, str] | None:
     return None
 
 
-def register(symbol: Symbol, *torch_functions: Callable, method: str | None = None, properties: tuple[str, ...] = ()) -> Symbol:
+def register(
+    symbol: Symbol, *torch_functions: Callable, method: str | None = None, properties: tuple[str, ...] = ()
+) -> Symbol:
     """Makes `symbol` the meaning of some torch functions; the first one is what the torch executor calls and prints.
 
-    A Tensor method among them becomes a method of proxies, and where Tensor has the same name with a trailing underscore, that is its in-place form.
+    A Tensor method among them becomes a method of proxies, and where Tensor has the same name with a trailing
+    underscore, that is its in-place form.
     """
     symbol.torch_functions = torch_functions
     if torch_functions and symbol.fn is None:
@@ -127,23 +136,35 @@ def register_inplace(symbol: Symbol, name: str) -> None:
 
 
 def register_list_inplace(symbol: Symbol, function: Callable | None) -> None:
-    """Makes `function` the in-place form of a symbol on lists: each result overwrites the tensor at its place in the first argument."""
+    """Makes `function` the in-place form of a symbol on lists: each result overwrites the tensor at its place in the
+    first argument."""
     if function is not None:
         _INPLACE[function] = symbol
-        symbol.info["inplace"] = function, lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {}
+        symbol.info["inplace"] = (
+            function,
+            lambda line: dict(enumerate(line.args[0])) if isinstance(line.args[0], (tuple, list)) else {},
+        )
 
 
 @functools.cache
 def operand_places(*functions: Callable) -> dict[str, int]:
-    """Where functions of PyTorch take their operands, tensors and numbers, by the names that they, or numpy, have for them."""
+    """Where functions of PyTorch take their operands, tensors and numbers, by the names that they, or numpy, have for
+    them."""
     places: dict[str, int] = {}
     for function in functions:
         if isinstance(function, types.FunctionType):
-            operands = itertools.takewhile(lambda p: p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty, inspect.signature(function).parameters.values())
+            operands = itertools.takewhile(
+                lambda p: p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty,
+                inspect.signature(function).parameters.values(),
+            )
             places = {p.name: i for i, p in enumerate(operands)} | places
             continue
         for schema in compat.schemas_of(f"aten::{getattr(function, '__name__', '')}"):
-            operands = [(i, a.name) for i, a in enumerate(schema.arguments) if not a.kwarg_only and str(a.type).removeprefix("Optional[").startswith(("Tensor", "number"))]
+            operands = [
+                (i, a.name)
+                for i, a in enumerate(schema.arguments)
+                if not a.kwarg_only and str(a.type).removeprefix("Optional[").startswith(("Tensor", "number"))
+            ]
             places = {name: i for i, name in operands} | places
     places = {"input": places.get("self", 0)} | places
     numpys = {"a": "input", "x": "input", "x1": "input", "x2": "other"}
@@ -156,7 +177,9 @@ def _define(symbol: Symbol, torch_functions: tuple, **options) -> Symbol:
     return register(symbol, *(f for f in torch_functions if f is not None), **options)
 
 
-def prim(fn: Callable | None = None, *, name: str | None = None, tags: tuple[OpTags, ...] = ()) -> Callable[[Callable], Symbol]:
+def prim(
+    fn: Callable | None = None, *, name: str | None = None, tags: tuple[OpTags, ...] = ()
+) -> Callable[[Callable], Symbol]:
     """Defines a primitive: the decorated function is its meta rule, `fn` computes it on real tensors."""
 
     def define(meta: Callable) -> Symbol:
@@ -181,13 +204,16 @@ def composite(
 ) -> Callable[[Callable], Symbol]:
     """Defines an operation with PyTorch's semantics: the decorated function is its decomposition.
 
-    torch_functions: the functions and Tensor methods it is the meaning of; the first is called with the recorded arguments to execute it (`fn` where
-    given). meta: types it without running the decomposition. method, properties: further names on proxies. autocast: "lower", "float32" or "widest",
-    what torch.autocast casts its arguments to. canonicalize: (args, kwargs) -> (args, kwargs), applied before the call is recorded.
+    torch_functions: the functions and Tensor methods it is the meaning of; the first is called with the recorded
+    arguments to execute it (`fn` where given). meta: types it without running the decomposition. method, properties:
+    further names on proxies. autocast: "lower", "float32" or "widest", what torch.autocast casts its arguments to.
+    canonicalize: (args, kwargs) -> (args, kwargs), applied before the call is recorded.
     """
 
     def define(decomposition: Callable) -> Symbol:
-        symbol = Symbol(name or decomposition.__name__, meta, module="ltorch", decomposition=decomposition, tags=tags, fn=fn)
+        symbol = Symbol(
+            name or decomposition.__name__, meta, module="ltorch", decomposition=decomposition, tags=tags, fn=fn
+        )
         symbol.autocast, symbol.canonicalize = autocast, canonicalize
         assert symbol.name not in LTORCH, f"the operation {symbol.name} is defined twice"
         LTORCH[symbol.name] = symbol
@@ -197,7 +223,8 @@ def composite(
 
 
 def alias(*torch_functions: Callable) -> Callable[[Callable], Callable]:
-    """The decorated function says what some torch callables mean in terms of defined operations; only those are recorded, not a line of its own."""
+    """The decorated function says what some torch callables mean in terms of defined operations; only those are
+    recorded, not a line of its own."""
 
     def define(function: Callable) -> Callable:
         for torch_function in torch_functions:
@@ -211,10 +238,18 @@ def alias(*torch_functions: Callable) -> Callable[[Callable], Callable]:
 
 
 def torch_prim(*torch_functions: Callable, name: str | None = None, **options) -> Callable[[Callable], Symbol]:
-    """Defines an operation that PyTorch computes in one piece and that has no useful decomposition: the decorated function is its meta rule."""
+    """Defines an operation that PyTorch computes in one piece and that has no useful decomposition: the decorated
+    function is its meta rule."""
 
     def define(meta: Callable) -> Symbol:
-        symbol = Symbol(name or meta.__name__, meta, module="ltorch", is_prim=True, tags=options.pop("tags", ()), fn=options.pop("fn", None))
+        symbol = Symbol(
+            name or meta.__name__,
+            meta,
+            module="ltorch",
+            is_prim=True,
+            tags=options.pop("tags", ()),
+            fn=options.pop("fn", None),
+        )
         symbol.autocast, symbol.canonicalize = options.pop("autocast", None), options.pop("canonicalize", None)
         assert symbol.name not in LTORCH, f"the operation {symbol.name} is defined twice"
         LTORCH[symbol.name] = symbol

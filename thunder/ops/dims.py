@@ -1,4 +1,5 @@
-"""Dimensions and sizes as PyTorch's functions take them: negative dimensions, sizes as one sequence or one by one, sizes that stay symbolic."""
+"""Dimensions and sizes as PyTorch's functions take them: negative dimensions, sizes as one sequence or one by one,
+sizes that stay symbolic."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ __all__ = ["wrap_dim", "wrap_dims", "along", "is_empty", "packed", "sizes_with_m
 
 
 def wrap_dim(dim, rank: int) -> int:
-    """A dimension counted from the front; a 0-dim tensor has one dimension for this purpose. Raises IndexError as PyTorch does."""
+    """A dimension counted from the front; a 0-dim tensor has one dimension for this purpose. Raises IndexError as
+    PyTorch does."""
     if type(dim) is not int:
         dim = operator.index(concrete(dim))
     rank = rank or 1

@@ -1,4 +1,5 @@
-"""torch.einsum: typed from its equation, decomposed into permutations, sums and batched matrix products, executed by torch.einsum itself."""
+"""torch.einsum: typed from its equation, decomposed into permutations, sums and batched matrix products, executed by
+torch.einsum itself."""
 
 from __future__ import annotations
 
@@ -15,20 +16,27 @@ from thunder.ops.shape import permute, reshape, unsqueeze
 
 
 def parse(equation: str, ranks: list[int]) -> tuple[list[list], list]:
-    """Labels of each operand's dimensions and of the result's. A label is a letter, or a number for a dimension that `...` stands for (counted from the last).
+    """Labels of each operand's dimensions and of the result's. A label is a letter, or a number for a dimension that
+    `...` stands for (counted from the last).
 
     Raises RuntimeError where equation and operands do not fit.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):
-        raise RuntimeError(f"einsum(): {'more' if len(terms) < len(ranks) else 'fewer'} operands were provided than specified in the equation")
+        raise RuntimeError(
+            f"einsum(): {'more' if len(terms) < len(ranks) else 'fewer'} operands were provided than specified in "
+            "the equation"
+        )
     inputs, spread = [], 0
     for term, rank in zip(terms, ranks, strict=True):
         letters = term.replace("...", "")
         extra = rank - len(letters)
         if extra < 0 or (extra and "..." not in term) or not (letters.isalpha() or not letters):
-            raise RuntimeError(f"einsum(): the number of subscripts in the equation ({len(letters)}) does not match the number of dimensions ({rank}) for operand")
+            raise RuntimeError(
+                f"einsum(): the number of subscripts in the equation ({len(letters)}) does not match the number of "
+                f"dimensions ({rank}) for operand"
+            )
         inputs.append(_labels(term, extra))
         spread = max(spread, extra)
     if arrow:
@@ -62,7 +70,10 @@ def _label_sizes(inputs: list[list], operands) -> dict:
             if known == 1:
                 sizes[x] = n
             elif n != 1 and n != known:
-                raise RuntimeError(f"einsum(): subscript {x} has size {n} for operand which does not broadcast with previously seen size {known}")
+                raise RuntimeError(
+                    f"einsum(): subscript {x} has size {n} for operand which does not broadcast with previously seen "
+                    f"size {known}"
+                )
             else:
                 sizes.setdefault(x, n)
     return sizes
@@ -97,11 +108,21 @@ def _meta(equation, *operands):
             raise RuntimeError("expected m1 and m2 to have the same dtype")
         dtype = result_type(*operands)
     if dtype is bool8 and any(x not in output for x in sizes):
-        raise RuntimeError("einsum of bool tensors with a sum: its type follows the way PyTorch computes it; convert the operands to int64 first")
+        raise RuntimeError(
+            "einsum of bool tensors with a sum: its type follows the way PyTorch computes it; convert the operands "
+            "to int64 first"
+        )
     return like(operands[0], tuple(sizes.get(x, 1) for x in output), dtype, same_device(*operands))
 
 
-@composite(torch.einsum, torch.functional.einsum, meta=_meta, canonicalize=_arguments, autocast="lower", tags=(OpTags.MATMUL_OP,))
+@composite(
+    torch.einsum,
+    torch.functional.einsum,
+    meta=_meta,
+    canonicalize=_arguments,
+    autocast="lower",
+    tags=(OpTags.MATMUL_OP,),
+)
 def einsum(equation, *operands):
     inputs, output = parse(equation, [len(t.shape) for t in operands])
     terms = [_diagonals(t, labels) for t, labels in zip(operands, inputs, strict=True)]
@@ -161,7 +182,11 @@ def _contract(a, left: list, b, right: list, later: set):
     y = _grouped(b, right, batch, summed, columns)
     out = matmul_prim(x, y)
     common = tuple(sizes_b[k] if sizes_a[k] == 1 else sizes_a[k] for k in batch)
-    return reshape(out, (*common, *(sizes_a[k] for k in rows), *(sizes_b[k] for k in columns))), [*batch, *rows, *columns]
+    return reshape(out, (*common, *(sizes_a[k] for k in rows), *(sizes_b[k] for k in columns))), [
+        *batch,
+        *rows,
+        *columns,
+    ]
 
 
 def _sum_unneeded(t, labels: list, needed: set):
@@ -193,12 +218,15 @@ einsum.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or _sums
 
 
 def _more_than_a_product(lower: dict, *args, **kwargs) -> bool:
-    """Whether, on the CPU, there is more inside than one product of matrices: sums and products of elements, which are not cast."""
+    """Whether, on the CPU, there is more inside than one product of matrices: sums and products of elements, which are
+    not cast."""
     (equation, *operands), _ = _arguments(args, kwargs)
     if "cpu" not in lower or len(operands) < 2 or operands[0].device.type != "cpu":
         return False
     inputs, output = parse(equation, [len(t.shape) for t in operands])
-    return len(operands) > 2 or any((x in inputs[0]) != (x in inputs[1]) for labels in inputs for x in labels if x not in output)
+    return len(operands) > 2 or any(
+        (x in inputs[0]) != (x in inputs[1]) for labels in inputs for x in labels if x not in output
+    )
 
 
 opaque.casts_inside(torch.einsum, when=_more_than_a_product)

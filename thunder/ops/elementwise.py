@@ -1,6 +1,7 @@
 """Elementwise operations: one row per op.
 
-A row makes two symbols: the prim, which computes on operands of one shape and type, and the `ltorch` operation with PyTorch's broadcasting and promotion.
+A row makes two symbols: the prim, which computes on operands of one shape and type, and the `ltorch` operation with
+PyTorch's broadcasting and promotion.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from thunder.ops.torch_types import named_results, scalar_type
 __all__ = ["unary", "binary", "broadcast_to"]
 
 
-
 def broadcast_to(a: TensorProxy, shape: tuple) -> TensorProxy:
     """`a` with the shape that broadcasting gives it; `a` itself where it has it."""
     if a.shape == shape:
@@ -49,9 +49,11 @@ def unary(
     vjp: Callable | None = None,
     detached: bool = False,
 ) -> Symbol:
-    """A row: name, the torch functions it is, how types follow, the interval that samples come from, and their types: "all", "float" or "integer".
+    """A row: name, the torch functions it is, how types follow, the interval that samples come from, and their types:
+    "all", "float" or "integer".
 
-    vjp: (cotangent, result, argument) -> the argument's cotangent; it saves what it reads, and no more. detached: PyTorch does not differentiate it.
+    vjp: (cotangent, result, argument) -> the argument's cotangent; it saves what it reads, and no more. detached:
+    PyTorch does not differentiate it.
     """
     run = torch_functions[0]
     primitive = prim(run, name=name)(lambda a: like(a, dtype=promotes(a.dtype)[1]))
@@ -64,7 +66,9 @@ def unary(
     def decomposition(a):
         return primitive(convert(a, promotes(a.dtype)[0]))
 
-    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ())(decomposition)
+    symbol = composite(
+        *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ()
+    )(decomposition)
 
     def sampler(make):
         if samples != "integer":
@@ -121,17 +125,21 @@ UNARY = {
     "bitwise_not": {"samples": "integer"},
     "ceil": {}, "floor": {}, "trunc": {}, "fix": {}, "frac": {"samples": "float"},
     "conj_physical": {},
-    "cos": _FLOAT, "cosh": _FLOAT32, "sin": _FLOAT, "sinh": _FLOAT32, "tan": _FLOAT32 | {"domain": (-1.4, 1.4)}, "tanh": _FLOAT,
+    "cos": _FLOAT, "cosh": _FLOAT32, "sin": _FLOAT, "sinh": _FLOAT32, "tan": _FLOAT32 | {"domain": (-1.4, 1.4)},
+    "tanh": _FLOAT,
     "deg2rad": _FLOAT, "rad2deg": _FLOAT,
     "digamma": _FLOAT | {"domain": (0.2, 4.0)}, "lgamma": _FLOAT | {"domain": (0.2, 4.0)},
     "erf": _FLOAT, "erfc": _FLOAT, "erfinv": _FLOAT32 | {"domain": (-0.9, 0.9)},
     "exp": _FLOAT32, "exp2": _FLOAT, "expm1": _FLOAT32,
     "i0": _FLOAT, "sinc": _FLOAT, "sigmoid": _FLOAT,
-    "isfinite": _BOOL, "isinf": _BOOL, "isnan": _BOOL, "isneginf": _BOOL, "isposinf": _BOOL, "isreal": _BOOL, "signbit": _BOOL, "logical_not": _BOOL,
-    "log": _FLOAT32 | {"domain": (0.1, 4.0)}, "log10": _FLOAT32 | {"domain": (0.1, 4.0)}, "log1p": _FLOAT32 | {"domain": (-0.5, 4.0)},
+    "isfinite": _BOOL, "isinf": _BOOL, "isnan": _BOOL, "isneginf": _BOOL, "isposinf": _BOOL, "isreal": _BOOL,
+    "signbit": _BOOL, "logical_not": _BOOL,
+    "log": _FLOAT32 | {"domain": (0.1, 4.0)}, "log10": _FLOAT32 | {"domain": (0.1, 4.0)},
+    "log1p": _FLOAT32 | {"domain": (-0.5, 4.0)},
     "log2": _FLOAT32 | {"domain": (0.1, 4.0)},
     "neg": {"promotes": _negated}, "negative": {"promotes": _negated}, "positive": {},
-    "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)}, "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
+    "reciprocal": _FLOAT32 | {"domain": (0.3, 4.0)}, "rsqrt": _FLOAT32 | {"domain": (0.1, 4.0)},
+    "sqrt": _FLOAT | {"domain": (0.0, 4.0)},
     "sgn": {}, "sign": {}, "square": {"promotes": Promotion.BOOL_TO_INT, "autocast": "cuda:float32"},
 }  # fmt: skip
 # derivatives of the rows, as (cotangent g, result y, argument x) -> cotangent of x; real types
@@ -209,9 +217,32 @@ for _name, _options in UNARY.items():
     _special = [f for n in _SPECIAL.get(_name, (_name,)) if (f := getattr(torch.special, n, None)) is not None]
     _functional = [f for f in (getattr(torch.nn.functional, _name, None),) if f is not None]
     unary(_name, *_pair(_name), *_special, *_functional, vjp=VJP.get(_name), **_options)
-for _name in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "ndtr", "ndtri"):
+for _name in (
+    "bessel_j0",
+    "bessel_j1",
+    "bessel_y0",
+    "bessel_y1",
+    "entr",
+    "erfcx",
+    "i0e",
+    "i1",
+    "i1e",
+    "log_ndtr",
+    "modified_bessel_i0",
+    "modified_bessel_i1",
+    "ndtr",
+    "ndtri",
+):
     _function, _vjp = getattr(torch.special, _name), SPECIAL_VJP.get(_name)
-    unary(f"special_{_name}", _function, promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached=not is_differentiated(_function), vjp=_vjp)
+    unary(
+        f"special_{_name}",
+        _function,
+        promotes=Promotion.INT_TO_FLOAT,
+        domain=(0.1, 0.9),
+        samples="float",
+        detached=not is_differentiated(_function),
+        vjp=_vjp,
+    )
 
 
 def _positive(a):
@@ -229,7 +260,9 @@ LTORCH["positive"].typed_by(_positive)
 LTORCH["conj_physical"].typed_by(lambda a: a if a.dtype.category < 3 else like(a))
 LTORCH["abs"].info["check_in_place"] = LTORCH["absolute"].info["check_in_place"] = _no_complex_in_place
 alias(torch.Tensor.__abs__)(LTORCH["abs"])
-METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not"))
+METHODS["__abs__"], METHODS["__neg__"], METHODS["__pos__"], METHODS["__invert__"] = (
+    LTORCH[n] for n in ("abs", "neg", "positive", "bitwise_not")
+)
 alias(torch.Tensor.__neg__)(LTORCH["neg"])
 alias(torch.Tensor.__invert__)(LTORCH["bitwise_not"])
 
@@ -264,7 +297,12 @@ def real_prim(a):
     return like(a, dtype=dtypes.real_of(a.dtype))
 
 
-@composite(torch.real, meta=lambda a: a if a.dtype.category < 3 else like(a, dtype=dtypes.real_of(a.dtype)), properties=("real",), tags=(OpTags.VIEW,))
+@composite(
+    torch.real,
+    meta=lambda a: a if a.dtype.category < 3 else like(a, dtype=dtypes.real_of(a.dtype)),
+    properties=("real",),
+    tags=(OpTags.VIEW,),
+)
 def real(a):
     return a if a.dtype.category < 3 else real_prim(a)
 
@@ -301,7 +339,8 @@ def _(make):
     yield make(4, 3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- binary
+# ----------------------------------------------------------------------------------------------------------------
+# binary
 
 
 def _operand(x):
@@ -314,8 +353,9 @@ def _operand(x):
 def operator_methods(symbol: Callable, operator: str) -> None:
     """Makes `symbol` what a Python operator (`"add"`: `__add__` and `__radd__`) does with proxies.
 
-    As PyTorch does, `2 * x` is computed as `x * 2`, whose roundings differ below float32, and `2 / x` as `x.reciprocal() * 2`. An operand that is no
-    tensor and no number has a say itself (`__radd__` of a user's class, `x == None`).
+    As PyTorch does, `2 * x` is computed as `x * 2`, whose roundings differ below float32, and `2 / x` as
+    `x.reciprocal() * 2`. An operand that is no tensor and no number has a say itself (`__radd__` of a user's class, `x
+    == None`).
     """
 
     def plain(a, b):
@@ -355,11 +395,13 @@ def binary(
     numbers: str = "both",
     detached: bool = False,
 ) -> Symbol:
-    """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"` for `__add__`) it implements.
+    """A row: name, torch functions, how types follow, what it is on Python numbers, and the Python operator (`"add"`
+    for `__add__`) it implements.
 
-    numbers: which operands may be Python numbers: "both" (one at a time, or together where `python` says what that is), "right" or "none".
-    samples: the types they have: "all", "float", "integer", or "same" for operations that take two tensors of one type only.
-    left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is undone.
+    numbers: which operands may be Python numbers: "both" (one at a time, or together where `python` says what that is),
+    "right" or "none". samples: the types they have: "all", "float", "integer", or "same" for operations that take two
+    tensors of one type only. left, right: (cotangent, result, a, b) -> the cotangent of a, of b, before broadcasting is
+    undone.
     """
     run = torch_functions[0]
 
@@ -381,7 +423,9 @@ def binary(
                 return like(b, dtype=promotes(result_type(a, b))[1])
             if python is not None and is_number(b):
                 return python(a, b)
-        raise TypeError(f"{name}(): arguments must be Tensors or numbers, not {type(a).__name__} and {type(b).__name__}")
+        raise TypeError(
+            f"{name}(): arguments must be Tensors or numbers, not {type(a).__name__} and {type(b).__name__}"
+        )
 
     def decomposition(a, b):
         if is_number(a) and is_number(b):
@@ -392,7 +436,9 @@ def binary(
         a, b = (broadcast_to(convert(x, compute), shape) if type(x) is TensorProxy else x for x in (a, b))
         return primitive(a, b)
 
-    symbol = composite(*torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ())(decomposition)
+    symbol = composite(
+        *torch_functions, name=name, meta=meta, autocast=autocast, tags=(OpTags.DETACHED,) if detached else ()
+    )(decomposition)
     if operator is not None:
         operator_methods(symbol, operator)
     low, high = domain
@@ -418,7 +464,12 @@ def _binary_rule(symbol: Symbol, left: Callable | None, right: Callable | None) 
     def rule(a, b, **kwargs):
         y = symbol(a, b, **kwargs)
         g = yield y
-        return tuple(sum_to(f(g, y, a, b, **kwargs), x.shape) if f is not None and type(x) is TensorProxy and x.requires_grad else None for f, x in ((left, a), (right, b)))
+        return tuple(
+            sum_to(f(g, y, a, b, **kwargs), x.shape)
+            if f is not None and type(x) is TensorProxy and x.requires_grad
+            else None
+            for f, x in ((left, a), (right, b))
+        )
 
     return rule
 
@@ -464,15 +515,24 @@ def _loses(g, a, b, compare: str):
 
 
 def _first_extreme(extreme: Callable, compare: str):
-    """The cotangent of the first operand of fmax or fmin, and of the second: what PyTorch gives to each where they are equal."""
+    """The cotangent of the first operand of fmax or fmin, and of the second: what PyTorch gives to each where they are
+    equal."""
 
     def left(g, y, a, b):
         share = kept_at_tie(extreme)
-        return _wins(g, a, b, compare) if share == 1.0 else op("where")(LTORCH["eq"](a, b), g * share, _wins(g, a, b, compare))
+        return (
+            _wins(g, a, b, compare)
+            if share == 1.0
+            else op("where")(LTORCH["eq"](a, b), g * share, _wins(g, a, b, compare))
+        )
 
     def right(g, y, a, b):
         share = kept_at_tie(extreme)
-        return _loses(g, a, b, compare) if share == 1.0 else op("where")(LTORCH["eq"](a, b), g * (1.0 - share), _loses(g, a, b, compare))
+        return (
+            _loses(g, a, b, compare)
+            if share == 1.0
+            else op("where")(LTORCH["eq"](a, b), g * (1.0 - share), _loses(g, a, b, compare))
+        )
 
     return {"left": left, "right": right}
 
@@ -493,28 +553,39 @@ _INT = {"samples": "integer"}
 _F = {"promotes": Promotion.INT_TO_FLOAT}
 _TENSORS = {"numbers": "none"}
 BINARY: dict[str, dict] = {
-    "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
+    "mul": {"operator": "mul", "python": python_operator.mul, "left": lambda g, y, a, b: b * g,
+    "right": lambda g, y, a, b: a * g},
     "multiply": {"python": python_operator.mul, "left": lambda g, y, a, b: b * g, "right": lambda g, y, a, b: a * g},
-    "maximum": _TENSORS | {"left": lambda g, y, a, b: _where_less(g, a, b), "right": lambda g, y, a, b: _where_less(g, b, a)},
-    "minimum": _TENSORS | {"left": lambda g, y, a, b: _where_greater(g, a, b), "right": lambda g, y, a, b: _where_greater(g, b, a)},
+    "maximum": _TENSORS | {"left": lambda g, y, a, b: _where_less(g, a, b),
+    "right": lambda g, y, a, b: _where_less(g, b, a)},
+    "minimum": _TENSORS | {"left": lambda g, y, a, b: _where_greater(g, a, b),
+    "right": lambda g, y, a, b: _where_greater(g, b, a)},
     "fmax": _TENSORS | _first_extreme(torch.fmax, "ge"),
     "fmin": _TENSORS | _first_extreme(torch.fmin, "le"),
     "atan2": _F | _TENSORS | {"autocast": "cuda:widest"},
     "arctan2": _F | _TENSORS | {"autocast": "cuda:widest"},
     "copysign": _F | {"numbers": "right", "left": _copysign_left, "right": lambda g, y, a, b: op("zeros_like")(g)},
-    "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * a / y, "right": lambda g, y, a, b: g * b / y},
+    "hypot": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g * a / y,
+    "right": lambda g, y, a, b: g * b / y},
     "nextafter": _TENSORS | {"samples": "float"}, "heaviside": _TENSORS | {"samples": "same"},
-    "logaddexp": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp")(b - a)), "right": lambda g, y, a, b: g / (1 + op("exp")(a - b))},
-    "logaddexp2": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)), "right": lambda g, y, a, b: g / (1 + op("exp2")(a - b))},
-    "fmod": {"domain": (0.5, 3.0), "numbers": "right", "left": lambda g, y, a, b: g, "right": lambda g, y, a, b: -g * _truncated(a, b, "trunc")},
-    "remainder": {"operator": "mod", "domain": (0.5, 3.0), "left": lambda g, y, a, b: g, "right": lambda g, y, a, b: -g * _truncated(a, b, "floor")},
+    "logaddexp": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp")(b - a)),
+    "right": lambda g, y, a, b: g / (1 + op("exp")(a - b))},
+    "logaddexp2": _TENSORS | {"samples": "float", "left": lambda g, y, a, b: g / (1 + op("exp2")(b - a)),
+    "right": lambda g, y, a, b: g / (1 + op("exp2")(a - b))},
+    "fmod": {"domain": (0.5, 3.0), "numbers": "right", "left": lambda g, y, a, b: g,
+    "right": lambda g, y, a, b: -g * _truncated(a, b, "trunc")},
+    "remainder": {"operator": "mod", "domain": (0.5, 3.0), "left": lambda g, y, a, b: g,
+    "right": lambda g, y, a, b: -g * _truncated(a, b, "floor")},
     "floor_divide": {"operator": "floordiv", "python": python_operator.floordiv, "domain": (0.5, 3.0)},
     "gcd": _INT | _TENSORS, "lcm": _INT | _TENSORS,
-    "bitwise_and": _INT | {"operator": "and"}, "bitwise_or": _INT | {"operator": "or"}, "bitwise_xor": _INT | {"operator": "xor"},
+    "bitwise_and": _INT | {"operator": "and"}, "bitwise_or": _INT | {"operator": "or"},
+    "bitwise_xor": _INT | {"operator": "xor"},
     "bitwise_left_shift": _INT | {"operator": "lshift"}, "bitwise_right_shift": _INT | {"operator": "rshift"},
     "logical_and": _BOOL | _TENSORS, "logical_or": _BOOL | _TENSORS, "logical_xor": _BOOL | _TENSORS,
-    "true_divide": _F | {"operator": "truediv", "python": python_operator.truediv, "domain": (0.5, 3.0), "prim_name": "true_divide"},
-    "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left, "right": _pow_right},
+    "true_divide": _F | {"operator": "truediv", "python": python_operator.truediv, "domain": (0.5, 3.0),
+    "prim_name": "true_divide"},
+    "pow": {"operator": "pow", "domain": (0.5, 3.0), "autocast": "cuda:float32", "left": _pow_left,
+    "right": _pow_right},
     "float_power": {"promotes": Promotion.TO_DOUBLE, "domain": (0.5, 3.0)},
     "ldexp": _F | _TENSORS | {"samples": "same"},
     "xlogy": _F | {"domain": (0.5, 3.0), "left": _xlogy_left, "right": lambda g, y, a, b: g * a / b},
@@ -525,13 +596,27 @@ for _name, _options in BINARY.items():
 
 
 def _double_in_place(a, b):
-    wanted = dtypes.complex128 if any(type(x) is complex or type(x) is TensorProxy and x.dtype.category == 3 for x in (a, b)) else dtypes.float64
+    wanted = (
+        dtypes.complex128
+        if any(type(x) is complex or type(x) is TensorProxy and x.dtype.category == 3 for x in (a, b))
+        else dtypes.float64
+    )
     if a.dtype is not wanted:
-        raise RuntimeError(f"the base given to float_power_ has dtype {scalar_type(a.dtype)} but the operation's result requires dtype {scalar_type(wanted)}")
+        raise RuntimeError(
+            f"the base given to float_power_ has dtype {scalar_type(a.dtype)} but the operation's result requires "
+            f"dtype {scalar_type(wanted)}"
+        )
 
 
 LTORCH["float_power"].info["check_in_place"] = _double_in_place
-for _name, _old in {"eq": None, "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}.items():
+for _name, _old in {
+    "eq": None,
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+}.items():
     binary(_name, *_pair(_name), operator=_name, promotes=Promotion.BOOL_RESULT, numbers="right")
     if _old is not None:
         binary(_old, *_pair(_old), promotes=Promotion.BOOL_RESULT, numbers="right")
@@ -542,7 +627,10 @@ def _angle_rule(symbol: Symbol) -> None:
         g = yield symbol(a, b)
         squares = a * a + b * b
         inverse = op("masked_fill")(op("reciprocal")(squares), op("eq")(squares, 0), 0)
-        return tuple(sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None for x, slope in ((a, lambda: b), (b, lambda: -a)))
+        return tuple(
+            sum_to(g * slope() * inverse, x.shape) if x.requires_grad else None
+            for x, slope in ((a, lambda: b), (b, lambda: -a))
+        )
 
     symbol.vjp(rule)
 
@@ -555,7 +643,13 @@ for _name in ("xlog1py", "zeta"):
 
 def _scaled(name: str, python: Callable) -> Symbol:
     """add and sub: `a + alpha * b`."""
-    plain = binary(f"plain_{name}", *_pair(name), prim_name=name, python=python, promotes=Promotion.KEEP if name == "add" else _subtracted)
+    plain = binary(
+        f"plain_{name}",
+        *_pair(name),
+        prim_name=name,
+        python=python,
+        promotes=Promotion.KEEP if name == "add" else _subtracted,
+    )
 
     def meta(a, b, *, alpha=1):
         return plain.meta(a, b)
@@ -602,8 +696,16 @@ def rsub(a, b, *, alpha=1):
     return sub(b, a if alpha == 1 else a * alpha)
 
 
-subtract.vjp(_binary_rule(subtract, lambda g, y, a, b, *, alpha=1: g, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha))
-rsub.vjp(_binary_rule(rsub, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha, lambda g, y, a, b, *, alpha=1: g))
+subtract.vjp(
+    _binary_rule(
+        subtract, lambda g, y, a, b, *, alpha=1: g, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha
+    )
+)
+rsub.vjp(
+    _binary_rule(
+        rsub, lambda g, y, a, b, *, alpha=1: -g if alpha == 1 else g * -alpha, lambda g, y, a, b, *, alpha=1: g
+    )
+)
 
 
 for _symbol in (subtract, rsub):
@@ -618,7 +720,9 @@ def _div_meta(a, b, *, rounding_mode=None):
     if rounding_mode is None:
         return true_divide.meta(a, b)
     if rounding_mode not in ("trunc", "floor"):
-        raise RuntimeError(f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'")
+        raise RuntimeError(
+            f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
+        )
     return LTORCH["floor_divide"].meta(a, b)
 
 

@@ -21,12 +21,17 @@ def _plain_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Options that say nothing are left out."""
     names = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
     given = dict(zip(names, args[2:], strict=False)) | kwargs
-    return args[:2], {k: v for k, v in given.items() if k != "max_norm" and k != "norm_type" and v is not None and v is not False}
+    return args[:2], {
+        k: v for k, v in given.items() if k != "max_norm" and k != "norm_type" and v is not None and v is not False
+    }
 
 
 def _embedding_meta(a, weight, *, padding_idx=None, scale_grad_by_freq=False, sparse=False):
     if a.dtype.name not in INTEGERS:
-        raise RuntimeError(f"Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got {a.dtype} instead")
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but "
+            f"got {a.dtype} instead"
+        )
     if len(weight.shape) != 2:
         raise RuntimeError("'weight' must be 2-D")
     if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
@@ -73,11 +78,19 @@ def _(a, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_f
     return None, backward.embedding_backward(g, a, weight.shape[0], padding, scale_grad_by_freq)
 
 
-@torch_prim(fn=lambda weight, indices, max_norm, norm_type: torch.embedding_renorm_(weight.clone(), indices, max_norm, norm_type), tags=(OpTags.DETACHED,))
+@torch_prim(
+    fn=lambda weight, indices, max_norm, norm_type: torch.embedding_renorm_(
+        weight.clone(), indices, max_norm, norm_type
+    ),
+    tags=(OpTags.DETACHED,),
+)
 def embedding_renorm(weight, indices, max_norm, norm_type):
     """The table with the rows that are named, and longer than max_norm, scaled down to it."""
     if indices.dtype.name not in INTEGERS:
-        raise RuntimeError(f"Expected tensor for argument #2 'indices' to have one of the following scalar types: Long, Int; but got {indices.dtype} instead")
+        raise RuntimeError(
+            "Expected tensor for argument #2 'indices' to have one of the following scalar types: Long, Int; but "
+            f"got {indices.dtype} instead"
+        )
     return like(weight)
 
 
@@ -110,27 +123,50 @@ def _embedding_renorm_alias(weight, indices, max_norm, norm_type):
 
 @alias(torch.embedding)
 def _aten_embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    return embedding(indices, weight, padding_idx=None if padding_idx == -1 else padding_idx, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse)
+    return embedding(
+        indices,
+        weight,
+        padding_idx=None if padding_idx == -1 else padding_idx,
+        scale_grad_by_freq=scale_grad_by_freq,
+        sparse=sparse,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- bags
 
 
 def _bag_meta(
-    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False, per_sample_weights=None, include_last_offset=False,
+    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
+    per_sample_weights=None, include_last_offset=False,
     padding_idx=None,
 ):  # fmt: skip
     if per_sample_weights is not None and per_sample_weights.shape != a.shape:
-        raise ValueError(f"embedding_bag: If per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the same shape as the input ({a.shape})")
-    if len(weight.shape) != 2 or mode not in ("sum", "mean", "max") or a.dtype.name not in INTEGERS or weight.dtype.category < 2:
-        raise ValueError("weight has to be a 2D Tensor of floating-point numbers, input of integers, and mode one of sum, mean or max")
+        raise ValueError(
+            f"embedding_bag: If per_sample_weights ({per_sample_weights.shape}) is not None, then it must have the "
+            f"same shape as the input ({a.shape})"
+        )
+    if (
+        len(weight.shape) != 2
+        or mode not in ("sum", "mean", "max")
+        or a.dtype.name not in INTEGERS
+        or weight.dtype.category < 2
+    ):
+        raise ValueError(
+            "weight has to be a 2D Tensor of floating-point numbers, input of integers, and mode one of sum, mean or "
+            "max"
+        )
     if mode == "max" and (scale_grad_by_freq or sparse):
         raise ValueError("max mode does not support scaling the gradient by the frequency or sparse weights")
     if per_sample_weights is not None and mode != "sum":
-        raise NotImplementedError(f"embedding_bag: per_sample_weights is only supported for mode='sum' (got mode='{mode}')")
+        raise NotImplementedError(
+            f"embedding_bag: per_sample_weights is only supported for mode='sum' (got mode='{mode}')"
+        )
     if len(a.shape) == 2:
         if offsets is not None:
-            raise ValueError("if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length sequences")
+            raise ValueError(
+                "if input is 2D, then offsets has to be None, as input is treated is a mini-batch of fixed length "
+                "sequences"
+            )
         return like(weight, (a.shape[0], weight.shape[1]))
     if len(a.shape) != 1 or offsets is None or len(offsets.shape) != 1:
         raise ValueError("input has to be 1D or 2D Tensor, and offsets has to be a 1D Tensor")
@@ -143,7 +179,8 @@ def _op(name: str, *args, **kwargs):
 
 @composite(F.embedding_bag, meta=_bag_meta)
 def embedding_bag(
-    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False, per_sample_weights=None, include_last_offset=False,
+    a, weight, offsets=None, max_norm=None, norm_type=2, scale_grad_by_freq=False, mode="mean", sparse=False,
+    per_sample_weights=None, include_last_offset=False,
     padding_idx=None,
 ):  # fmt: skip
     """Each row goes to the bag whose offset is the last one at or before its place."""
@@ -164,7 +201,13 @@ def embedding_bag(
         found = _op("scatter_reduce", empty, 0, expand(_op("unsqueeze", bag, 1), (count, width)), rows, "amax")
         return _op("where", _op("eq", found, float("-inf")), 0.0, found)
     scale = kept if per_sample_weights is None else kept * reshape(per_sample_weights, (count,))
-    total = _op("index_add", _op("zeros", (bags, width), dtype=weight.dtype, device=a.device), 0, bag, rows * _op("unsqueeze", scale, 1))
+    total = _op(
+        "index_add",
+        _op("zeros", (bags, width), dtype=weight.dtype, device=a.device),
+        0,
+        bag,
+        rows * _op("unsqueeze", scale, 1),
+    )
     if mode == "sum":
         return total
     sizes = _op("index_add", _op("zeros", (bags,), dtype=weight.dtype, device=a.device), 0, bag, kept)
@@ -184,7 +227,10 @@ def _(make):
     for mode in ("mean", "sum", "max"):
         yield (index, make(5, 4)), {"mode": mode}
         yield (make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2, 2])), {"mode": mode}
-        yield (make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2, 6])), {"mode": mode, "include_last_offset": True, "padding_idx": 1}
+        yield (
+            (make(6, dtype=torch.int64, low=0, high=5), make(5, 4), torch.tensor([0, 2, 6])),
+            {"mode": mode, "include_last_offset": True, "padding_idx": 1},
+        )
     yield (index, make(5, 4)), {"mode": "sum", "per_sample_weights": make(2, 3)}
     yield (index, make(5, 4)), {"scale_grad_by_freq": True}
 
@@ -203,8 +249,10 @@ _run = opaque.typed_by_running(torch.embedding_bag, "embedding_bag")
 
 @torch_prim(torch.embedding_bag, name="native_embedding_bag")
 def native_embedding_bag(weight, *args, **kwargs):
-    """Typed by running: the last three results are what PyTorch's kernel keeps for its backward, and their sizes are a matter of the way it takes."""
-    wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight  # PyTorch's own rule does not know that bfloat16 goes the way of float32
+    """Typed by running: the last three results are what PyTorch's kernel keeps for its backward, and their sizes are a
+    matter of the way it takes."""
+    # PyTorch's own rule does not know that bfloat16 goes the way of float32
+    wide = like(weight, dtype=float32) if weight.dtype is bfloat16 else weight
     out, *kept = _run(wide, *args, **kwargs)
     return like(out, dtype=weight.dtype), *kept
 

@@ -1,4 +1,5 @@
-"""Linear equations, by triangles, by the LU and LDL factorizations, and in the sense of least squares. Batches in the leading dimensions.
+"""Linear equations, by triangles, by the LU and LDL factorizations, and in the sense of least squares. Batches in the
+leading dimensions.
 
 Derivatives are in the form that PyTorch's autograd computes them (torch/csrc/autograd/FunctionsManual.cpp).
 """
@@ -22,7 +23,8 @@ from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.shape import adjoint
 from thunder.ops.torch_types import to_torch_dtype
 
-# ---------------------------------------------------------------------------------------------------------------- a square matrix
+# ---------------------------------------------------------------------------------------------------------------- a
+# square matrix
 
 
 def _is_vector(A, B) -> bool:
@@ -33,17 +35,24 @@ def _is_vector(A, B) -> bool:
 def _solution(A, B, left: bool):
     square("linalg.solve", A)
     if B.dtype is not A.dtype:
-        raise RuntimeError(f"linalg.solve: Expected A and B to have the same dtype, but found A of type {A.dtype} and B of type {B.dtype} instead")
+        raise RuntimeError(
+            f"linalg.solve: Expected A and B to have the same dtype, but found A of type {A.dtype} and B of type "
+            f"{B.dtype} instead"
+        )
     if _is_vector(A, B):
         if not left:
-            raise RuntimeError("linalg.solve: Vector broadcasting of the left hand side is not supported for left=False.")
+            raise RuntimeError(
+                "linalg.solve: Vector broadcasting of the left hand side is not supported for left=False."
+            )
         return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-1]), _fitting("linalg.solve", A, B.shape[-1])))
     return like(A, (*broadcast_shapes(A.shape[:-2], B.shape[:-2]), *_sides(A, B, left)))
 
 
 def _fitting(name: str, A, n):
     if A.shape[-1] is not n and A.shape[-1] != n:
-        raise RuntimeError(f"{name}: Incompatible shapes of A and B for the equation AX = B ({list(A.shape[-2:])} and {n})")
+        raise RuntimeError(
+            f"{name}: Incompatible shapes of A and B for the equation AX = B ({list(A.shape[-2:])} and {n})"
+        )
     return n
 
 
@@ -75,7 +84,11 @@ def _solve_parts(A, B, left, check_errors):
 
 
 solve_kernel = Symbol(
-    "solve_with_factors", _solve_parts, id="solve_with_factors", is_prim=True, fn=lambda A, B, left, check: compat.kernel("_linalg_solve_ex")(A, B, left=left, check_errors=check)
+    "solve_with_factors",
+    _solve_parts,
+    id="solve_with_factors",
+    is_prim=True,
+    fn=lambda A, B, left, check: compat.kernel("_linalg_solve_ex")(A, B, left=left, check_errors=check),
 )
 check_errors = kernel("_linalg_check_errors", "default", lambda info, name, *, is_matrix: None, tags=(OpTags.DONT_DCE,))
 
@@ -88,11 +101,19 @@ def _factorizes_transposed(kind: str) -> bool:
 
 
 def _run_solve_transposed(A, LU, pivots, B, left):
-    return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=not (A.is_contiguous() and _factorizes_transposed(A.device.type)))
+    return torch.linalg.lu_solve(
+        LU, pivots, B, left=left, adjoint=not (A.is_contiguous() and _factorizes_transposed(A.device.type))
+    )
 
 
 # A' X = B, with the factors that solve_with_factors found
-solve_transposed = Symbol("solve_transposed", lambda A, LU, pivots, B, left: like(B), id="solve_transposed", is_prim=True, fn=_run_solve_transposed)
+solve_transposed = Symbol(
+    "solve_transposed",
+    lambda A, LU, pivots, B, left: like(B),
+    id="solve_transposed",
+    is_prim=True,
+    fn=_run_solve_transposed,
+)
 
 
 def _solved(g, A, B, x, left, transposed) -> tuple:
@@ -116,7 +137,8 @@ def _solve_rules(symbol: Symbol, pair: bool) -> None:
         return _solved(g, A, B, x, left, lambda g: solve_transposed(A, LU, pivots, g, left))
 
     def again(A, B, *, left=True, check_errors=False):
-        """Where a second derivative may follow, the factors are not constants: the transposed equation is solved anew."""
+        """Where a second derivative may follow, the factors are not constants: the transposed equation is solved
+        anew."""
         y = symbol(A, B, left=left, **({"check_errors": check_errors} if pair else {}))
         g = yield y
         x, g = (y[0], g[0]) if pair else (y, g)
@@ -157,7 +179,8 @@ def _(make):
     yield make(3, 3), make(2, 4)
 
 
-# ---------------------------------------------------------------------------------------------------------------- triangles
+# ----------------------------------------------------------------------------------------------------------------
+# triangles
 
 
 def _strict(x, upper: bool, unitriangular: bool):
@@ -259,10 +282,14 @@ def lu_unpack(LU_data, LU_pivots, unpack_data=True, unpack_pivots=True):
     if LU_pivots.dtype is not int32:
         raise RuntimeError("torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 dtype.")
     if len(LU_data.shape) < 2:
-        raise RuntimeError(f"torch.lu_unpack: Expected tensor with 2 or more dimensions. Got size: {list(LU_data.shape)} instead")
+        raise RuntimeError(
+            f"torch.lu_unpack: Expected tensor with 2 or more dimensions. Got size: {list(LU_data.shape)} instead"
+        )
     p, l, u = _lu_parts(LU_data)
     nothing = like(LU_data, (0,))
-    return types.lu_unpack((p if unpack_pivots else nothing, l if unpack_data else like(nothing), u if unpack_data else like(nothing)))
+    return types.lu_unpack(
+        (p if unpack_pivots else nothing, l if unpack_data else like(nothing), u if unpack_data else like(nothing))
+    )
 
 
 lu_unpack.info["not_differentiable"] = (0,)
@@ -282,8 +309,8 @@ def lu_method(a, pivot=True, get_infos=False):
 def _of_lu(p, l, u, gl, gu):
     """The gradient of A = P L U.
 
-    With square factors it is P L'^-1 (tril(L' gL, -1) + triu(gU U')) U'^-1. Of a wide matrix the further columns of U are L^-1 A2, of a tall one the further rows of
-    L are A2 U^-1: they give gradients to A2 and to the square factors.
+    With square factors it is P L'^-1 (tril(L' gL, -1) + triu(gU U')) U'^-1. Of a wide matrix the further columns of U
+    are L^-1 A2, of a tall one the further rows of L are A2 U^-1: they give gradients to A2 and to the square factors.
     """
     m, n = l.shape[-2], u.shape[-1]
     tril, triu, pad, solve = LTORCH["tril"], LTORCH["triu"], LTORCH["pad"], linalg_solve_triangular
@@ -348,7 +375,9 @@ def linalg_lu_solve(LU, pivots, B, *, left=True, adjoint=False):
     square("linalg.lu_solve", LU, "LU")
     matrices("linalg.lu_solve", B, "B")
     if pivots.dtype is not int32 or pivots.shape != LU.shape[:-1] or B.dtype is not LU.dtype:
-        raise RuntimeError(f"linalg.lu_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LU {list(LU.shape)}")
+        raise RuntimeError(
+            f"linalg.lu_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LU {list(LU.shape)}"
+        )
     return like(LU, (*broadcast_shapes(LU.shape[:-2], B.shape[:-2]), *_sides(LU, B, left)))
 
 
@@ -364,7 +393,9 @@ def _(LU, pivots, B, *, left=True, adjoint=False):
         of_l = linalg_solve_triangular(mT(l), product(of_u, ut), upper=True, unitriangular=True)
     else:  # (P L U)' X = B: W = P' X gX' P L'^-1, gL = -tril(W), gU = -triu(L' W U'^-1)
         lt, x, gt = mT(l), x if left else mT(x), mT(g) if left else g
-        of_l = linalg_solve_triangular(lt, product(product(mT(p), x), product(gt, p)), upper=True, left=False, unitriangular=True)
+        of_l = linalg_solve_triangular(
+            lt, product(product(mT(p), x), product(gt, p)), upper=True, left=False, unitriangular=True
+        )
         of_u = linalg_solve_triangular(ut, product(lt, of_l), upper=False, left=False)
     return sum_to(LTORCH["neg"](LTORCH["tril"](of_l, -1) + LTORCH["triu"](of_u)), LU.shape), None, sum_to(of_b, B.shape)
 
@@ -422,11 +453,19 @@ def _(make):
     yield make(3, 3), torch.tensor([1, 2], dtype=torch.int32), make(3, 3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- LDL: PyTorch has no derivatives
+# ---------------------------------------------------------------------------------------------------------------- LDL:
+# PyTorch has no derivatives
 
-ldl_factor = of_square("linalg_ldl_factor", lambda a: types.linalg_ldl_factor((like(a), _pivots(a))), torch.linalg.ldl_factor, definite=True, options=("hermitian",))
+ldl_factor = of_square(
+    "linalg_ldl_factor",
+    lambda a: types.linalg_ldl_factor((like(a), _pivots(a))),
+    torch.linalg.ldl_factor,
+    definite=True,
+    options=("hermitian",),
+)
 ldl_factor_ex = of_square(
-    "linalg_ldl_factor_ex", lambda a: types.linalg_ldl_factor_ex((like(a), _pivots(a), like(a, a.shape[:-2], int32))), torch.linalg.ldl_factor_ex, definite=True,
+    "linalg_ldl_factor_ex", lambda a: types.linalg_ldl_factor_ex((like(a), _pivots(a), like(a, a.shape[:-2], int32))),
+    torch.linalg.ldl_factor_ex, definite=True,
     options=("hermitian", "check_errors"),
 )  # fmt: skip
 
@@ -435,7 +474,9 @@ ldl_factor_ex = of_square(
 def ldl_solve(LD, pivots, B, *, hermitian=False):
     square("torch.linalg.ldl_solve", LD, "LD")
     if pivots.shape != LD.shape[:-1] or B.dtype is not LD.dtype or len(B.shape) < 2:
-        raise RuntimeError(f"torch.linalg.ldl_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LD {list(LD.shape)}")
+        raise RuntimeError(
+            f"torch.linalg.ldl_solve: pivots {list(pivots.shape)} and B {list(B.shape)} do not fit LD {list(LD.shape)}"
+        )
     return like(B, (*broadcast_shapes(LD.shape[:-2], B.shape[:-2]), *_sides(LD, B, True)))
 
 
@@ -449,7 +490,8 @@ def _(make):
     yield make(3, 3), torch.tensor([1, 2], dtype=torch.int32), make(3, 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- least squares
+# ---------------------------------------------------------------------------------------------------------------- least
+# squares
 
 
 def without_none(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -468,7 +510,8 @@ def _pinv_meta(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
 
 @composite(torch.linalg.pinv, name="linalg_pinv", canonicalize=without_none, meta=_pinv_meta)
 def pinv(A, rcond=None, hermitian=False, *, atol=None, rtol=None):
-    """The inverses of the singular values, or eigenvalues, that are larger than the larger of atol and rtol times the largest; zeros for the others."""
+    """The inverses of the singular values, or eigenvalues, that are larger than the larger of atol and rtol times the
+    largest; zeros for the others."""
     if 0 in A.shape[-2:]:
         return LTORCH["zeros"]((*A.shape[:-2], A.shape[-1], A.shape[-2]), dtype=A.dtype, device=A.device)
     if hermitian:
@@ -508,7 +551,8 @@ def pinverse(a, rcond=1e-15):
 
 @pinv.vjp
 def _(A, *options, **named):
-    """(Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares problems whose variables separate", 1973)"""
+    """(Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares problems whose variables
+    separate", 1973)"""
     y = pinv(A, *options, **named)
     g = mT((yield y))
     t = mT(y)
@@ -533,10 +577,14 @@ def lstsq(A, b, rcond=None, *, driver=None):
     allowed = ("gels", "gelsy", "gelsd", "gelss") if A.device.type == "cpu" else ("gels",)
     driver = driver or ("gelsy" if A.device.type == "cpu" else "gels")
     if rows != m or driver not in allowed:
-        raise RuntimeError(f"torch.linalg.lstsq: {list(A.shape)} and {list(b.shape)} do not fit, or the driver {driver!r} is none of {allowed}")
+        raise RuntimeError(
+            f"torch.linalg.lstsq: {list(A.shape)} and {list(b.shape)} do not fit, or the driver {driver!r} is none "
+            f"of {allowed}"
+        )
     residuals = (*batch, *columns) if m > n and driver != "gelsy" else (0,)
     return types.linalg_lstsq((
-        like(A, (*batch, n, *columns)), like(A, residuals, real_of(A.dtype)), like(A, batch if driver != "gels" else (0,), int64),
+        like(A, (*batch, n, *columns)), like(A, residuals, real_of(A.dtype)),
+            like(A, batch if driver != "gels" else (0,), int64),
         like(A, (*batch, min(m, n)) if driver in ("gelsd", "gelss") else (0,), real_of(A.dtype)),
     ))  # fmt: skip
 
@@ -561,7 +609,8 @@ def _(make):
 
 @lstsq.samples
 def _(make):
-    yield (make(4, 3), make(4, 2)), {"driver": "gels"}  # gelsy, which is taken by default, begins with pivots that happen to be in memory
+    # gelsy, which is taken by default, begins with pivots that happen to be in memory
+    yield (make(4, 3), make(4, 2)), {"driver": "gels"}
     yield (make(2, 4, 3), make(2, 4, 2)), {"driver": "gels"}
     yield (make(4, 3), make(4, 2)), {"driver": "gelsd"}
 
@@ -577,7 +626,8 @@ def _(make):
     yield (make(4, 3), make(4, 2)), {"driver": "gelsx"}
 
 
-# ---------------------------------------------------------------------------------------------------------------- tensors as matrices
+# ----------------------------------------------------------------------------------------------------------------
+# tensors as matrices
 
 
 @composite(torch.linalg.tensorinv, name="linalg_tensorinv", autocast=_CPU)
@@ -586,7 +636,10 @@ def tensorinv(A, ind=2):
         raise RuntimeError("Expected a strictly positive integer for 'ind'")
     start, end = A.shape[:ind], A.shape[ind:]
     if math.prod(start) != math.prod(end):
-        raise RuntimeError(f"Expected self to satisfy the requirement prod(self.shape[ind:]) == prod(self.shape[:ind]), but got {math.prod(end)} != {math.prod(start)}")
+        raise RuntimeError(
+            "Expected self to satisfy the requirement prod(self.shape[ind:]) == prod(self.shape[:ind]), but got "
+            f"{math.prod(end)} != {math.prod(start)}"
+        )
     matrix = LTORCH["reshape"](A, (math.prod(end), math.prod(start)))
     return LTORCH["reshape"](LTORCH["linalg_inv"](matrix), (*end, *start))
 
@@ -598,7 +651,10 @@ def tensorsolve(A, B, dims=None):
     A = LTORCH["movedim"](A, moved, list(range(rank - len(moved), rank))) if moved else A
     found = A.shape[len(B.shape) :]
     if math.prod(found) != math.prod(B.shape):
-        raise RuntimeError(f"Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == prod(self.shape[:other.ndim]), but got {found} and {B.shape}")
+        raise RuntimeError(
+            "Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == "
+            f"prod(self.shape[:other.ndim]), but got {found} and {B.shape}"
+        )
     matrix = LTORCH["reshape"](A, (math.prod(B.shape), math.prod(found)))
     return LTORCH["reshape"](linalg_solve(matrix, LTORCH["reshape"](B, (math.prod(B.shape),))), found)
 
@@ -625,7 +681,8 @@ def _(make):
     yield make(2, 3, 5), make(2, 3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- of low rank, by random numbers
+# ---------------------------------------------------------------------------------------------------------------- of
+# low rank, by random numbers
 
 _RANDOM = (OpTags.RANDOM_OP, OpTags.DONT_DCE)
 
@@ -648,11 +705,29 @@ def pca_lowrank(A, q=None, center=True, niter=2):
 
 
 @torch_prim(torch.lobpcg, tags=_RANDOM)
-def lobpcg(A, k=None, B=None, X=None, n=None, iK=None, niter=None, tol=None, largest=None, method=None, tracker=None, ortho_iparams=None, ortho_fparams=None, ortho_bparams=None):
+def lobpcg(
+    A,
+    k=None,
+    B=None,
+    X=None,
+    n=None,
+    iK=None,
+    niter=None,
+    tol=None,
+    largest=None,
+    method=None,
+    tracker=None,
+    ortho_iparams=None,
+    ortho_fparams=None,
+    ortho_bparams=None,
+):
     batch, m, _ = matrices("lobpcg", A)
     count = (1 if X is None else X.shape[-1]) if k is None else k
     if m < 3 * count:
-        raise ValueError(f"LPBPCG algorithm is not applicable when the number of A rows (={m}) is smaller than 3 x the number of requested eigenpairs (={count})")
+        raise ValueError(
+            f"LPBPCG algorithm is not applicable when the number of A rows (={m}) is smaller than 3 x the number of "
+            f"requested eigenpairs (={count})"
+        )
     return like(A, (*batch, count)), like(A, (*batch, m, count))
 
 

@@ -1,7 +1,7 @@
 """Errors of meta rules, put in PyTorch's own words.
 
-When a meta rule refuses its arguments, the PyTorch function is run on tensors of the same shapes and types; what it raises is what the user of
-PyTorch expects to read. Where it does not raise, the meta rule's own error stands.
+When a meta rule refuses its arguments, the PyTorch function is run on tensors of the same shapes and types; what it
+raises is what the user of PyTorch expects to read. Where it does not raise, the meta rule's own error stands.
 """
 
 from __future__ import annotations
@@ -26,24 +26,37 @@ def stand_in(x):
         count = 1
         for n in shape:
             count *= n
-        return torch.zeros(shape, dtype=dtype, device="cpu") if count <= _FEW else torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+        return (
+            torch.zeros(shape, dtype=dtype, device="cpu")
+            if count <= _FEW
+            else torch.zeros((), dtype=dtype, device="cpu").expand(shape)
+        )
     return number_value(x) if isinstance(x, NumberProxy) else as_torch(x)
 
 
 def example(x, make: Callable = torch.empty, **options):
-    """What PyTorch is called with in the place of a value of a trace, to see what it gives: a tensor that `make` makes with a proxy's shape, type and device.
+    """What PyTorch is called with in the place of a value of a trace, to see what it gives: a tensor that `make` makes
+    with a proxy's shape, type and device.
 
     The value of a symbolic number becomes a guard.
     """
     if isinstance(x, TensorProxy):
-        return make(tuple(map(concrete, x.shape)), dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), **options)
+        return make(
+            tuple(map(concrete, x.shape)), dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device), **options
+        )
     return x.example if isinstance(x, AnyProxy) else as_torch(concrete(x))
 
 
 def as_torch(x):
     """thunder's dtypes and devices as torch's; everything else as it is."""
     if type(x).__module__.startswith("thunder.core"):
-        return to_torch_dtype(x) if type(x).__name__ == "dtype" else to_torch_device(x) if type(x).__name__ == "Device" else x
+        return (
+            to_torch_dtype(x)
+            if type(x).__name__ == "dtype"
+            else to_torch_device(x)
+            if type(x).__name__ == "Device"
+            else x
+        )
     return x
 
 

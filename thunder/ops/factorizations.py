@@ -1,7 +1,8 @@
-"""Factorizations of matrices, and functions of one square matrix. PyTorch computes each in one piece; batches in the leading dimensions.
+"""Factorizations of matrices, and functions of one square matrix. PyTorch computes each in one piece; batches in the
+leading dimensions.
 
-Derivatives are those of Giles, "Collected matrix derivative results for forward and reverse mode algorithmic differentiation" (2008), in the form that PyTorch's
-autograd computes them (torch/csrc/autograd/FunctionsManual.cpp).
+Derivatives are those of Giles, "Collected matrix derivative results for forward and reverse mode algorithmic
+differentiation" (2008), in the form that PyTorch's autograd computes them (torch/csrc/autograd/FunctionsManual.cpp).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ types = torch.return_types
 
 
 def matrices(name: str, a, argument: str = "A", narrow: bool = False) -> tuple:
-    """(batch, rows, columns) of a floating or complex matrix, or batches of them. narrow: types below 32 bits are taken."""
+    """(batch, rows, columns) of a floating or complex matrix, or batches of them. narrow: types below 32 bits are
+    taken."""
     if len(a.shape) < 2:
         raise RuntimeError(f"{name}: The input tensor {argument} must have at least 2 dimensions.")
     if a.dtype.category < 2:
@@ -76,8 +78,17 @@ def _signed(a):
     return types.linalg_slogdet((_scalar(a), like(a, a.shape[:-2], real_of(a.dtype))))
 
 
-def of_square(name: str, result: Callable, *functions: Callable, autocast: str | None = None, definite: bool = False, options: tuple = (), info: tuple = ()) -> Symbol:
-    """A function of one square matrix; `result` types it. definite: samples are positive definite. options: keywords, which do not change the type."""
+def of_square(
+    name: str,
+    result: Callable,
+    *functions: Callable,
+    autocast: str | None = None,
+    definite: bool = False,
+    options: tuple = (),
+    info: tuple = (),
+) -> Symbol:
+    """A function of one square matrix; `result` types it. definite: samples are positive definite. options: keywords,
+    which do not change the type."""
 
     def meta(a, **given):
         unknown = next((k for k in given if k not in options), None)
@@ -110,7 +121,14 @@ def of_square(name: str, result: Callable, *functions: Callable, autocast: str |
 
 
 inverse = of_square("linalg_inv", _same, torch.linalg.inv, torch.inverse, torch.Tensor.inverse, autocast=_CPU)
-inverse_ex = of_square("linalg_inv_ex", lambda a: types.linalg_inv_ex((_same(a), _infos(a))), torch.linalg.inv_ex, autocast=_CPU, options=("check_errors",), info=(1,))
+inverse_ex = of_square(
+    "linalg_inv_ex",
+    lambda a: types.linalg_inv_ex((_same(a), _infos(a))),
+    torch.linalg.inv_ex,
+    autocast=_CPU,
+    options=("check_errors",),
+    info=(1,),
+)
 det = of_square("linalg_det", _scalar, torch.linalg.det, torch.det, torch.Tensor.det)
 logdet = of_square("logdet", _scalar, torch.logdet, torch.Tensor.logdet, definite=True)
 slogdet = of_square("linalg_slogdet", _signed, torch.linalg.slogdet)
@@ -128,7 +146,14 @@ def _power_meta(A, n):
     return like(A)
 
 
-@composite(torch.linalg.matrix_power, torch.matrix_power, torch.Tensor.matrix_power, name="matrix_power", autocast="lower", meta=_power_meta)
+@composite(
+    torch.linalg.matrix_power,
+    torch.matrix_power,
+    torch.Tensor.matrix_power,
+    name="matrix_power",
+    autocast="lower",
+    meta=_power_meta,
+)
 def matrix_power(A, n):
     """By squaring, in PyTorch's order."""
     if n == 0:
@@ -184,11 +209,13 @@ _of_inverse(inverse, False)
 _of_inverse(inverse_ex, True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- Cholesky
+# ----------------------------------------------------------------------------------------------------------------
+# Cholesky
 
 cholesky = of_square("linalg_cholesky", _same, torch.linalg.cholesky, autocast=_CPU, definite=True, options=("upper",))
 cholesky_ex = of_square(
-    "linalg_cholesky_ex", lambda a: types.linalg_cholesky_ex((_same(a), _infos(a))), torch.linalg.cholesky_ex, autocast=_CPU, definite=True, options=("upper", "check_errors"),
+    "linalg_cholesky_ex", lambda a: types.linalg_cholesky_ex((_same(a), _infos(a))), torch.linalg.cholesky_ex,
+    autocast=_CPU, definite=True, options=("upper", "check_errors"),
     info=(1,),
 )  # fmt: skip
 
@@ -202,7 +229,8 @@ def old_cholesky(a, upper=False):
 def _of_cholesky(symbol: Symbol, pair: bool) -> None:
     @symbol.vjp
     def _(a, upper=False, **options):
-        """With A = L L', gA = L'^-1 sym(tril(L' gL)) L^-1 / 2, where sym repeats above the diagonal what is below (Murray, arXiv:1602.07527)."""
+        """With A = L L', gA = L'^-1 sym(tril(L' gL)) L^-1 / 2, where sym repeats above the diagonal what is below
+        (Murray, arXiv:1602.07527)."""
         y = symbol(a, upper) if symbol is old_cholesky else symbol(a, upper=upper, **options)
         g = yield y
         l, g = (y[0], g[0]) if pair else (y, g)
@@ -244,7 +272,10 @@ def cholesky_solve(b, a, upper=False):
     square("cholesky_solve", a)
     batch, m, _ = matrices("cholesky_solve", b, "b")
     if m != a.shape[-1] or b.dtype is not a.dtype:
-        raise RuntimeError(f"Incompatible matrix sizes for cholesky_solve: each A matrix is {a.shape[-1]} by {a.shape[-1]} but each b matrix is {m} by {b.shape[-1]}")
+        raise RuntimeError(
+            f"Incompatible matrix sizes for cholesky_solve: each A matrix is {a.shape[-1]} by {a.shape[-1]} but each "
+            f"b matrix is {m} by {b.shape[-1]}"
+        )
     return like(b, (*broadcast_shapes(batch, a.shape[:-2]), *b.shape[-2:]))
 
 
@@ -274,7 +305,8 @@ def _(make):
     yield make(3, 4), _factors(make).mT.contiguous(), True
 
 
-# ---------------------------------------------------------------------------------------------------------------- eigenvalues
+# ----------------------------------------------------------------------------------------------------------------
+# eigenvalues
 
 
 def _run_gaps(values):
@@ -284,10 +316,13 @@ def _run_gaps(values):
 
 
 # differences of all pairs of values, infinite on the diagonal: what is divided by them is zero there
-gaps = Symbol("gaps", lambda values: like(values, (*values.shape, values.shape[-1])), id="gaps", is_prim=True, fn=_run_gaps)
+gaps = Symbol(
+    "gaps", lambda values: like(values, (*values.shape, values.shape[-1])), id="gaps", is_prim=True, fn=_run_gaps
+)
 
 eigh = of_square(
-    "linalg_eigh", lambda a: types.linalg_eigh((_values(a), _same(a))), torch.linalg.eigh, autocast=_CPU, definite=True, options=("UPLO",)
+    "linalg_eigh", lambda a: types.linalg_eigh((_values(a), _same(a))), torch.linalg.eigh, autocast=_CPU, definite=True,
+    options=("UPLO",)
 )  # fmt: skip
 eigvalsh = of_square("linalg_eigvalsh", _values, torch.linalg.eigvalsh, autocast=_CPU, definite=True, options=("UPLO",))
 eigh_kernel = kernel("_linalg_eigh", "default", lambda a, uplo, vectors: (_values(a), _same(a)))
@@ -302,7 +337,9 @@ def _complex_matrix(a):
 
 
 # results are complex: PyTorch's derivative
-eig = of_square("linalg_eig", lambda a: types.linalg_eig((_complex_values(a), _complex_matrix(a))), torch.linalg.eig, autocast=_CPU)
+eig = of_square(
+    "linalg_eig", lambda a: types.linalg_eig((_complex_values(a), _complex_matrix(a))), torch.linalg.eig, autocast=_CPU
+)
 eigvals = of_square("linalg_eigvals", _complex_values, torch.linalg.eigvals, autocast=_CPU)
 
 
@@ -323,13 +360,18 @@ def _(a, UPLO="L"):
     return (product(vectors * LTORCH["unsqueeze"](g, -2), mT(vectors)),)
 
 
-# ---------------------------------------------------------------------------------------------------------------- singular values
+# ----------------------------------------------------------------------------------------------------------------
+# singular values
 
 
 def _svd_parts(a, full: bool) -> tuple:
     batch, m, n = matrices("linalg.svd", a)
     k = min(m, n)
-    return like(a, (*batch, m, m if full else k)), like(a, (*batch, k), real_of(a.dtype)), like(a, (*batch, n if full else k, n))
+    return (
+        like(a, (*batch, m, m if full else k)),
+        like(a, (*batch, k), real_of(a.dtype)),
+        like(a, (*batch, n if full else k, n)),
+    )
 
 
 def _run_svd(a, driver):
@@ -337,7 +379,9 @@ def _run_svd(a, driver):
 
 
 # what PyTorch runs for singular values that are differentiated
-svd_kernel = Symbol("svd_with_vectors", lambda a, driver: _svd_parts(a, False), id="svd_with_vectors", is_prim=True, fn=_run_svd)
+svd_kernel = Symbol(
+    "svd_with_vectors", lambda a, driver: _svd_parts(a, False), id="svd_with_vectors", is_prim=True, fn=_run_svd
+)
 
 
 @torch_prim(torch.linalg.svd, name="linalg_svd", autocast=_CPU)
@@ -361,7 +405,8 @@ def old_svd(a, some=True, compute_uv=True):
 
 
 def of_svd(u, s, vh, gu, gs, gvh):
-    """The gradient of A = U diag(s) V', from those of U, s and V' (Townsend, "Differentiating the singular value decomposition", 2016)."""
+    """The gradient of A = U diag(s) V', from those of U, s and V' (Townsend, "Differentiating the singular value
+    decomposition", 2016)."""
     m, k, n = u.shape[-2], s.shape[-1], vh.shape[-1]
     rows, columns = LTORCH["unsqueeze"](s, -2), LTORCH["unsqueeze"](s, -1)
     between = gaps(s * s)
@@ -430,14 +475,17 @@ def _(make):
     yield (make(3),)
 
 
-# ---------------------------------------------------------------------------------------------------------------- orthogonal and triangular
+# ----------------------------------------------------------------------------------------------------------------
+# orthogonal and triangular
 
 
 @torch_prim(torch.linalg.qr, name="linalg_qr", autocast=_CPU)
 def linalg_qr(A, mode="reduced"):
     batch, m, n = matrices("linalg.qr", A)
     if mode not in ("reduced", "complete", "r"):
-        raise RuntimeError(f"qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'")
+        raise RuntimeError(
+            f"qr received unrecognized mode '{mode}' but expected one of 'reduced' (default), 'r', or 'complete'"
+        )
     k = m if mode == "complete" else min(m, n)
     return types.linalg_qr((like(A, (0,)) if mode == "r" else like(A, (*batch, m, k)), like(A, (*batch, k, n))))
 
@@ -449,10 +497,12 @@ def old_qr(a, some=True):
 
 @linalg_qr.vjp
 def _(A, mode="reduced"):
-    """Of a matrix with no more columns than rows: gA = (gQ + Q sym(triu(M))) R'^-1 with M = gR R' - Q' gQ, where sym repeats below the diagonal what is above.
+    """Of a matrix with no more columns than rows: gA = (gQ + Q sym(triu(M))) R'^-1 with M = gR R' - Q' gQ, where sym
+    repeats below the diagonal what is above.
 
-    Of a wide one: gA = Q (gR + [tril(M' - M, -1) R1'^-1, 0]), R1 being the square part of R. (Walter and Lehmann, "Algorithmic differentiation of linear algebra
-    functions with application in optimum experimental design", 2010; Roberts and Roberts, arXiv:2009.10071.)
+    Of a wide one: gA = Q (gR + [tril(M' - M, -1) R1'^-1, 0]), R1 being the square part of R. (Walter and Lehmann,
+    "Algorithmic differentiation of linear algebra functions with application in optimum experimental design", 2010;
+    Roberts and Roberts, arXiv:2009.10071.)
     """
     m, n = A.shape[-2], A.shape[-1]
     if mode == "r" or (mode == "complete" and m > n):
@@ -495,7 +545,9 @@ def geqrf(a):
     return types.geqrf((like(a), like(a, (*batch, min(m, n)))))
 
 
-@torch_prim(torch.linalg.householder_product, torch.orgqr, torch.Tensor.orgqr, name="linalg_householder_product", autocast=_CPU)
+@torch_prim(
+    torch.linalg.householder_product, torch.orgqr, torch.Tensor.orgqr, name="linalg_householder_product", autocast=_CPU
+)
 def householder_product(A, tau):
     batch, m, n = matrices("torch.linalg.householder_product", A, "input")
     if n > m or tau.shape[:-1] != batch or tau.shape[-1:] > (n,) or tau.dtype is not A.dtype:
@@ -506,7 +558,12 @@ def householder_product(A, tau):
 @torch_prim(torch.ormqr, torch.Tensor.ormqr, autocast=_CPU)
 def ormqr(a, tau, other, left=True, transpose=False):
     batch, m, _ = matrices("torch.ormqr", a, "input")
-    fits = other.shape[:-2] == batch and tau.shape[:-1] == batch and len(other.shape) >= 2 and other.shape[-2 if left else -1] == m
+    fits = (
+        other.shape[:-2] == batch
+        and tau.shape[:-1] == batch
+        and len(other.shape) >= 2
+        and other.shape[-2 if left else -1] == m
+    )
     if not fits or tau.shape[-1] > min(a.shape[-2:]) or any(t.dtype is not a.dtype for t in (tau, other)):
         raise RuntimeError(f"torch.ormqr: {list(a.shape)}, {list(tau.shape)} and {list(other.shape)} do not fit")
     return like(other)

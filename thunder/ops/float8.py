@@ -1,8 +1,9 @@
 """Linear layers in float8: what `thunder.transforms.float8` writes in their place, with its derivative.
 
-A matrix is divided by a scale, so that its largest number is the largest that float8 holds, and rounded. One scale for a matrix, or one for each row of each operand of a
-product. A product of A (m, k) and B (k, n) wants the rows of A and the columns of B to lie together in memory, so that a matrix of two products, as all are in training, is
-needed as its transpose, too.
+A matrix is divided by a scale, so that its largest number is the largest that float8 holds, and rounded. One scale for
+a matrix, or one for each row of each operand of a product. A product of A (m, k) and B (k, n) wants the rows of A and
+the columns of B to lie together in memory, so that a matrix of two products, as all are in training, is needed as its
+transpose, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ LARGEST = {"float8_e4m3fn": torch.finfo(torch.float8_e4m3fn).max, "float8_e5m2":
 
 
 class Quantized(NamedTuple):
-    """A matrix (m, k) in float8 and the float32 scale to multiply it by, () or (m, 1); the same of its transpose, None where nothing reads it."""
+    """A matrix (m, k) in float8 and the float32 scale to multiply it by, () or (m, 1); the same of its transpose, None
+    where nothing reads it."""
 
     rows: TensorProxy
     scale: TensorProxy
@@ -44,12 +46,14 @@ def _largest(x):
 
 # an operation of its own, so that the kernel that computes a matrix can find it
 largest = Symbol(
-    "float8_largest", lambda x: like(x, (), float32), id="ltorch.float8_largest", module="ltorch", decomposition=_largest, tags=(OpTags.DETACHED,)
+    "float8_largest", lambda x: like(x, (), float32), id="ltorch.float8_largest", module="ltorch",
+    decomposition=_largest, tags=(OpTags.DETACHED,)
 )  # fmt: skip
 
 
 def _quantize(x, amax, to: dtype, transposed: bool):
-    """(float8, scale), and for the transpose (float8,) with the same scale; where no amax is given each row has a scale, and the transpose (float8, scale)."""
+    """(float8, scale), and for the transpose (float8,) with the same scale; where no amax is given each row has a
+    scale, and the transpose (float8, scale)."""
     most = LARGEST[to.name]
 
     def rounded(a):
@@ -76,7 +80,8 @@ def _quantize_meta(x, amax, to: dtype, transposed: bool):
 
 
 quantize = Symbol(
-    "float8_quantize", _quantize_meta, id="ltorch.float8_quantize", module="ltorch", decomposition=_quantize, tags=(OpTags.DETACHED,)
+    "float8_quantize", _quantize_meta, id="ltorch.float8_quantize", module="ltorch", decomposition=_quantize,
+    tags=(OpTags.DETACHED,)
 )  # fmt: skip
 
 
@@ -93,7 +98,8 @@ def _product_meta(a, b, scale_a, scale_b, bias, scale_result, out_dtype, fast):
 
 
 scaled_mm = Symbol(
-    "scaled_mm", _product_meta, id="ltorch.scaled_mm", module="ltorch", is_prim=True, tags=(OpTags.MATMUL_OP, OpTags.DETACHED), fn=lambda *args: compat.scaled_mm(*args)
+    "scaled_mm", _product_meta, id="ltorch.scaled_mm", module="ltorch", is_prim=True,
+    tags=(OpTags.MATMUL_OP, OpTags.DETACHED), fn=lambda *args: compat.scaled_mm(*args)
 )  # fmt: skip
 
 
@@ -101,7 +107,9 @@ def _product(a, scale_a, b, scale_b, to: dtype, fast: bool):
     """a @ b.T in dtype `to`, of matrices in float8 whose rows lie together."""
     by_rows = len(scale_a.shape) == 2
     made = bfloat16 if by_rows else to  # what PyTorch's kernel for scales of rows writes
-    out = scaled_mm(a, _op("t", b), scale_a, _op("t", scale_b) if by_rows else scale_b, None, None, to_torch_dtype(made), fast)
+    out = scaled_mm(
+        a, _op("t", b), scale_a, _op("t", scale_b) if by_rows else scale_b, None, None, to_torch_dtype(made), fast
+    )
     return out if made is to else _op("to", out, dtype=to_torch_dtype(to))
 
 
@@ -117,13 +125,15 @@ def _linear_meta(x, weight, bias, qx, qw, gradient_dtype):
 
 # of x and weight, which are not read, it gives the gradients; `qx` and `qw` are what is read of them
 float8_linear = Symbol(
-    "float8_linear", _linear_meta, id="ltorch.float8_linear", module="ltorch", decomposition=_linear, tags=(OpTags.MATMUL_OP,)
+    "float8_linear", _linear_meta, id="ltorch.float8_linear", module="ltorch", decomposition=_linear,
+    tags=(OpTags.MATMUL_OP,)
 )  # fmt: skip
 
 
 @float8_linear.vjp
 def _(x, weight, bias, qx, qw, gradient_dtype):
-    """Rounding passes gradients on as they are. The sums of a backward's products are added up in more digits, as rounding errors of gradients add up."""
+    """Rounding passes gradients on as they are. The sums of a backward's products are added up in more digits, as
+    rounding errors of gradients add up."""
     g = yield float8_linear(x, weight, bias, qx, qw, gradient_dtype)
     rows = g if len(g.shape) == 2 else _op("reshape", g, (math.prod(g.shape[:-1]), g.shape[-1]))
     by_rows = len(qx[1].shape) == 2

@@ -1,4 +1,5 @@
-"""`torch._foreach_*`: one operation on each tensor of a list, in one call. Each means the elementwise operation of its name, tensor by tensor."""
+"""`torch._foreach_*`: one operation on each tensor of a list, in one call. Each means the elementwise operation of its
+name, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from thunder import compat
 from thunder.core.proxies import TensorProxy
 from thunder.ops.define import LTORCH, composite, register_list_inplace
 
-_UNARY = "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
+_UNARY = (
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
+    "round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
+)
 _BINARY = "add sub mul div clamp_min clamp_max pow lerp"
 
 
@@ -22,7 +26,10 @@ def _define(name: str, each: Callable) -> None:
 
     def decomposition(tensors, *rest, **kwargs):
         count = len(tensors if isinstance(tensors, (tuple, list)) else rest[0])
-        return tuple(each(_of(tensors, i), *(_of(x, i) for x in rest), **{k: _of(v, i) for k, v in kwargs.items()}) for i in range(count))
+        return tuple(
+            each(_of(tensors, i), *(_of(x, i) for x in rest), **{k: _of(v, i) for k, v in kwargs.items()})
+            for i in range(count)
+        )
 
     symbol = composite(*[function] if function else (), name=f"_foreach_{name}")(decomposition)
     symbol.info["by_parts"] = True

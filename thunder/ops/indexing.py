@@ -24,12 +24,14 @@ from thunder.ops.promotion import broadcast_shapes, is_number
 _BIG = 1 << 60  # slice ends beyond any size
 
 
-# ---------------------------------------------------------------------------------------------------------------- reading a key
+# ----------------------------------------------------------------------------------------------------------------
+# reading a key
 
 
 class Place:
-    """What a key selects. `entries`: for each dimension of `a`, in order, ("slice", start, stop, step), ("int", i), ("index", tensor or list, shape) or
-    ("mask", tensor); with ("new",) and ("bool", value) in between, which use up no dimension."""
+    """What a key selects. `entries`: for each dimension of `a`, in order, ("slice", start, stop, step), ("int", i),
+    ("index", tensor or list, shape) or ("mask", tensor); with ("new",) and ("bool", value) in between, which use up no
+    dimension."""
 
     __slots__ = ("entries", "shape")
 
@@ -43,7 +45,9 @@ def key_tuple(key) -> tuple:
         return key
     if isinstance(key, tuple):
         return tuple(key)
-    if isinstance(key, list) and any(x is None or x is ... or isinstance(x, (slice, TensorProxy, Sequence)) for x in key):
+    if isinstance(key, list) and any(
+        x is None or x is ... or isinstance(x, (slice, TensorProxy, Sequence)) for x in key
+    ):
         return tuple(key)
     return (key,)
 
@@ -108,7 +112,8 @@ def _used(k) -> int:
 
 
 def place(a: TensorProxy, key) -> Place:
-    """What `a[key]` selects. Raises IndexError, TypeError or ValueError as PyTorch does. A size that is as many as a mask has true elements is None."""
+    """What `a[key]` selects. Raises IndexError, TypeError or ValueError as PyTorch does. A size that is as many as a
+    mask has true elements is None."""
     keys = key_tuple(key)
     shape = a.shape
     used = sum(map(_used, keys))
@@ -158,7 +163,10 @@ def _int_entry(k, n, dim: int):
         try:
             k = operator.index(k)
         except TypeError:
-            raise IndexError(f"only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {type(k).__name__})") from None
+            raise IndexError(
+                "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
+                f"(got {type(k).__name__})"
+            ) from None
     if k >= n or k < -n:
         raise IndexError(f"index {k} is out of bounds for dimension {dim} with size {n}")
     return k + n if k < 0 else k
@@ -169,7 +177,10 @@ def _advanced_entry(k, shape: tuple, dim: int, entries: list, out: list, advance
         if k.dtype.category == 0 or k.dtype.name == "uint8":
             for i, n in enumerate(k.shape):
                 if (n != shape[dim + i]) is True:
-                    raise IndexError(f"The shape of the mask {list(k.shape)} at index {i} does not match the shape of the indexed tensor {list(shape)} at index {dim + i}")
+                    raise IndexError(
+                        f"The shape of the mask {list(k.shape)} at index {i} does not match the shape of the indexed "
+                        f"tensor {list(shape)} at index {dim + i}"
+                    )
             entries.append(("mask", k))
             advanced.append((len(out), None))
             return dim + len(k.shape)
@@ -198,18 +209,23 @@ def _with_indices(out: list, advanced: list[tuple[int, tuple]]) -> list:
         if any(s is None for _, s in advanced) and (not common or (common[-1] == 1) is not False):
             common = (*common[:-1], None)
     except RuntimeError:
-        raise IndexError(f"shape mismatch: indexing tensors could not be broadcast together with shapes {', '.join(str(list(s)) for _, s in advanced)}") from None
+        raise IndexError(
+            "shape mismatch: indexing tensors could not be broadcast together with shapes "
+            f"{', '.join(str(list(s)) for _, s in advanced)}"
+        ) from None
     first = advanced[0][0]
     at = first if all(i == first for i, _ in advanced) else 0
     return [*out[:at], *common, *out[at:]]
 
 
-# ---------------------------------------------------------------------------------------------------------------- getitem
+# ----------------------------------------------------------------------------------------------------------------
+# getitem
 
 
 @prim(lambda a, indices: a[tuple(slice(None) if i is None else i for i in indices)])
 def index(a, indices):
-    """Elements at integer tensors, None standing for a whole dimension; the broadcast shape of the tensors comes where they stand side by side, else first."""
+    """Elements at integer tensors, None standing for a whole dimension; the broadcast shape of the tensors comes where
+    they stand side by side, else first."""
     where, shapes, kept = [], [], []
     for i in indices:
         if i is None:
@@ -232,8 +248,14 @@ def _with_numbers(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Tensors as bounds of slices are numbers, as PyTorch reads them."""
     key = args[1]
     for k in key if type(key) is tuple else (key,):
-        if type(k) is slice and (type(k.start) is TensorProxy or type(k.stop) is TensorProxy or type(k.step) is TensorProxy):
-            key = tuple([_with_plain_bounds(k) if type(k) is slice else k for k in key]) if type(key) is tuple else _with_plain_bounds(key)
+        if type(k) is slice and (
+            type(k.start) is TensorProxy or type(k.stop) is TensorProxy or type(k.step) is TensorProxy
+        ):
+            key = (
+                tuple([_with_plain_bounds(k) if type(k) is slice else k for k in key])
+                if type(key) is tuple
+                else _with_plain_bounds(key)
+            )
             return (args[0], key, *args[2:]), kwargs
     return args, kwargs
 
@@ -242,7 +264,9 @@ def _with_plain_bounds(k: slice) -> slice:
     return slice(*(METHODS["item"](x) if isinstance(x, TensorProxy) else x for x in (k.start, k.stop, k.step)))
 
 
-@composite(torch.Tensor.__getitem__, meta=_getitem_meta, tags=(OpTags.SHAPE_OP, OpTags.VIEW), canonicalize=_with_numbers)
+@composite(
+    torch.Tensor.__getitem__, meta=_getitem_meta, tags=(OpTags.SHAPE_OP, OpTags.VIEW), canonicalize=_with_numbers
+)
 def getitem(a, key):
     found = place(a, key)
     starts, stops, steps, gone = [], [], [], []
@@ -256,9 +280,17 @@ def getitem(a, key):
             for n in a.shape[len(starts) : len(starts) + (len(entry[1].shape) if entry[0] == "mask" else 1)]:
                 starts.append(0), stops.append(n), steps.append(1)
     out = a
-    if any(type(lo) is not int or lo or hi is not n or k != 1 for lo, hi, n, k in zip(starts, stops, a.shape, steps, strict=True)):
+    if any(
+        type(lo) is not int or lo or hi is not n or k != 1
+        for lo, hi, n, k in zip(starts, stops, a.shape, steps, strict=True)
+    ):
         out = prims.slice_prim(out, tuple(starts), tuple(stops), tuple(steps))
-    indices = [e for entry in found.entries if entry[0] != "int" for e in (_columns(entry[1]) if entry[0] == "mask" else (entry,))]
+    indices = [
+        e
+        for entry in found.entries
+        if entry[0] != "int"
+        for e in (_columns(entry[1]) if entry[0] == "mask" else (entry,))
+    ]
     if gone:
         out = prims.squeeze(out, tuple(gone))
     new = [i for i, e in enumerate(indices) if e[0] in ("new", "bool")]
@@ -291,12 +323,18 @@ def _index_tensor(entry: tuple, a: TensorProxy):
         return LTORCH["tensor"]([0] if entry[1] else [], device=a.device, dtype=torch.int64)
     if entry[0] != "index":
         return None
-    return entry[1] if isinstance(entry[1], TensorProxy) else LTORCH["tensor"](entry[1], device=a.device, dtype=torch.int64)
+    return (
+        entry[1]
+        if isinstance(entry[1], TensorProxy)
+        else LTORCH["tensor"](entry[1], device=a.device, dtype=torch.int64)
+    )
 
 
 METHODS["__getitem__"] = getitem
 # indexing with tensors or lists gathers: only the basic forms are views
-getitem.info["views"] = lambda a, key: not any(isinstance(k, (TensorProxy, list)) for k in (key if isinstance(key, tuple) else (key,)))
+getitem.info["views"] = lambda a, key: (
+    not any(isinstance(k, (TensorProxy, list)) for k in (key if isinstance(key, tuple) else (key,)))
+)
 
 
 @getitem.samples
@@ -333,7 +371,8 @@ def _(make):
     yield make(4, 3), make(2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- setitem
+# ----------------------------------------------------------------------------------------------------------------
+# setitem
 
 
 def _copy_with_setitem(a, key, value):
@@ -356,7 +395,10 @@ def _setitem_meta(a, key, value):
             while len(have) > len(shape) and have[0] == 1:
                 have = have[1:]  # PyTorch drops leading dimensions of size 1 here
             if len(have) > len(shape) or broadcast_shapes(have, shape) != shape:
-                raise RuntimeError(f"shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to indexing result of shape {list(shape)}")
+                raise RuntimeError(
+                    f"shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to indexing "
+                    f"result of shape {list(shape)}"
+                )
     elif not is_number(value):
         raise TypeError(f"can't assign a {type(value).__name__} to a torch.{a.dtype.torch_name}Tensor")
     return like(a)
@@ -396,7 +438,8 @@ def _(make):
     yield make(4, 3), 5, 1.0
 
 
-# ---------------------------------------------------------------------------------------------------------------- other spellings
+# ---------------------------------------------------------------------------------------------------------------- other
+# spellings
 
 
 @alias(torch.ops.aten.slice, torch.ops.aten.slice.Tensor)
@@ -430,7 +473,8 @@ def _(make):
 
 
 def _steps(a, key) -> tuple[list[tuple], tuple, list | None]:
-    """The views that `a[key]` is made of, as (kind, sizes before, dimension, ...) in order, the sizes after them, and the index tensors that are applied last."""
+    """The views that `a[key]` is made of, as (kind, sizes before, dimension, ...) in order, the sizes after them, and
+    the index tensors that are applied last."""
     shape, dim, steps = a.shape, 0, []
     indices: list = []
     for kind, *entry in place(a, key).entries:
@@ -444,7 +488,12 @@ def _steps(a, key) -> tuple[list[tuple], tuple, list | None]:
         elif kind == "slice":
             start, stop, step = entry
             n = shape[dim]
-            if not (type(start) is int and start == 0 and (stop is n or (type(stop) is int and type(n) is int and stop == n)) and step == 1):
+            if not (
+                type(start) is int
+                and start == 0
+                and (stop is n or (type(stop) is int and type(n) is int and stop == n))
+                and step == 1
+            ):
                 steps.append(("slice", shape, dim, start, stop, step))
                 size = stop - start
                 shape = (*shape[:dim], size if step == 1 else (size + step - 1) // step, *shape[dim + 1 :])
@@ -455,13 +504,18 @@ def _steps(a, key) -> tuple[list[tuple], tuple, list | None]:
 
 def _with_index_tensors(a, key) -> tuple:
     """The key with its lists of numbers as tensors, which the backward reads too."""
-    return tuple(LTORCH["tensor"](list(k), device=a.device, dtype=torch.int64) if isinstance(k, (list, tuple)) else k for k in key_tuple(key))
+    return tuple(
+        LTORCH["tensor"](list(k), device=a.device, dtype=torch.int64) if isinstance(k, (list, tuple)) else k
+        for k in key_tuple(key)
+    )
 
 
 def _simple(a, key) -> bool:
     """Whether the backward is made of PyTorch's steps: no mask, no bool, no 0-dim index tensor, no list of bools."""
     lists = [k for k in key_tuple(key) if isinstance(k, (list, tuple))]
-    return not any(_bools(k) or not len(k) for k in lists) and not any(e[0] in ("mask", "bool") or (e[0] == "index" and e[2] == ()) for e in place(a, key).entries)
+    return not any(_bools(k) or not len(k) for k in lists) and not any(
+        e[0] in ("mask", "bool") or (e[0] == "index" and e[2] == ()) for e in place(a, key).entries
+    )
 
 
 @getitem.vjp
@@ -493,7 +547,11 @@ def _(a, key, value):
     if given:
         taken = getitem(g, key)
         extra = len(value.shape) - len(taken.shape)  # PyTorch drops leading dimensions of size 1 here
-        of_value = sum_to(taken, value.shape) if extra <= 0 else LTORCH["reshape"](sum_to(taken, value.shape[extra:]), value.shape)
+        of_value = (
+            sum_to(taken, value.shape)
+            if extra <= 0
+            else LTORCH["reshape"](sum_to(taken, value.shape[extra:]), value.shape)
+        )
     return setitem(g, key, 0) if a.requires_grad else None, None, of_value
 
 

@@ -1,4 +1,5 @@
-"""In-place operations: the functional operation is recorded, and from then on what was written to stands for its result (`thunder.ops.memory`)."""
+"""In-place operations: the functional operation is recorded, and from then on what was written to stands for its result
+(`thunder.ops.memory`)."""
 
 from __future__ import annotations
 
@@ -24,13 +25,24 @@ from thunder.ops.memory import Memory, replacing
 from thunder.ops.promotion import broadcast_shapes
 from thunder.ops.torch_types import scalar_type
 
-__all__ = ["write", "overwrite", "write_back", "setitem", "overwriting", "write_out", "writes", "write_unknown", "one_by_one"]
+__all__ = [
+    "write",
+    "overwrite",
+    "write_back",
+    "setitem",
+    "overwriting",
+    "write_out",
+    "writes",
+    "write_unknown",
+    "one_by_one",
+]
 
 _REMEDY = "use the out-of-place form (x = x.t() for x.t_()), or do it outside of the compiled function"
 
 
 def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
-    """`args[0]`, a tensor or a list of them, overwritten with what `symbol` computes from the arguments. Returns what was written to, as PyTorch does."""
+    """`args[0]`, a tensor or a list of them, overwritten with what `symbol` computes from the arguments. Returns what
+    was written to, as PyTorch does."""
     target = args[0]
     if isinstance(target, (tuple, list)):
         for each, value in zip(target, symbol(*args, **kwargs), strict=True):
@@ -44,7 +56,8 @@ def write(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     return overwrite(target, symbol(*args, **kwargs), symbol.name)
 
 
-_UNDONE: dict[str, Callable] = {  # operations that change a tensor's shape in place -> (symbol, arguments) of what undoes it
+# operations that change a tensor's shape in place -> (symbol, arguments) of what undoes it
+_UNDONE: dict[str, Callable] = {
     "t": lambda a: (LTORCH["t"], ()),
     "transpose": lambda a, dim0, dim1: (LTORCH["transpose"], (dim0, dim1)),
     "squeeze": lambda a, dim=None: (LTORCH["view"], (a.shape,)),
@@ -60,7 +73,11 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
     recorder = current_recorder()
     assert recorder is not None, "in-place operations are recorded"
     memory, now = recorder.memory, recorder.latest(target)
-    made = any(o is memory.holder(target) for line in recorder.bound_symbols for o in line.outputs) if memory is not None else True
+    made = (
+        any(o is memory.holder(target) for line in recorder.bound_symbols for o in line.outputs)
+        if memory is not None
+        else True
+    )
     if symbol.name == "detach":
         if not now.requires_grad:
             return target
@@ -76,13 +93,22 @@ def _rearrange(symbol: Symbol, args: tuple, kwargs: dict) -> TensorProxy:
 
 @functools.cache
 def rearranging(symbol: Symbol) -> Symbol:
-    """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new shape."""
+    """The in-place form of an operation that changes a shape, as a line: its result is its argument in its new
+    shape."""
 
     def meta(a, *args):
         return like(symbol.meta(a, *args))  # type: ignore[misc]
 
     tags = (OpTags.DONT_DCE, OpTags.IN_PLACE)
-    made = Symbol(f"{symbol.name}_", meta, id=f"rearranging.{symbol.name}", module="Tensor", is_prim=True, tags=tags, fn=inplace_form(symbol))
+    made = Symbol(
+        f"{symbol.name}_",
+        meta,
+        id=f"rearranging.{symbol.name}",
+        module="Tensor",
+        is_prim=True,
+        tags=tags,
+        fn=inplace_form(symbol),
+    )
     made.info["rearranges"] = True
     return made
 
@@ -95,7 +121,8 @@ def swapaxes_(a, *args, **kwargs):
 def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy:
     """Makes `target`, and everything that shares memory with it, hold `value`, in target's own dtype.
 
-    Raises RuntimeError where the shapes or types do not fit, as PyTorch does, CaptureError where what is written to can not be known.
+    Raises RuntimeError where the shapes or types do not fit, as PyTorch does, CaptureError where what is written to can
+    not be known.
     """
     recorder = current_recorder()
     assert recorder is not None, "in-place operations are recorded"
@@ -103,12 +130,21 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
     if memory is None:
         memory = recorder.memory = Memory(recorder.bound_symbols, _own(recorder))
     current = memory.latest(target)
-    check_shapes(current.shape, value.shape, f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}")
+    check_shapes(
+        current.shape,
+        value.shape,
+        f"output with shape {list(current.shape)} doesn't match the broadcast shape {list(value.shape)}",
+    )
     if value.dtype is not current.dtype:
         if value.dtype.category > current.dtype.category:
-            raise RuntimeError(f"result type {scalar_type(value.dtype)} can't be cast to the desired output type {scalar_type(current.dtype)}")
+            raise RuntimeError(
+                f"result type {scalar_type(value.dtype)} can't be cast to the desired output type "
+                f"{scalar_type(current.dtype)}"
+            )
         value = LTORCH["to"](value, dtype=current.dtype)
-    if recorder.context.grad_enabled and (current.requires_grad or value.requires_grad or memory.latest(memory.base(target)).requires_grad):
+    if recorder.context.grad_enabled and (
+        current.requires_grad or value.requires_grad or memory.latest(memory.base(target)).requires_grad
+    ):
         memory.joins_history(target)
         value = replacing(current, value) if current.requires_grad and not value.requires_grad else value
     if value is not current:
@@ -117,7 +153,8 @@ def overwrite(target: TensorProxy, value: TensorProxy, name: str) -> TensorProxy
 
 
 def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, kwargs: dict) -> None:
-    """Raises what PyTorch raises where an in-place operation reads memory that it writes to, under another place: the functional form would give a result.
+    """Raises what PyTorch raises where an in-place operation reads memory that it writes to, under another place: the
+    functional form would give a result.
 
     Whether an operation minds is asked of PyTorch, with zeros laid out like the arguments.
     """
@@ -126,7 +163,11 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
         return
     memory.declare(target)
     target, base = memory.holder(target), memory.base(target)
-    others = [p for p in proxies_in((args, kwargs), []) if isinstance(p, TensorProxy) and memory.holder(p) is not target and memory.base(p) is base]
+    others = [
+        p
+        for p in proxies_in((args, kwargs), [])
+        if isinstance(p, TensorProxy) and memory.holder(p) is not target and memory.base(p) is base
+    ]
     repeats = memory.repeats(target)
     if not (others or repeats) or function is None:
         return
@@ -149,7 +190,9 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
             layout = layouts.get(memory.holder(x)) if isinstance(x, TensorProxy) else None
             if layout is None:
                 return explain.stand_in(x)
-            return torch.empty(0, dtype=layout.dtype).set_(storage.untyped_storage(), layout.storage_offset(), layout.shape, layout.stride())
+            return torch.empty(0, dtype=layout.dtype).set_(
+                storage.untyped_storage(), layout.storage_offset(), layout.shape, layout.stride()
+            )
 
         try:
             function(*map_structure(stand_in, args), **map_structure(stand_in, kwargs))
@@ -161,17 +204,25 @@ def _check_overlap(function: Callable | None, target: TensorProxy, args: tuple, 
 def _is_own_view(memory: Memory, a: TensorProxy, key, value) -> bool:
     """Whether `a[key] = value` puts `a[key]` back in its place, as `a[key] += 1` does."""
     line, shown = memory.view_of.get(memory.holder(value), (None, None))
-    return line is not None and shown is memory.holder(a) and line.sym is LTORCH["getitem"] and hashable(line.args[1]) == hashable(key)
+    return (
+        line is not None
+        and shown is memory.holder(a)
+        and line.sym is LTORCH["getitem"]
+        and hashable(line.args[1]) == hashable(key)
+    )
 
 
 _PROBED_BYTES = 1 << 24
 
 
 def _overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors with one storage are seen to share a part of it that is at different places in the two: PyTorch looks at dense ones only."""
+    """Whether two tensors with one storage are seen to share a part of it that is at different places in the two:
+    PyTorch looks at dense ones only."""
     if a is b or not a.numel() or not b.numel() or not (is_dense(a) and is_dense(b)):
         return False
-    (a0, a1), (b0, b1) = ((x.storage_offset() * x.itemsize, (x.storage_offset() + x.numel()) * x.itemsize) for x in (a, b))
+    (a0, a1), (b0, b1) = (
+        (x.storage_offset() * x.itemsize, (x.storage_offset() + x.numel()) * x.itemsize) for x in (a, b)
+    )
     return a.stride() != b.stride() if (a0, a1) == (b0, b1) else a0 < b1 and b0 < a1
 
 
@@ -185,7 +236,15 @@ def _own(recorder: Recorder):
     return check
 
 
-write_back = Symbol("copy_", lambda target, value: None, module="ltorch", id="write_back", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.Tensor.copy_)
+write_back = Symbol(
+    "copy_",
+    lambda target, value: None,
+    module="ltorch",
+    id="write_back",
+    is_prim=True,
+    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
+    fn=torch.Tensor.copy_,
+)
 
 
 def _copy_data(target: torch.Tensor, value: torch.Tensor) -> None:
@@ -193,14 +252,34 @@ def _copy_data(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 write_back_uncounted = Symbol(
-    "copy_data", lambda target, value: None, module="ltorch", id="write_back_uncounted", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=_copy_data
+    "copy_data",
+    lambda target, value: None,
+    module="ltorch",
+    id="write_back_uncounted",
+    is_prim=True,
+    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
+    fn=_copy_data,
 )
 
 
 count_write = Symbol(
-    "increment_version", lambda target: None, module="ltorch", id="count_write", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=torch.autograd.graph.increment_version
+    "increment_version",
+    lambda target: None,
+    module="ltorch",
+    id="count_write",
+    is_prim=True,
+    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
+    fn=torch.autograd.graph.increment_version,
 )
-also_written = Symbol("also_written", lambda target: None, module="ltorch", id="also_written", is_prim=True, tags=(OpTags.DONT_DCE, OpTags.IN_PLACE), fn=lambda target: None)
+also_written = Symbol(
+    "also_written",
+    lambda target: None,
+    module="ltorch",
+    id="also_written",
+    is_prim=True,
+    tags=(OpTags.DONT_DCE, OpTags.IN_PLACE),
+    fn=lambda target: None,
+)
 
 
 def writes_back(line: BoundSymbol) -> bool:
@@ -213,7 +292,8 @@ def _refuse(reason: str):
 
 
 def overwriting(symbol: Symbol) -> None:
-    """`symbol(a, ..., inplace=True)` overwrites `a`: the call is recorded without the flag, and `a` stands for the result from then on."""
+    """`symbol(a, ..., inplace=True)` overwrites `a`: the call is recorded without the flag, and `a` stands for the
+    result from then on."""
     position = list(symbol.parameters).index("inplace")
 
     def call(*args, **kwargs):
@@ -229,22 +309,40 @@ def overwriting(symbol: Symbol) -> None:
 def write_out(function, out, result, args: tuple, kwargs: dict):
     """`function(..., out=out)`: the result is written to `out`, one tensor or one for each result.
 
-    Raises PyTorch's RuntimeError where a gradient would be asked for, and CaptureError where `out` would have to change its shape.
+    Raises PyTorch's RuntimeError where a gradient would be asked for, and CaptureError where `out` would have to change
+    its shape.
     """
     recorder = current_recorder()
     assert recorder is not None, "operations are recorded"
     name = getattr(function, "__name__", "an operation")
-    if recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in((out, args, kwargs), [])):
-        raise RuntimeError(f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.")
+    if recorder.context.grad_enabled and any(
+        isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in((out, args, kwargs), [])
+    ):
+        raise RuntimeError(
+            f"{name}(): functions with out=... arguments don't support automatic differentiation, but one of the "
+            "arguments requires grad."
+        )
     if name in _CONJUGATED_OUT and result.dtype.category == 3:
-        _refuse(f"{name}(out=...) leaves it to PyTorch's version whether its argument shows the result or the conjugate of it")
+        _refuse(
+            f"{name}(out=...) leaves it to PyTorch's version whether its argument shows the result or the conjugate "
+            "of it"
+        )
     for target, value in zip(*(x if isinstance(x, (tuple, list)) else (x,) for x in (out, result)), strict=True):
         _check_overlap(function, target, args, kwargs | {"out": out})
         now = recorder.latest(target)
-        if now.shape != value.shape and recorder.memory is not None and is_empty(now) and recorder.memory.is_alone(target):
-            recorder.memory.reform(target, LTORCH["empty"](value.shape, dtype=now.dtype, device=now.device))  # an `out` without elements gets the shape of the result
+        if (
+            now.shape != value.shape
+            and recorder.memory is not None
+            and is_empty(now)
+            and recorder.memory.is_alone(target)
+        ):
+            # an `out` without elements gets the shape of the result
+            recorder.memory.reform(target, LTORCH["empty"](value.shape, dtype=now.dtype, device=now.device))
         if recorder.latest(target).shape != value.shape:
-            _refuse(f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} to {tuple(value.shape)}")
+            _refuse(
+                f"{name}(out=...) would change the shape of its argument from {tuple(recorder.latest(target).shape)} "
+                f"to {tuple(value.shape)}"
+            )
         overwrite(target, value, name)
     if name in _RETURNS_NONE:
         return None
@@ -257,11 +355,25 @@ _RETURNS_NONE = {"split_copy", "split_with_sizes_copy", "unbind_copy"}  # with o
 
 def _as_returned(kind: type, out):
     """`out` as PyTorch gives it back: in a named tuple where the function's results are one."""
-    named = getattr(torch.return_types, f"{kind.__name__}_out", None) if kind.__module__ == "torch.return_types" else None
+    named = (
+        getattr(torch.return_types, f"{kind.__name__}_out", None) if kind.__module__ == "torch.return_types" else None
+    )
     return out if named is None else named(out)
 
 
-_NO_FUNCTION = {"set_", "resize_", "resize_as_", "requires_grad_", "rename_", "swap_tensors", "_resize_output_", "share_memory_", "__set__", "__setitem__", "__delitem__"}
+_NO_FUNCTION = {
+    "set_",
+    "resize_",
+    "resize_as_",
+    "requires_grad_",
+    "rename_",
+    "swap_tensors",
+    "_resize_output_",
+    "share_memory_",
+    "__set__",
+    "__setitem__",
+    "__delitem__",
+}
 
 
 _ELEMENT_BY_ELEMENT = {"apply_", "map_", "map2_"}
@@ -274,10 +386,15 @@ def writes(function) -> bool:
 
 
 def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
-    """An in-place function without a definition: what it does to a copy of its first argument is an operation; on a list, what it does to each tensor."""
+    """An in-place function without a definition: what it does to a copy of its first argument is an operation; on a
+    list, what it does to each tensor."""
     name = function.__name__
     if name in _NO_FUNCTION:
-        _refuse(f"{name} changes the memory of a tensor" if name[0] != "_" else "an attribute or item of a tensor is assigned")
+        _refuse(
+            f"{name} changes the memory of a tensor"
+            if name[0] != "_"
+            else "an attribute or item of a tensor is assigned"
+        )
     if name in _ELEMENT_BY_ELEMENT:
         _refuse(f"{name} calls a Python function for each element")
     targets = args[0]
@@ -295,7 +412,8 @@ def write_unknown(function, args: tuple, kwargs: dict, call: Callable):
 
 
 def one_by_one(args: tuple) -> bool:
-    """Whether a foreach function is what it does to each tensor in turn: where one is read after another was written to, or where they differ for autograd."""
+    """Whether a foreach function is what it does to each tensor in turn: where one is read after another was written
+    to, or where they differ for autograd."""
     recorder = current_recorder()
     tensors = [p for p in proxies_in(args, []) if isinstance(p, TensorProxy)]
     if recorder.context.grad_enabled and any(recorder.latest(t).requires_grad for t in tensors):
@@ -327,7 +445,8 @@ def _operator(name: str):
 
 
 for _dunder, _name in {
-    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "floordiv": "floor_divide", "mod": "remainder", "pow": "pow", "and": "bitwise_and",
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "div": "div", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "pow", "and": "bitwise_and",
     "or": "bitwise_or", "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }.items():  # fmt: skip
     METHODS[f"__i{_dunder}__"] = _operator(_name)
@@ -348,9 +467,13 @@ def _copied_into(a, src):
 
 @torch_prim(fn=_copied_into)
 def copied_into(a, src):
-    """src, broadcast and converted, in the layout of `a`, whose values are not read; its gradient is zero, as PyTorch's is."""
+    """src, broadcast and converted, in the layout of `a`, whose values are not read; its gradient is zero, as PyTorch's
+    is."""
     if broadcast_shapes(a.shape, src.shape) != a.shape:
-        raise RuntimeError(f"output with shape {list(a.shape)} doesn't match the broadcast shape {list(broadcast_shapes(a.shape, src.shape))}")
+        raise RuntimeError(
+            f"output with shape {list(a.shape)} doesn't match the broadcast shape "
+            f"{list(broadcast_shapes(a.shape, src.shape))}"
+        )
     return like(a)
 
 
@@ -379,16 +502,21 @@ def copy_(a: TensorProxy, src: TensorProxy, non_blocking: bool = False) -> Tenso
 
 @torch_prim(torch.fill)
 def fill(a, value):
-    """A tensor like `a`, filled with a number or a tensor of no dimensions. The values of `a` are not read; its gradient is zero, as PyTorch's is."""
+    """A tensor like `a`, filled with a number or a tensor of no dimensions. The values of `a` are not read; its
+    gradient is zero, as PyTorch's is."""
     if type(value) is TensorProxy and value.shape:
-        raise RuntimeError(f"fill only supports 0-dimension value tensor but got tensor with {len(value.shape)} dimensions.")
+        raise RuntimeError(
+            f"fill only supports 0-dimension value tensor but got tensor with {len(value.shape)} dimensions."
+        )
     return like(a)
 
 
 @fill.vjp
 def _(a, value):
     g = yield fill(a, value)
-    return LTORCH["zeros_like"](g), LTORCH["to"](LTORCH["sum"](g), dtype=value.dtype) if type(value) is TensorProxy else None
+    return LTORCH["zeros_like"](g), LTORCH["to"](LTORCH["sum"](g), dtype=value.dtype) if type(
+        value
+    ) is TensorProxy else None
 
 
 @fill.samples

@@ -18,7 +18,8 @@ from thunder.ops.dims import ceil_div, wrap_dim
 from thunder.ops.promotion import same_device
 from thunder.ops.shape import MOVES, VIEW, expand, reshape, slice_dim, unsqueeze
 
-# ---------------------------------------------------------------------------------------------------------------- joining
+# ----------------------------------------------------------------------------------------------------------------
+# joining
 
 
 def _common_dtype(tensors):
@@ -30,7 +31,8 @@ def _common_dtype(tensors):
 
 
 def _joined(tensors, dim) -> tuple[list, int]:
-    """The tensors that count (1-D ones without elements are left out, as PyTorch does) and the dimension they are joined along."""
+    """The tensors that count (1-D ones without elements are left out, as PyTorch does) and the dimension they are
+    joined along."""
     if not len(tensors):
         raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
     for i, t in enumerate(tensors):
@@ -52,7 +54,10 @@ def _cat_meta(tensors, dim=0):
             raise RuntimeError(f"Tensors must have same number of dimensions: got {len(shape)} and {len(t.shape)}")
         for k, n in enumerate(t.shape):
             if k != d and n is not shape[k] and n != shape[k]:
-                raise RuntimeError(f"Sizes of tensors must match except in dimension {d}. Expected size {shape[k]} but got size {n} for tensor number {i + 1} in the list.")
+                raise RuntimeError(
+                    f"Sizes of tensors must match except in dimension {d}. Expected size {shape[k]} but got size {n} "
+                    f"for tensor number {i + 1} in the list."
+                )
         total = total + t.shape[d]
     return like(first, (*shape[:d], total, *shape[d + 1 :]), _common_dtype(tensors), same_device(*tensors))
 
@@ -87,9 +92,14 @@ def _stack_meta(tensors, dim=0):
     first = tensors[0]
     for i, t in enumerate(tensors[1:]):
         if t.shape != first.shape:
-            raise RuntimeError(f"stack expects each tensor to be equal size, but got {list(first.shape)} at entry 0 and {list(t.shape)} at entry {i + 1}")
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(first.shape)} at entry 0 and "
+                f"{list(t.shape)} at entry {i + 1}"
+            )
     d = wrap_dim(dim, len(first.shape) + 1)
-    return like(first, (*first.shape[:d], len(tensors), *first.shape[d:]), _common_dtype(tensors), same_device(*tensors))
+    return like(
+        first, (*first.shape[:d], len(tensors), *first.shape[d:]), _common_dtype(tensors), same_device(*tensors)
+    )
 
 
 @composite(torch.stack, meta=_stack_meta, tags=MOVES, autocast="cpu:widest")
@@ -142,7 +152,8 @@ def _(make):
     yield ([make(3), make(3, 2)],)
 
 
-# ---------------------------------------------------------------------------------------------------------------- splitting
+# ----------------------------------------------------------------------------------------------------------------
+# splitting
 
 
 def _parts(a, dim: int, sizes) -> tuple:
@@ -163,9 +174,15 @@ def _split_sizes(a, size_or_sections, dim: int) -> list:
     if isinstance(size_or_sections, Sequence):
         total = sum(size_or_sections)
         if total is not n and (total != n) is True:
-            raise RuntimeError(f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension {dim}), but got split_sizes={list(size_or_sections)}")
+            raise RuntimeError(
+                f"split_with_sizes expects split_sizes to sum exactly to {n} (input tensor's size at dimension "
+                f"{dim}), but got split_sizes={list(size_or_sections)}"
+            )
         if any(type(k) is int and k < 0 for k in size_or_sections):
-            raise RuntimeError(f"split_with_sizes expects split_sizes have only non-negative entries, but got split_sizes={list(size_or_sections)}")
+            raise RuntimeError(
+                "split_with_sizes expects split_sizes have only non-negative entries, but got "
+                f"split_sizes={list(size_or_sections)}"
+            )
         return list(size_or_sections)
     size = size_or_sections
     if size is n:
@@ -191,7 +208,9 @@ def _split_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return args, kwargs
 
 
-@composite(torch.split, torch.functional.split, torch.unsafe_split, meta=_split_meta, canonicalize=_split_arguments, tags=VIEW)
+@composite(
+    torch.split, torch.functional.split, torch.unsafe_split, meta=_split_meta, canonicalize=_split_arguments, tags=VIEW
+)
 def split(a, split_size_or_sections, dim=0):
     d = wrap_dim(dim, len(a.shape))
     return _sliced_parts(a, d, _split_sizes(a, split_size_or_sections, d))
@@ -215,7 +234,12 @@ def split_method(a, split_size, dim=0):
     return split(a, split_size, dim)
 
 
-@alias(torch.Tensor.split_with_sizes, torch.Tensor.unsafe_split_with_sizes, torch.split_with_sizes, torch.unsafe_split_with_sizes)
+@alias(
+    torch.Tensor.split_with_sizes,
+    torch.Tensor.unsafe_split_with_sizes,
+    torch.split_with_sizes,
+    torch.unsafe_split_with_sizes,
+)
 def split_with_sizes(a, split_sizes, dim=0):
     return split(a, split_sizes, dim)
 
@@ -285,7 +309,13 @@ def _tensor_split_meta(a, indices_or_sections=None, dim=0):
     return _parts(a, d, [e - s for s, e in _tensor_split_sizes(a, indices_or_sections, d)])
 
 
-@composite(torch.tensor_split, torch.Tensor.tensor_split, meta=_tensor_split_meta, canonicalize=_tensor_split_arguments, tags=VIEW)
+@composite(
+    torch.tensor_split,
+    torch.Tensor.tensor_split,
+    meta=_tensor_split_meta,
+    canonicalize=_tensor_split_arguments,
+    tags=VIEW,
+)
 def tensor_split(a, indices_or_sections=None, dim=0):
     d = wrap_dim(dim, len(a.shape))
     return tuple(slice_dim(a, d, s, e) for s, e in _tensor_split_sizes(a, indices_or_sections, d))
@@ -305,17 +335,23 @@ def _axis_split(name: str, rank: int, axis: int) -> None:
     def apply(a, indices_or_sections):
         d = 0 if len(a.shape) == 1 else axis
         if len(a.shape) < rank:
-            raise RuntimeError(f"torch.{name} requires a tensor with at least {rank} dimension, but got a tensor with {len(a.shape)} dimensions!")
+            raise RuntimeError(
+                f"torch.{name} requires a tensor with at least {rank} dimension, but got a tensor with "
+                f"{len(a.shape)} dimensions!"
+            )
         if not isinstance(indices_or_sections, Sequence) and a.shape[d] % indices_or_sections != 0:
             raise RuntimeError(
-                f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {a.shape[d]} is not divisible by the split_size {indices_or_sections}!"
+                f"torch.{name} attempted to split along dimension {d}, but the size of the dimension {a.shape[d]} is "
+                f"not divisible by the split_size {indices_or_sections}!"
             )
         return tensor_split(a, indices_or_sections, d)
 
     def arguments(args, kwargs):
         return (*args, *(kwargs[k] for k in ("indices", "sections") if k in kwargs)), {}
 
-    symbol = composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, canonicalize=arguments, tags=VIEW)(apply)
+    symbol = composite(getattr(torch, name), getattr(torch.Tensor, name), name=name, canonicalize=arguments, tags=VIEW)(
+        apply
+    )
 
     @symbol.samples
     def _(make):
@@ -435,7 +471,8 @@ def _(make):
     yield make(5, 2), 0, 3, 3
 
 
-# ---------------------------------------------------------------------------------------------------------------- repeating elements
+# ----------------------------------------------------------------------------------------------------------------
+# repeating elements
 
 
 def _interleaved(a, repeats, dim, output_size):
@@ -467,7 +504,11 @@ def repeat_interleave(a, repeats=None, dim=None, *, output_size=None):
     shape, d, n = _interleaved(a, repeats, dim, output_size)
     a = prims.reshape(a, shape) if shape != a.shape else a
     if isinstance(repeats, TensorProxy):
-        repeats = repeats if len(repeats.shape) == 1 and repeats.shape[0] != 1 else expand(reshape(repeats, (1,)), (a.shape[d],))
+        repeats = (
+            repeats
+            if len(repeats.shape) == 1 and repeats.shape[0] != 1
+            else expand(reshape(repeats, (1,)), (a.shape[d],))
+        )
         return LTORCH["index_select"](a, d, repeated_places(repeats, output_size))
     spread = expand(unsqueeze(a, d + 1), (*shape[: d + 1], repeats, *shape[d + 1 :]))
     return prims.reshape(spread, (*shape[:d], n, *shape[d + 1 :]))
@@ -547,6 +588,7 @@ def _(a, dim, start, length):
     start = start % a.shape[d] if isinstance(start, int) and start < 0 else start
     return (backward.slice_backward(g, a.shape, d, start, start + length, 1),)
 
+
 @repeat_interleave.vjp
 def _(a, repeats, dim=None, *, output_size=None):
     if isinstance(repeats, TensorProxy):
@@ -558,5 +600,13 @@ def _(a, repeats, dim=None, *, output_size=None):
 
 
 # PyTorch composes these of the same operations
-for _symbol in (column_stack, LTORCH["hstack"], LTORCH["vstack"], LTORCH["dstack"], LTORCH["hsplit"], LTORCH["vsplit"], LTORCH["dsplit"]):
+for _symbol in (
+    column_stack,
+    LTORCH["hstack"],
+    LTORCH["vstack"],
+    LTORCH["dstack"],
+    LTORCH["hsplit"],
+    LTORCH["vsplit"],
+    LTORCH["dsplit"],
+):
     _symbol.info["by_parts"] = True

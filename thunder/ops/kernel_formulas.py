@@ -1,6 +1,7 @@
 """What PyTorch's kernels for derivatives compute, in operations: for executors that make kernels of their own of them.
 
-Beside `formula` (see `backward.py`), which is what is differentiated where a kernel is: here means, deviations and results that were saved are read, not computed again.
+Beside `formula` (see `backward.py`), which is what is differentiated where a kernel is: here means, deviations and
+results that were saved are read, not computed again.
 """
 
 from __future__ import annotations
@@ -82,14 +83,18 @@ def _(g, sizes, dim, start, end, step):
         return None
     dim = dim % len(sizes)
     start, _, _ = slice(start, end).indices(sizes[dim])
-    return PRIMS["pad"](g, 0, tuple((start, n - start - g.shape[d]) if d == dim else (0, 0) for d, n in enumerate(sizes)))
+    return PRIMS["pad"](
+        g, 0, tuple((start, n - start - g.shape[d]) if d == dim else (0, 0) for d, n in enumerate(sizes))
+    )
 
 
 @in_operations(backward.select_backward)
 def _(g, sizes, dim, index):
     dim = dim % len(sizes)
     before = index % sizes[dim]
-    return PRIMS["pad"](unsqueeze(g, dim), 0, tuple((before, n - before - 1) if d == dim else (0, 0) for d, n in enumerate(sizes)))
+    return PRIMS["pad"](
+        unsqueeze(g, dim), 0, tuple((before, n - before - 1) if d == dim else (0, 0) for d, n in enumerate(sizes))
+    )
 
 
 @in_operations(backward.glu_backward)

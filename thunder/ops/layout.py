@@ -22,7 +22,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def run_line(line: BoundSymbol, values: dict[Proxy, object]) -> None:
-    """Calls the PyTorch functions of a line, or of its decomposition, with the values known so far, and adds its results to them."""
+    """Calls the PyTorch functions of a line, or of its decomposition, with the values known so far, and adds its
+    results to them."""
     if line.sym.fn is None:
         for sub in line.subsymbols:
             run_line(sub, values)
@@ -34,7 +35,9 @@ def run_line(line: BoundSymbol, values: dict[Proxy, object]) -> None:
 
     try:
         result = line.sym.fn(*map_structure(real, line.args), **map_structure(real, line.kwargs))
-    except ValueError as error:  # of a view of fake tensors that strides do not allow, where PyTorch's functions raise RuntimeError
+    except (
+        ValueError
+    ) as error:  # of a view of fake tensors that strides do not allow, where PyTorch's functions raise RuntimeError
         raise RuntimeError(str(error)) from error
     _name(line.output, result, values)
 

@@ -41,7 +41,10 @@ def linear_prim(a, w, bias):
 def _linear_meta(a, weight, bias=None):
     shape, w = a.shape, weight.shape
     fits = len(w) in (1, 2) and shape and (shape[-1] is w[-1] or shape[-1] == w[-1]) and a.dtype is weight.dtype
-    if not fits or (bias is not None and (bias.dtype is not a.dtype or not (len(w) == 2 and bias.shape in ((), (1,), (w[0],)) or not bias.shape))):
+    if not fits or (
+        bias is not None
+        and (bias.dtype is not a.dtype or not (len(w) == 2 and bias.shape in ((), (1,), (w[0],)) or not bias.shape))
+    ):
         raise RuntimeError(f"linear: input {list(shape)} {a.dtype}, weight {list(w)} {weight.dtype} do not fit")
     return like(a, (*shape[:-1], w[0])) if len(w) == 2 else like(a, shape[:-1])
 
@@ -57,7 +60,9 @@ def linear(a, weight, bias=None):
 @alias(F.linear)
 def _linear(input, weight, *rest, **kwargs):
     """A bias that is a matrix is added as `addmm` adds it, and one of more dimensions, or to more, as to any tensor."""
-    bias = rest[0] if len(rest) == 1 and not kwargs else kwargs["bias"] if not rest and kwargs.keys() == {"bias"} else None
+    bias = (
+        rest[0] if len(rest) == 1 and not kwargs else kwargs["bias"] if not rest and kwargs.keys() == {"bias"} else None
+    )
     if bias is not None and len(bias.shape) == len(weight.shape) == len(input.shape) == 2:
         return LTORCH["addmm"](bias, input, permute(weight, (1, 0)))
     if bias is not None and len(bias.shape) > 1 and bias.dtype is input.dtype:
@@ -81,12 +86,14 @@ def _(make):
     yield make(4, 3), make(5, 3), make(4)
 
 
-# ---------------------------------------------------------------------------------------------------------------- matmul
+# ----------------------------------------------------------------------------------------------------------------
+# matmul
 
 
 @prim(torch.matmul, name="matmul", tags=MATMUL)
 def matmul_prim(a, b):
-    """Matrix product of the last two dimensions; vectors are a row on the left, a column on the right; leading dimensions broadcast."""
+    """Matrix product of the last two dimensions; vectors are a row on the left, a column on the right; leading
+    dimensions broadcast."""
     return like(a, _product_shape(a.shape, b.shape))
 
 
@@ -146,12 +153,15 @@ def _ranks(name: str, *wanted: tuple) -> None:
 
 
 def _product(name: str, ranks: tuple[int, int], second: str, *functions, autocast="lower"):
-    """mm, bmm, mv, dot: matmul for tensors of exactly these ranks; `second` is what PyTorch calls the second argument."""
+    """mm, bmm, mv, dot: matmul for tensors of exactly these ranks; `second` is what PyTorch calls the second
+    argument."""
 
     def meta(a, other):
         _ranks(name, (a, ranks[0], "the first argument"), (other, ranks[1], "the second argument"))
         if name == "bmm" and a.shape[0] != other.shape[0]:
-            raise RuntimeError(f"batch1 and batch2 must have same number of batches, got {a.shape[0]} and {other.shape[0]}")
+            raise RuntimeError(
+                f"batch1 and batch2 must have same number of batches, got {a.shape[0]} and {other.shape[0]}"
+            )
         return _matmul_meta(a, other)
 
     def decomposition(a, other):
@@ -251,12 +261,17 @@ def inner(a, other):
     if not a.shape or not other.shape:
         return a * other
     if a.shape[-1] != other.shape[-1]:
-        raise RuntimeError(f"inner() the last dimension must match on both input tensors but got shapes {list(a.shape)} and {list(other.shape)}")
+        raise RuntimeError(
+            f"inner() the last dimension must match on both input tensors but got shapes {list(a.shape)} and "
+            f"{list(other.shape)}"
+        )
     return tensordot(a, other, ([-1], [-1]))
 
 
 # on the CPU it is the matrix product inside that is cast; a product of vectors or with a number is none
-inner.info["autocast_when"] = lambda kind, args, kwargs: len(args[0].shape) > 0 < len(args[1].shape) and (kind != "cpu" or len(args[0].shape) + len(args[1].shape) > 2)
+inner.info["autocast_when"] = lambda kind, args, kwargs: (
+    len(args[0].shape) > 0 < len(args[1].shape) and (kind != "cpu" or len(args[0].shape) + len(args[1].shape) > 2)
+)
 
 
 @inner.samples
@@ -271,7 +286,8 @@ def _(make):
     yield make(2, 3), make(4, 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- sums with products
+# ---------------------------------------------------------------------------------------------------------------- sums
+# with products
 
 
 def _plus_product(name: str, product_shape, multiply, functions: tuple, *, autocast="lower"):
@@ -313,8 +329,16 @@ def _both(name: str) -> tuple:
     return getattr(torch, name), getattr(torch.Tensor, name)
 
 
-addmm = _plus_product("addmm", _shaped(2, 2, lambda x, y: (x[0], y[1]) if x[1] == y[0] else None), matmul_prim, _both("addmm"))
-addmv = _plus_product("addmv", _shaped(2, 1, lambda x, y: (x[0],) if x[1] == y[0] else None), matmul_prim, _both("addmv"), autocast="cuda:lower")
+addmm = _plus_product(
+    "addmm", _shaped(2, 2, lambda x, y: (x[0], y[1]) if x[1] == y[0] else None), matmul_prim, _both("addmm")
+)
+addmv = _plus_product(
+    "addmv",
+    _shaped(2, 1, lambda x, y: (x[0],) if x[1] == y[0] else None),
+    matmul_prim,
+    _both("addmv"),
+    autocast="cuda:lower",
+)
 addr = _plus_product("addr", _shaped(1, 1, lambda x, y: (x[0], y[0])), outer, _both("addr"), autocast="cuda:lower")
 _batches = _shaped(3, 3, lambda x, y: (x[0], x[1], y[2]) if x[0] == y[0] and x[2] == y[1] else None)
 baddbmm = _plus_product("baddbmm", _batches, matmul_prim, _both("baddbmm"))
@@ -331,7 +355,11 @@ def _no_growth_in_place(a, x, y, **factors):
     """PyTorch changes the shape of what it writes to here."""
     shape = _addbmm_shape("addbmm", x.shape, y.shape)
     if len(a.shape) != len(shape) or any((m == n) is False for m, n in zip(a.shape, shape)):
-        raise CaptureError(f"addbmm_ would change the shape of its argument from {list(a.shape)} to {list(shape)}", location=user_location(), remedy="use addbmm")
+        raise CaptureError(
+            f"addbmm_ would change the shape of its argument from {list(a.shape)} to {list(shape)}",
+            location=user_location(),
+            remedy="use addbmm",
+        )
 
 
 addbmm.info["check_in_place"] = _no_growth_in_place
@@ -377,7 +405,8 @@ def _(make):
     yield make(2, 4, 5), make(2, 4, 3), make(3, 3, 5)
 
 
-# ---------------------------------------------------------------------------------------------------------------- contractions
+# ----------------------------------------------------------------------------------------------------------------
+# contractions
 
 
 @composite(torch.tensordot, torch.functional.tensordot, autocast="cpu:lower cuda:widest")
@@ -389,19 +418,38 @@ def tensordot(a, b, dims=2, out=None):
     left, right = [wrap_dim(d, len(a.shape)) for d in left], [wrap_dim(d, len(b.shape)) for d in right]
     for i, j in zip(left, right, strict=False):  # a dimension of size 1 goes with any: the other is summed
         if a.shape[i] != b.shape[j]:
-            a, b = (LTORCH["sum"](a, i, True), b) if b.shape[j] == 1 else (a, LTORCH["sum"](b, j, True)) if a.shape[i] == 1 else (a, b)
+            a, b = (
+                (LTORCH["sum"](a, i, True), b)
+                if b.shape[j] == 1
+                else (a, LTORCH["sum"](b, j, True))
+                if a.shape[i] == 1
+                else (a, b)
+            )
     if len(left) != len(right) or any(a.shape[i] != b.shape[j] for i, j in zip(left, right, strict=True)):
-        raise RuntimeError(f"contracted dimensions need to match, but got {[a.shape[i] for i in left]} and {[b.shape[j] for j in right]}")
-    keep_a, keep_b = [i for i in range(len(a.shape)) if i not in left], [j for j in range(len(b.shape)) if j not in right]
+        raise RuntimeError(
+            f"contracted dimensions need to match, but got {[a.shape[i] for i in left]} and "
+            f"{[b.shape[j] for j in right]}"
+        )
+    keep_a, keep_b = (
+        [i for i in range(len(a.shape)) if i not in left],
+        [j for j in range(len(b.shape)) if j not in right],
+    )
     inner_size = 1
     for i in left:
         inner_size = inner_size * a.shape[i]
     shape = (*(a.shape[i] for i in keep_a), *(b.shape[j] for j in keep_b))
     rows, columns = _count(a, keep_a), _count(b, keep_b)
-    return reshape(matmul_prim(reshape(permute(a, (*keep_a, *left)), (rows, inner_size)), reshape(permute(b, (*right, *keep_b)), (inner_size, columns))), shape)
+    return reshape(
+        matmul_prim(
+            reshape(permute(a, (*keep_a, *left)), (rows, inner_size)),
+            reshape(permute(b, (*right, *keep_b)), (inner_size, columns)),
+        ),
+        shape,
+    )
 
 
-tensordot.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype  # else refused, before anything is cast
+# else refused, before anything is cast
+tensordot.info["autocast_when"] = lambda kind, args, kwargs: kind != "cpu" or args[0].dtype is args[1].dtype
 
 
 def _count(a, dims):
@@ -455,18 +503,25 @@ def _(make):
 
 
 def _bilinear_meta(input1, input2, weight, bias=None):
-    if len(weight.shape) != 3 or input1.shape[:-1] != input2.shape[:-1] or (input1.shape[-1], input2.shape[-1]) != weight.shape[1:]:
-        raise RuntimeError(f"bilinear(): input1 {list(input1.shape)}, input2 {list(input2.shape)} and weight {list(weight.shape)} do not fit")
+    if (
+        len(weight.shape) != 3
+        or input1.shape[:-1] != input2.shape[:-1]
+        or (input1.shape[-1], input2.shape[-1]) != weight.shape[1:]
+    ):
+        raise RuntimeError(
+            f"bilinear(): input1 {list(input1.shape)}, input2 {list(input2.shape)} and weight {list(weight.shape)} "
+            "do not fit"
+        )
     return like(input1, (*input1.shape[:-1], weight.shape[0]))
 
 
 @composite(F.bilinear, meta=_bilinear_meta)
 def bilinear(input1, input2, weight, bias=None):
-    out = LTORCH["einsum"]("bi,oij,bj->bo", reshape(input1, (-1, input1.shape[-1])), weight, reshape(input2, (-1, input2.shape[-1])))
+    out = LTORCH["einsum"](
+        "bi,oij,bj->bo", reshape(input1, (-1, input1.shape[-1])), weight, reshape(input2, (-1, input2.shape[-1]))
+    )
     out = reshape(out, (*input1.shape[:-1], weight.shape[0]))
     return out if bias is None else out + bias
-
-
 
 
 @bilinear.samples
@@ -478,7 +533,9 @@ def _(make):
 def linalg_cross(a, other, *, dim=-1):
     shape = broadcast_shapes(a.shape, other.shape)
     if shape[wrap_dim(dim, len(shape))] != 3:
-        raise RuntimeError(f"linalg.cross: inputs dimension {dim} must have length 3. Got {list(a.shape)} and {list(other.shape)}")
+        raise RuntimeError(
+            f"linalg.cross: inputs dimension {dim} must have length 3. Got {list(a.shape)} and {list(other.shape)}"
+        )
     return like(a, shape, result_type(a, other))
 
 
@@ -544,8 +601,16 @@ def _grouped_fallback(input, weight, offs):
     Its kernels want rows of whole 16 bytes; CUDA's want compute capability 8.0.
     """
     whole = all(type(n) is int and n * input.dtype.bytes % 16 == 0 for n in weight.shape[1:])
-    capable = input.device.type == "cpu" or (input.device.type == "cuda" and torch.cuda.get_device_capability(input.device.index or 0) >= (8, 0))
-    if whole and capable and input.dtype is weight.dtype and input.dtype.name in ("float32", "bfloat16", "float16") and offs.dtype.name == "int32":
+    capable = input.device.type == "cpu" or (
+        input.device.type == "cuda" and torch.cuda.get_device_capability(input.device.index or 0) >= (8, 0)
+    )
+    if (
+        whole
+        and capable
+        and input.dtype is weight.dtype
+        and input.dtype.name in ("float32", "bfloat16", "float16")
+        and offs.dtype.name == "int32"
+    ):
         return grouped_mm(input, weight, offs=offs)
     return opaque.symbol_for(torch.ops.transformers.grouped_mm_fallback)(input, weight, offs)
 
@@ -562,8 +627,16 @@ def _run_transposed_product(a, g, b, offs=None):
     return product(a.t(), g)
 
 
-# a.T @ g, the gradient of `b` in a @ b, laid out as b is: PyTorch computes it the other way round where b's columns are contiguous, so that it need not be copied
-transposed_product = Symbol("transposed_product", lambda a, g, b, offs=None: like(b), id="transposed_product", is_prim=True, tags=MATMUL, fn=_run_transposed_product)
+# a.T @ g, the gradient of `b` in a @ b, laid out as b is: PyTorch computes it the other way round where b's columns are
+# contiguous, so that it need not be copied
+transposed_product = Symbol(
+    "transposed_product",
+    lambda a, g, b, offs=None: like(b),
+    id="transposed_product",
+    is_prim=True,
+    tags=MATMUL,
+    fn=_run_transposed_product,
+)
 
 
 def _second(a, g, b, offs=None):
@@ -596,7 +669,11 @@ def _(a, weight, bias=None):
     gw = mm(LTORCH["t"](g2), a2)
     if bias is None:
         return ga, gw, None
-    return ga, gw, LTORCH["sum"](g2, 0) if tuple(bias.shape) == (weight.shape[0],) else reshape(LTORCH["sum"](g2), bias.shape)
+    return (
+        ga,
+        gw,
+        LTORCH["sum"](g2, 0) if tuple(bias.shape) == (weight.shape[0],) else reshape(LTORCH["sum"](g2), bias.shape),
+    )
 
 
 def _swapped(x):
@@ -651,7 +728,8 @@ def _folded(a, lead: tuple):
 
 
 def _of_batches(a, other):
-    """As PyTorch: matrices with one batch dimension, which the backward reads as they were made, not folded and copied again."""
+    """As PyTorch: matrices with one batch dimension, which the backward reads as they were made, not folded and copied
+    again."""
     lead = broadcast_shapes(a.shape[:-2], other.shape[:-2])
     x, y = _folded(a, lead), _folded(other, lead)
 
@@ -684,6 +762,7 @@ def _(a, other):
     g = _rows(g)
     of_a = mm(g, LTORCH["t"](other))
     return of_a if len(a.shape) == 2 else reshape(of_a, a.shape), _second(_rows(a), g, other)
+
 
 # PyTorch composes these of the same operations
 for _symbol in (kron, vdot):

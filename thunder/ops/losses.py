@@ -1,4 +1,5 @@
-"""Losses. `size_average` and `reduce`, PyTorch's older spellings of `reduction`, are accepted and written as `reduction`."""
+"""Losses. `size_average` and `reduce`, PyTorch's older spellings of `reduction`, are accepted and written as
+`reduction`."""
 
 from __future__ import annotations
 
@@ -36,16 +37,18 @@ def reduced(values, reduction: str):
     return values if reduction == "none" else LTORCH["mean" if reduction == "mean" else "sum"](values)
 
 
-# ---------------------------------------------------------------------------------------------------------------- of two tensors of one shape
+# ---------------------------------------------------------------------------------------------------------------- of
+# two tensors of one shape
 
 
 def pointwise(
-    name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (), floats: bool = False, real: bool = False, low=None, high=None
+    name: str, function: Callable, formula: Callable, *, options: tuple[tuple[str, object], ...] = (),
+        floats: bool = False, real: bool = False, low=None, high=None
 ) -> Symbol:  # fmt: skip
     """A loss that is a formula of input and target, element by element, then reduced.
 
-    options: parameters between target and reduction with their defaults, in PyTorch's order. floats: integers give a float. real: complex numbers give their
-    absolute value's type. low, high: the interval samples come from.
+    options: parameters between target and reduction with their defaults, in PyTorch's order. floats: integers give a
+    float. real: complex numbers give their absolute value's type. low, high: the interval samples come from.
     """
     order = [n for n, _ in options]
     defaults = dict(options)
@@ -120,8 +123,12 @@ def _l1(a, target, weight=None):
 mse_loss = pointwise("mse_loss", F.mse_loss, _mse, options=(*_LEGACY, ("weight", None)))
 l1_loss = pointwise("l1_loss", F.l1_loss, _l1, options=(*_LEGACY, ("weight", None)), real=True)
 smooth_l1_loss = pointwise("smooth_l1_loss", F.smooth_l1_loss, _smooth_l1, options=(*_LEGACY, ("beta", 1.0)))
-huber_loss = pointwise("huber_loss", F.huber_loss, _huber, options=(("reduction", "mean"), ("delta", 1.0), ("weight", None)))
-soft_margin_loss = pointwise("soft_margin_loss", F.soft_margin_loss, lambda a, target: _op("log1p", _op("exp", -target * a)), options=_LEGACY)
+huber_loss = pointwise(
+    "huber_loss", F.huber_loss, _huber, options=(("reduction", "mean"), ("delta", 1.0), ("weight", None))
+)
+soft_margin_loss = pointwise(
+    "soft_margin_loss", F.soft_margin_loss, lambda a, target: _op("log1p", _op("exp", -target * a)), options=_LEGACY
+)
 
 
 def _poisson(a, target, log_input=True, full=False, eps=1e-8):
@@ -134,11 +141,13 @@ def _poisson(a, target, log_input=True, full=False, eps=1e-8):
 
 poisson_nll_loss = pointwise(
     "poisson_nll_loss", F.poisson_nll_loss, _poisson, floats=True, low=0.1, high=2.0,
-    options=(("log_input", True), ("full", False), ("size_average", None), ("eps", 1e-8), ("reduce", None), ("reduction", "mean")),
+    options=(("log_input", True), ("full", False), ("size_average", None), ("eps", 1e-8), ("reduce", None),
+        ("reduction", "mean")),
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------------- of probabilities
+# ---------------------------------------------------------------------------------------------------------------- of
+# probabilities
 
 
 def _same_shape(a, target) -> None:
@@ -175,7 +184,9 @@ def _bce_logits_meta(a, target, weight=None, size_average=None, reduce=None, red
 
 
 @composite(F.binary_cross_entropy_with_logits, meta=_bce_logits_meta, autocast="float32")
-def binary_cross_entropy_with_logits(a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None):
+def binary_cross_entropy_with_logits(
+    a, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None
+):
     log_sigmoid = -(LTORCH["log1p"](LTORCH["exp"](-LTORCH["abs"](a))) + LTORCH["clamp"](-a, 0.0))
     if pos_weight is not None:
         out = (1 - target) * a - ((pos_weight - 1) * target + 1) * log_sigmoid
@@ -213,7 +224,8 @@ def _(make):
     yield (make(4, 3), make(4, 3)), {"reduction": "sum", "log_target": True}
 
 
-# ---------------------------------------------------------------------------------------------------------------- of classes
+# ---------------------------------------------------------------------------------------------------------------- of
+# classes
 
 
 def _check_classes(a, target, weight) -> None:
@@ -221,7 +233,10 @@ def _check_classes(a, target, weight) -> None:
         raise RuntimeError("input must have at least one dimension")
     classes = a.shape[1] if len(a.shape) > 1 else a.shape[0]
     if weight is not None and weight.shape != (classes,):
-        raise RuntimeError(f"weight tensor should be defined either for all {classes} classes or no classes but got weight tensor of shape: {list(weight.shape)}")
+        raise RuntimeError(
+            f"weight tensor should be defined either for all {classes} classes or no classes but got weight tensor "
+            f"of shape: {list(weight.shape)}"
+        )
 
 
 def _index_shape(a) -> tuple:
@@ -276,7 +291,9 @@ def _is_index_target(a, target) -> bool:
     return target.dtype.category < 2 or target.shape != a.shape
 
 
-def _cross_entropy_meta(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+def _cross_entropy_meta(
+    a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
+):
     _check_classes(a, target, weight)
     how = _reduction(reduction, size_average, reduce)
     if not _is_index_target(a, target):
@@ -284,12 +301,17 @@ def _cross_entropy_meta(a, target, weight=None, size_average=None, ignore_index=
     if target.dtype.name not in ("int64", "uint8"):
         raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
     if target.shape != _index_shape(a):
-        raise ValueError(f"Expected input batch_size ({a.shape[0]}) to match target batch_size ({target.shape[0] if target.shape else 1}).")
+        raise ValueError(
+            f"Expected input batch_size ({a.shape[0]}) to match target batch_size "
+            f"({target.shape[0] if target.shape else 1})."
+        )
     return like(a, target.shape if how == "none" else ())
 
 
 @composite(F.cross_entropy, meta=_cross_entropy_meta, autocast="float32")
-def cross_entropy(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+def cross_entropy(
+    a, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
+):
     how = _reduction(reduction, size_average, reduce)
     d = 1 if len(a.shape) > 1 else 0
     logs = log_softmax(convert(a, compute_dtype(a.dtype)), d)
@@ -346,12 +368,15 @@ def _(make):
     yield (make(4, 3), make(4, dtype=torch.int64, low=0, high=3)), {"reduction": "median"}
 
 
-# ---------------------------------------------------------------------------------------------------------------- of pairs and triples
+# ---------------------------------------------------------------------------------------------------------------- of
+# pairs and triples
 
 
 @composite(F.margin_ranking_loss, autocast="float32")
 def margin_ranking_loss(input1, input2, target, margin=0.0, size_average=None, reduce=None, reduction="mean"):
-    return reduced(LTORCH["clamp"](-target * (input1 - input2) + margin, 0.0), _reduction(reduction, size_average, reduce))
+    return reduced(
+        LTORCH["clamp"](-target * (input1 - input2) + margin, 0.0), _reduction(reduction, size_average, reduce)
+    )
 
 
 @composite(F.hinge_embedding_loss, autocast="float32")
@@ -365,19 +390,25 @@ def cosine_embedding_loss(input1, input2, target, margin=0.0, size_average=None,
     d = len(target.shape)
     products = [LTORCH["sum"](x * y, d) for x, y in ((input1, input2), (input1, input1), (input2, input2))]
     cosine = products[0] / LTORCH["sqrt"]((products[1] + 1e-12) * (products[2] + 1e-12))
-    out = _where(LTORCH["eq"](target, 1), 1.0 - cosine, 0.0) + _where(LTORCH["eq"](target, -1), LTORCH["clamp"](cosine - margin, 0.0), 0.0)
+    out = _where(LTORCH["eq"](target, 1), 1.0 - cosine, 0.0) + _where(
+        LTORCH["eq"](target, -1), LTORCH["clamp"](cosine - margin, 0.0), 0.0
+    )
     return reduced(out, _reduction(reduction, size_average, reduce))
 
 
 @composite(F.triplet_margin_loss, autocast="float32")
-def triplet_margin_loss(anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"):
+def triplet_margin_loss(
+    anchor, positive, negative, margin=1.0, p=2, eps=1e-6, swap=False, size_average=None, reduce=None, reduction="mean"
+):
     def distance(x, y):
         return LTORCH["pairwise_distance"](x, y, p, eps)
 
     far = distance(anchor, negative)
     if swap:
         far = LTORCH["minimum"](far, distance(positive, negative))
-    return reduced(LTORCH["clamp"](distance(anchor, positive) - far + margin, 0.0), _reduction(reduction, size_average, reduce))
+    return reduced(
+        LTORCH["clamp"](distance(anchor, positive) - far + margin, 0.0), _reduction(reduction, size_average, reduce)
+    )
 
 
 def _signs(make, n: int):
@@ -405,14 +436,18 @@ def _(make):
     yield (make(4, 3), make(4, 3), make(4, 3)), {"swap": True, "reduction": "none"}
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives: PyTorch's kernels
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives: PyTorch's kernels
 
 
 def _pointwise_kernel(name: str):
     return backward.kernel(name, "default", lambda g, a, target, *options: like(a))
 
 
-_KERNELS = {n: _pointwise_kernel(f"{n}_backward") for n in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy")}
+_KERNELS = {
+    n: _pointwise_kernel(f"{n}_backward")
+    for n in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy")
+}
 
 
 def _per_element(g, a, reduction: int):
@@ -446,12 +481,15 @@ def _bounded(x, limit: float):
 
 
 def _kernel_rule(symbol: Symbol, options: Callable, symmetric: bool = True) -> None:
-    """A loss of two tensors of one type whose kernel gives the cotangent of either. options: (values by name) -> what the kernel takes besides, None: another way."""
+    """A loss of two tensors of one type whose kernel gives the cotangent of either. options: (values by name) -> what
+    the kernel takes besides, None: another way."""
     defaults = {"size_average": None, "reduce": None, "reduction": "mean"}
     name = symbol.name
-    order = {"mse_loss": (*_LEGACY, ("weight", None)), "smooth_l1_loss": (*_LEGACY, ("beta", 1.0)), "soft_margin_loss": _LEGACY}.get(
-        name, (("reduction", "mean"), ("delta", 1.0), ("weight", None))
-    )
+    order = {
+        "mse_loss": (*_LEGACY, ("weight", None)),
+        "smooth_l1_loss": (*_LEGACY, ("beta", 1.0)),
+        "soft_margin_loss": _LEGACY,
+    }.get(name, (("reduction", "mean"), ("delta", 1.0), ("weight", None)))
 
     def rule(a, target, *args, **kwargs):
         values = {**defaults, **dict(order), **dict(zip((n for n, _ in order), args, strict=False)), **kwargs}
@@ -511,7 +549,10 @@ def _nll_backward_meta(g, a, target, weight, reduction, ignore_index, total):
 
 
 _NLL = {
-    flat: (backward.kernel(f"{name}_forward", "default", _nll_forward_meta, tags=(OpTags.REDUCTION_OP,)), backward.kernel(f"{name}_backward", "default", _nll_backward_meta))
+    flat: (
+        backward.kernel(f"{name}_forward", "default", _nll_forward_meta, tags=(OpTags.REDUCTION_OP,)),
+        backward.kernel(f"{name}_backward", "default", _nll_backward_meta),
+    )
     for flat, name in ((True, "nll_loss"), (False, "nll_loss2d"))
 }
 for _forward, _ in _NLL.values():
@@ -531,13 +572,16 @@ def _(g, a, target, weight, reduction, ignore_index, total):
     if weight is not None:
         return None
     classes = LTORCH["arange"](0, a.shape[-1], 1, device=a.device, dtype=target.dtype)
-    here = LTORCH["logical_and"](LTORCH["eq"](classes, unsqueeze(target, -1)), LTORCH["ne"](unsqueeze(target, -1), ignore_index))
+    here = LTORCH["logical_and"](
+        LTORCH["eq"](classes, unsqueeze(target, -1)), LTORCH["ne"](unsqueeze(target, -1), ignore_index)
+    )
     g = -g / total if _REDUCTIONS[reduction] == "mean" else -g
     return _where(here, unsqueeze(g, -1) if g.shape else g, 0.0)
 
 
 def _likelihood(a, target, weight, how: str, ignore_index: int):
-    """PyTorch's nll_loss of any rank: (the loss, a function from its cotangent to that of `a`). Other ranks than 1, 2 and 4 are made four dimensions."""
+    """PyTorch's nll_loss of any rank: (the loss, a function from its cotangent to that of `a`). Other ranks than 1, 2
+    and 4 are made four dimensions."""
     reduction = _REDUCTIONS.index(how)
     forward, back = _NLL[len(a.shape) <= 2]
     x, t = a, target
@@ -575,6 +619,7 @@ def _(a, target, weight=None, size_average=None, ignore_index=-100, reduce=None,
     out, gradient = _likelihood(logs, target, weight, _reduction(reduction, size_average, reduce), ignore_index)
     g = yield out
     return (backward.log_softmax_backward(gradient(g), logs, d, a.dtype),)
+
 
 # PyTorch composes these of the same operations
 for _symbol in (l1_loss, poisson_nll_loss, margin_ranking_loss, hinge_embedding_loss, cosine_embedding_loss):

@@ -1,7 +1,9 @@
-"""Who is missing when a collective fails: ranks tell each other, through the store of the process group, what they are at.
+"""Who is missing when a collective fails: ranks tell each other, through the store of the process group, what they are
+at.
 
-The backend knows that a connection was lost, or that nothing came within the group's timeout. Which rank it was is told by who does not answer: each rank that fails says at which
-collective, and reads what the others say. A rank of the same host whose process is gone has ended; any other one that says nothing hangs, or is at something else.
+The backend knows that a connection was lost, or that nothing came within the group's timeout. Which rank it was is told
+by who does not answer: each rank that fails says at which collective, and reads what the others say. A rank of the same
+host whose process is gone has ended; any other one that says nothing hangs, or is at something else.
 """
 
 from __future__ import annotations
@@ -33,13 +35,19 @@ def failed(error: RuntimeError, what: str, group) -> CollectiveError:
     try:
         said = _answers(me, what, others)
         reasons = [_reason(r, said.get(r)) for r in others if r not in said]
-        reasons = [r for r in reasons if "ended" in r] or reasons  # who waits for the one that ended does not answer either
+        # who waits for the one that ended does not answer either
+        reasons = [r for r in reasons if "ended" in r] or reasons
         reasons = reasons or [f"rank {r} failed in {at}" for r, at in said.items()]
     except (RuntimeError, OSError):
-        reasons = ["the store of the process group does not answer either: the process that holds it has ended (rank 0, or the launcher)"]
+        reasons = [
+            "the store of the process group does not answer either: the process that holds it has ended (rank 0, or "
+            "the launcher)"
+        ]
     return CollectiveError(
-        f"{what} of the group {group.group_name} of {len(others) + 1} ranks failed on rank {me}: {'; '.join(reasons) or 'no other rank takes part'}.\n"
-        f"The backend says: {error}\nStart the program again from the last checkpoint; a rank's own output says why it ended."
+        f"{what} of the group {group.group_name} of {len(others) + 1} ranks failed on rank {me}: "
+        f"{'; '.join(reasons) or 'no other rank takes part'}.\n"
+        f"The backend says: {error}\nStart the program again from the last checkpoint; a rank's own output says why "
+        "it ended."
     )
 
 
@@ -72,7 +80,8 @@ def _ended(rank: int) -> bool:
         return False
     try:
         os.kill(int(number), 0)
-        with open(f"/proc/{number}/stat", encoding="utf-8") as stat:  # on Linux: who is gone but not yet asked for its exit status
+        # on Linux: who is gone but not yet asked for its exit status
+        with open(f"/proc/{number}/stat", encoding="utf-8") as stat:
             return stat.read().rpartition(")")[2].split()[0] == "Z"
     except ProcessLookupError:
         return True

@@ -1,4 +1,5 @@
-"""Losses of margins, of likelihoods and of alignments, and the spellings under `torch` of losses that `torch.nn.functional` has."""
+"""Losses of margins, of likelihoods and of alignments, and the spellings under `torch` of losses that
+`torch.nn.functional` has."""
 
 from __future__ import annotations
 
@@ -26,12 +27,15 @@ def _rows(a) -> tuple:
     return (reshape(a, (1, a.numel_value)) if len(a.shape) < 2 else a), a.shape[-1] if a.shape else 1
 
 
-# ---------------------------------------------------------------------------------------------------------------- margins
+# ----------------------------------------------------------------------------------------------------------------
+# margins
 
 
 def _check_margin(name: str, a, target, wanted: tuple) -> None:
     if len(a.shape) > 2 or any(type(n) is int and n == 0 for n in a.shape[1:]):
-        raise RuntimeError(f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(a.shape)}")
+        raise RuntimeError(
+            f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(a.shape)}"
+        )
     if target.shape != wanted:
         raise RuntimeError(f"inconsistent target size, expected {list(wanted)} but got {list(target.shape)}")
     if target.dtype.name != "int64":
@@ -43,7 +47,12 @@ def _multi_margin_meta(a, target, p=1, margin=1.0, weight=None, size_average=Non
         raise ValueError("only p == 1 and p == 2 supported")
     if weight is not None and len(weight.shape) != 1:
         raise ValueError("weight must be one-dimensional")
-    _check_margin("multi_margin_loss", a, target, a.shape[:1] if len(a.shape) > 1 else target.shape if target.numel_value == 1 else ())
+    _check_margin(
+        "multi_margin_loss",
+        a,
+        target,
+        a.shape[:1] if len(a.shape) > 1 else target.shape if target.numel_value == 1 else (),
+    )
     return like(a, target.shape if _reduction(reduction, size_average, reduce) == "none" else ())
 
 
@@ -68,7 +77,11 @@ def _(a, target, p=1, margin=1.0, weight=None, size_average=None, reduce=None, r
     if weight is not None and weight.requires_grad:
         return NotImplemented
     g = yield multi_margin_loss(a, target, p, margin, weight, size_average, reduce, reduction)
-    return (_multi_margin_backward(g, a, target, p, margin, weight, _REDUCTIONS.index(_reduction(reduction, size_average, reduce))),)
+    return (
+        _multi_margin_backward(
+            g, a, target, p, margin, weight, _REDUCTIONS.index(_reduction(reduction, size_average, reduce))
+        ),
+    )
 
 
 @multi_margin_loss.samples
@@ -106,7 +119,8 @@ def multilabel_margin_loss(a, target, size_average=None, reduce=None, reduction=
 
 
 _multilabel_forward = backward.kernel(
-    "multilabel_margin_loss_forward", "default", lambda a, target, reduction: (like(a, a.shape[:-1] if reduction == 0 else ()), like(a, target.shape))
+    "multilabel_margin_loss_forward", "default",
+    lambda a, target, reduction: (like(a, a.shape[:-1] if reduction == 0 else ()), like(a, target.shape))
 )  # fmt: skip
 _multilabel_forward.info["not_differentiable"] = (1,)
 _multilabel_backward = backward.kernel("multilabel_margin_loss_backward", "default", lambda g, a, *options: like(a))
@@ -162,7 +176,8 @@ def _(make):
     yield make(4, 3), make(4, 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- likelihoods
+# ----------------------------------------------------------------------------------------------------------------
+# likelihoods
 
 
 def _gaussian_shape(a, var) -> tuple | None:
@@ -209,8 +224,14 @@ def _(a, target, var, full=False, eps=1e-6, reduction="mean"):
         g = g / math.prod(broadcast_shapes(difference.shape, v.shape) if is_tensor else difference.shape)
     ratio = difference / v
     slope = g * ratio
-    of_var = reshape(sum_to(0.5 * (g / v - slope * ratio), v.shape), var.shape) if is_tensor and var.requires_grad else None
-    return (sum_to(slope, a.shape) if a.requires_grad else None), (sum_to(-slope, target.shape) if target.requires_grad else None), of_var
+    of_var = (
+        reshape(sum_to(0.5 * (g / v - slope * ratio), v.shape), var.shape) if is_tensor and var.requires_grad else None
+    )
+    return (
+        (sum_to(slope, a.shape) if a.requires_grad else None),
+        (sum_to(-slope, target.shape) if target.requires_grad else None),
+        of_var,
+    )
 
 
 @gaussian_nll_loss.samples
@@ -231,7 +252,10 @@ def _(make):
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
     """Its derivative is PyTorch's: what the kernel keeps for it has sizes that depend on the lengths' values."""
     if len(log_probs.shape) not in (2, 3) or not 0 <= blank < log_probs.shape[-1] or reduction not in _REDUCTIONS:
-        raise RuntimeError("ctc_loss: log_probs of shape (T, N, C) or (T, C), blank one of C classes, reduction one of none, mean and sum are expected")
+        raise RuntimeError(
+            "ctc_loss: log_probs of shape (T, N, C) or (T, C), blank one of C classes, reduction one of none, mean "
+            "and sum are expected"
+        )
     if log_probs.dtype not in (dtypes.float32, dtypes.float64):
         raise RuntimeError(f'"ctc_loss_cpu" not implemented for {log_probs.dtype}')
     return like(log_probs, log_probs.shape[1:-1] if reduction == "none" else ())
@@ -251,12 +275,15 @@ def _(make):
     yield make(7, 2, 4), torch.tensor([[1, 2, 3], [3, 1, 2]]), (7, 6), (3, 2), 4
 
 
-# ---------------------------------------------------------------------------------------------------------------- spellings under torch
+# ----------------------------------------------------------------------------------------------------------------
+# spellings under torch
 
 # (name, its parameters between the tensors and `reduction`, which is a number there, and none where it is not given)
 for _name, _parameters in {
-    "kl_div": (), "margin_ranking_loss": ("margin",), "hinge_embedding_loss": ("margin",), "cosine_embedding_loss": ("margin",),
-    "poisson_nll_loss": ("log_input", "full", "eps"), "triplet_margin_loss": ("margin", "p", "eps", "swap"), "binary_cross_entropy_with_logits": ("weight", "pos_weight"),
+    "kl_div": (), "margin_ranking_loss": ("margin",), "hinge_embedding_loss": ("margin",),
+    "cosine_embedding_loss": ("margin",),
+    "poisson_nll_loss": ("log_input", "full", "eps"), "triplet_margin_loss": ("margin", "p", "eps", "swap"),
+    "binary_cross_entropy_with_logits": ("weight", "pos_weight"),
     "ctc_loss": ("input_lengths", "target_lengths", "blank"),
 }.items():  # fmt: skip
 

@@ -24,8 +24,15 @@ def _norm_meta(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
     dims = wrap_dims(dim, len(A.shape)) if len(A.shape) >= 2 else ()
     kind = A.dtype if dtype is None else to_dtype(dtype)
     if len(dims) != 2 or kind.category < 2 or ord not in ORDERS or (ord in ("nuc", 2, -2) and real_of(kind).bytes < 4):
-        raise RuntimeError(f"linalg.matrix_norm: expected a floating matrix, two dimensions and an order of {ORDERS}, got {A}, {dim}, {ord!r}")
-    shape = tuple(1 if i in dims else n for i, n in enumerate(A.shape)) if keepdim else tuple(n for i, n in enumerate(A.shape) if i not in dims)
+        raise RuntimeError(
+            f"linalg.matrix_norm: expected a floating matrix, two dimensions and an order of {ORDERS}, got {A}, "
+            f"{dim}, {ord!r}"
+        )
+    shape = (
+        tuple(1 if i in dims else n for i, n in enumerate(A.shape))
+        if keepdim
+        else tuple(n for i, n in enumerate(A.shape) if i not in dims)
+    )
     return like(A, shape, real_of(kind))
 
 
@@ -46,7 +53,8 @@ def matrix_norm(A, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
 
 @composite(torch.linalg.norm, name="linalg_norm", autocast=_CUDA)
 def linalg_norm(A, ord=None, dim=None, keepdim=False, *, dtype=None):
-    """A norm of a matrix where two dimensions and an order are given, or a matrix and an order; otherwise of a vector."""
+    """A norm of a matrix where two dimensions and an order are given, or a matrix and an order; otherwise of a
+    vector."""
     dims = tuple(dim) if isinstance(dim, (tuple, list)) else None if dim is None else (dim,)
     if ord is not None and (len(dims) if dims is not None else len(A.shape)) == 2:
         return matrix_norm(A, ord, (0, 1) if dims is None else dims, keepdim, dtype=dtype)
@@ -76,7 +84,9 @@ def norm_except_dim(v, pow=2, dim=0):
         return LTORCH["transpose"](norm_except_dim(LTORCH["transpose"](v, 0, dim), pow, 0), 0, dim)
     n = v.shape[dim]
     rows = LTORCH["view"](LTORCH["contiguous"](v), (n, -1) if dim == 0 else (-1, n))
-    return LTORCH["view"](LTORCH["norm"](rows, pow, 1 if dim == 0 else 0), tuple(n if i == dim else 1 for i in range(rank)))
+    return LTORCH["view"](
+        LTORCH["norm"](rows, pow, 1 if dim == 0 else 0), tuple(n if i == dim else 1 for i in range(rank))
+    )
 
 
 @composite(torch.linalg.cond, name="linalg_cond", autocast=_CPU)
@@ -94,7 +104,13 @@ def cond(A, p=None):
     return matrix_norm(A, p) * matrix_norm(LTORCH["masked_fill"](inverse, singular, math.inf), p)
 
 
-@torch_prim(torch.linalg.matrix_rank, name="linalg_matrix_rank", autocast=_CPU, tags=(OpTags.DETACHED,), canonicalize=without_none)
+@torch_prim(
+    torch.linalg.matrix_rank,
+    name="linalg_matrix_rank",
+    autocast=_CPU,
+    tags=(OpTags.DETACHED,),
+    canonicalize=without_none,
+)
 def matrix_rank(A, tol=None, hermitian=False, *, atol=None, rtol=None):
     if hermitian:
         square("linalg.matrix_rank", A)

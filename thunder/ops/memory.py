@@ -1,8 +1,9 @@
 """Memory: which values of a program share it, and what in-place operations have made of them.
 
-A program holds on to its proxies; when one is written to, it stands for another value from then on. Views of it, and what it is a view of, are written to as well: the
-written part is put into the whole (`through`), and other views are made again when somebody reads them. So the recorded program has no mutation in it; what
-came from outside is written back at the end (see `Capture`).
+A program holds on to its proxies; when one is written to, it stands for another value from then on. Views of it, and
+what it is a view of, are written to as well: the written part is put into the whole (`through`), and other views are
+made again when somebody reads them. So the recorded program has no mutation in it; what came from outside is written
+back at the end (see `Capture`).
 """
 
 from __future__ import annotations
@@ -26,28 +27,39 @@ __all__ = ["Memory", "may_view"]
 class Memory:
     """The state of one recording.
 
-    active: whether anything was written to. outside: called with what is about to be written to, in the end, and whether that happens through a view, and behind
-    autograd's back; says no by raising.
-    layout: gives a stand-in tensor with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is written to may share memory.
+    active: whether anything was written to. outside: called with what is about to be written to, in the end, and
+    whether that happens through a view, and behind autograd's back; says no by raising. layout: gives a stand-in tensor
+    with the strides, and on the storage, that a value has when the program runs in PyTorch; asked only when what is
+    written to may share memory.
     """
 
-    def __init__(self, lines: list[BoundSymbol] = (), outside: Callable[[TensorProxy, bool, bool], None] | None = None, layout: Callable | None = None):  # type: ignore[assignment]
+    def __init__(
+        self,
+        lines: list[BoundSymbol] = (),
+        outside: Callable[[TensorProxy, bool, bool], None] | None = None,
+        layout: Callable | None = None,
+    ):  # type: ignore[assignment]
         self.active = False
         self.outside, self.layout = outside, layout
-        self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}  # view -> the line that made it and what it shows
+        # view -> the line that made it and what it shows
+        self.view_of: dict[Proxy, tuple[BoundSymbol, TensorProxy]] = {}
         self.views: dict[Proxy, list[Proxy]] = {}
         self.current: dict[Proxy, TensorProxy] = {}  # what was written to -> what it is now
         self.owner: dict[Proxy, Proxy] = {}  # the other way round
         self.versions: dict[str, str] = {}  # names of values that were written -> name of what they were written to
         self.stale: set[Proxy] = set()  # views to make again before they are read, with all that show them
-        self.fresh: dict[Proxy, dict[Proxy, None]] = {}  # value -> its views that are not stale, or that others show that are not
-        self.histories: dict[Proxy, TensorProxy] = {}  # views that autograd does not see through -> the last value written to them, which says where they come from
+        # value -> its views that are not stale, or that others show that are not
+        self.fresh: dict[Proxy, dict[Proxy, None]] = {}
+        # views that autograd does not see through -> the last value written to them, which says where they come from
+        self.histories: dict[Proxy, TensorProxy] = {}
         self.copies: set[Proxy] = set()  # what turned out to be a copy
-        self.undecided: dict[Proxy, list[TensorProxy]] = {}  # what is shown in the end -> results that may be views of it or copies
+        # what is shown in the end -> results that may be views of it or copies
+        self.undecided: dict[Proxy, list[TensorProxy]] = {}
         self.counted: set[Proxy] = set()  # what was written to not only through `.data`, so that its version counts on
         self.filled: set[Proxy] = set()  # what has other elements now, directly or through a view
         self.rearranged: dict[Proxy, list[tuple[Symbol, tuple]]] = {}  # what changed its shape in place, and how
-        self.formed: dict[Proxy, TensorProxy] = {}  # what has another shape now, by an operation in place -> a value of that shape
+        # what has another shape now, by an operation in place -> a value of that shape
+        self.formed: dict[Proxy, TensorProxy] = {}
         self.lost: dict[Proxy, str] = {}  # what can not be read any more -> why
         self.fixed: dict[Proxy, str] = {}  # what must not be written to -> why
         self.shared: dict[Proxy, list[TensorProxy]] = {}  # values that share memory in a way that is not known
@@ -116,7 +128,8 @@ class Memory:
         line, shown = self.view_of[x]
         if x.requires_grad and line.sym.name in _OF_SEVERAL:
             raise CaptureError(
-                f"a result of {line.sym.name}(), which gives several views, is read after its memory was written to, which autograd does not support",
+                f"a result of {line.sym.name}(), which gives several views, is read after its memory was written to, "
+                "which autograd does not support",
                 location=user_location(), remedy="make the view again after the write",
             )  # fmt: skip
         now = self.latest(shown)
@@ -166,12 +179,14 @@ class Memory:
             target, value = shown, whole
 
     def _note_history(self, x: TensorProxy) -> None:
-        """What is written to a view that autograd does not see through is the view's own history, whatever its memory is written to from elsewhere."""
+        """What is written to a view that autograd does not see through is the view's own history, whatever its memory
+        is written to from elsewhere."""
         if self.current[x].requires_grad and self._detaching(x):
             self.histories[x] = self.current[x]
 
     def declare(self, target: TensorProxy) -> set[str]:
-        """`target` is about to be written to. Raises where that is not allowed; says which operations that autograd does not see through it is shown by."""
+        """`target` is about to be written to. Raises where that is not allowed; says which operations that autograd
+        does not see through it is shown by."""
         target = self.holder(target)
         self._decide(self.base(target))
         base = self.base(target)
@@ -190,12 +205,16 @@ class Memory:
             if _is_unseen(line):
                 return
             if line.context is not None and not line.context.grad_enabled:
-                raise RuntimeError("A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make both inside of the block or outside.")
+                raise RuntimeError(
+                    "A view was created in no_grad mode and is being modified inplace with grad mode enabled. Make "
+                    "both inside of the block or outside."
+                )
             if line.sym.name in _OF_SEVERAL:
                 at = next(i for i, o in enumerate(line.outputs) if o is view)
                 raise RuntimeError(
                     f"Output {at} of {line.sym.name.capitalize()}Backward0 is a view and is being modified inplace. "
-                    "This view is the output of a function that returns multiple views. Such functions do not allow the output views to be modified inplace. "
+                    "This view is the output of a function that returns multiple views. Such functions do not allow "
+                    "the output views to be modified inplace. "
                     "You should replace the inplace operation by an out-of-place one."
                 )
 
@@ -218,7 +237,8 @@ class Memory:
         return found
 
     def _decide(self, base: TensorProxy) -> None:
-        """Which results of `reshape` and its like are views of what is about to be written to, by the strides that it has."""
+        """Which results of `reshape` and its like are views of what is about to be written to, by the strides that it
+        has."""
         if self.layout is None:
             return
         for x in self.undecided.pop(base, ()):
@@ -270,14 +290,20 @@ class Memory:
                 if self.outside is not None:
                     self.outside(root, True, False)
                 for lost in (root, *self.below(root)):
-                    self.lost[lost] = "an operation that thunder does not know gave a view of a tensor; one of the two was written to, and the other is read again"
+                    self.lost[lost] = (
+                        "an operation that thunder does not know gave a view of a tensor; one of the two was written "
+                        "to, and the other is read again"
+                    )
 
     def below(self, x: Proxy) -> list[Proxy]:
         return [v for view in self.views.get(x, ()) for v in (view, *self.below(view))]
 
     def _lose(self, target: TensorProxy, line: BoundSymbol) -> None:
         """`target` may be a view or a copy of what it was made of, which nobody may read from here on."""
-        why = f"{line.sym.name}() gave a view or a copy, which of the two is not known here; its result was written to, and the tensor it was made of is read again"
+        why = (
+            f"{line.sym.name}() gave a view or a copy, which of the two is not known here; its result was written "
+            "to, and the tensor it was made of is read again"
+        )
         base, kept = self.base(target), {target, *self.below(target)}
         self.lost |= {x: why for x in (base, *self.below(base)) if x not in kept}
 
@@ -287,9 +313,16 @@ class Memory:
             self.shared.setdefault(self.holder(x), []).append(self.holder(y))
 
     def same(self, x: TensorProxy, base: TensorProxy, part: tuple | None = None) -> None:
-        """`x` came from outside and shows `base`, which did, too: all of it in its layout, or the `part` (size, stride, offset) of its elements."""
+        """`x` came from outside and shows `base`, which did, too: all of it in its layout, or the `part` (size, stride,
+        offset) of its elements."""
         if x not in self.view_of:
-            self._show(x, LTORCH["view"].bind(base, base.shape, output=x) if part is None else part_of.bind(base, *part, output=x), base)
+            self._show(
+                x,
+                LTORCH["view"].bind(base, base.shape, output=x)
+                if part is None
+                else part_of.bind(base, *part, output=x),
+                base,
+            )
             self.undecided.setdefault(self.base(base), []).extend(self.undecided.pop(x, ()))
             if base in self.current:
                 self.stale.add(x)
@@ -299,7 +332,12 @@ class Memory:
     def is_alone(self, x: TensorProxy) -> bool:
         """Whether `x` was made by the program, and nothing else shows its memory."""
         x = self.holder(x)
-        return x not in self.view_of and not self.views.get(x) and not self.shared.get(x) and any(o is x for line in current_recorder().bound_symbols for o in line.outputs)
+        return (
+            x not in self.view_of
+            and not self.views.get(x)
+            and not self.shared.get(x)
+            and any(o is x for line in current_recorder().bound_symbols for o in line.outputs)
+        )
 
     def reform(self, x: TensorProxy, value: TensorProxy) -> None:
         """`x` is `value` from now on, of whatever shape."""
@@ -309,19 +347,31 @@ class Memory:
         self._freshen(x)
 
     def rearrange(self, x: TensorProxy, symbol: Symbol, args: tuple, back: tuple[Symbol, tuple] | None) -> None:
-        """`x` shows its memory as `symbol(x, *args)` from now on; `back` undoes that. Raises CaptureError for what came from outside and can not be undone.
+        """`x` shows its memory as `symbol(x, *args)` from now on; `back` undoes that. Raises CaptureError for what came
+        from outside and can not be undone.
 
-        A view becomes the view of a view. What is no view stays what other tensors show, in its new shape: they show what undoes the change.
+        A view becomes the view of a view. What is no view stays what other tensors show, in its new shape: they show
+        what undoes the change.
         """
         x = self.holder(x)
         self.declare(x)
         self.active = True
         self._decide(self.base(x))
         if x in self.view_of and (self.view_of[x][0].context is None or self.view_of[x][0].sym.name == "contiguous"):
-            what = "a result of contiguous() that is its argument" if self.view_of[x][0].context else "an argument that shares memory with another one"
+            what = (
+                "a result of contiguous() that is its argument"
+                if self.view_of[x][0].context
+                else "an argument that shares memory with another one"
+            )
             raise CaptureError(f"{symbol.name}_ is called on {what}", location=user_location(), remedy=_REMEDY)
-        if any(self.view_of[v][0].context is None and self.view_of[v][0].sym.name == "view" for v in self.views.get(x, ())):
-            raise CaptureError(f"{symbol.name}_ is called on an argument that is passed twice", location=user_location(), remedy=_REMEDY)
+        if any(
+            self.view_of[v][0].context is None and self.view_of[v][0].sym.name == "view" for v in self.views.get(x, ())
+        ):
+            raise CaptureError(
+                f"{symbol.name}_ is called on an argument that is passed twice",
+                location=user_location(),
+                remedy=_REMEDY,
+            )
         context = current_recorder().context
         before, below = self.latest(x), self.views.pop(x, [])
         self._deriving = True  # what is recorded next is no view of the program's
@@ -339,7 +389,11 @@ class Memory:
             self._show(x, symbol.bind(inner, *args, output=x, context=context), inner)
         elif below:
             if back is None:
-                raise CaptureError(f"{symbol.name}_ is called on a tensor that other tensors show", location=user_location(), remedy="use the form that makes a new tensor")
+                raise CaptureError(
+                    f"{symbol.name}_ is called on a tensor that other tensors show",
+                    location=user_location(),
+                    remedy="use the form that makes a new tensor",
+                )
             self._show(inner, back[0].bind(value, *back[1], output=inner, context=context), x)
         if inner in self.view_of:
             self.stale.add(inner)
@@ -355,14 +409,16 @@ class Memory:
 
     # --- the end
     def written_back(self, base: TensorProxy, value: TensorProxy) -> None:
-        """What came from outside has its last value in its own memory now: from here on it stands for itself, or for `value`, which is the same tensor in its new shape."""
+        """What came from outside has its last value in its own memory now: from here on it stands for itself, or for
+        `value`, which is the same tensor in its new shape."""
         self.current.pop(base, None)
         if value is not base:
             self.current[base], self.owner[value] = value, base
         self._outdate(base, None)
 
     def settle(self) -> None:
-        """Views that were written to directly are made again from what they show when they are read next, so that results share memory as the program's do."""
+        """Views that were written to directly are made again from what they show when they are read next, so that
+        results share memory as the program's do."""
         for view, (line, shown) in list(self.view_of.items()):
             if shown not in self.lost and self.current.pop(view, None) is not None:
                 self.stale.add(view)
@@ -385,7 +441,8 @@ def _grad_enabled(enabled: bool) -> Iterator[None]:
 
 
 def _with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
-    """What a tensor that requires grad holds after a write under no_grad: other numbers, and the history that it had."""
+    """What a tensor that requires grad holds after a write under no_grad: other numbers, and the history that it
+    had."""
     recorder = current_recorder()
     if not old.requires_grad or recorder is None or recorder.context.grad_enabled:
         return new
@@ -393,7 +450,9 @@ def _with_history(old: TensorProxy, new: TensorProxy) -> TensorProxy:
         return _holding(old, new)
 
 
-_holding = Symbol("holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new)
+_holding = Symbol(
+    "holding", lambda old, new: like(new), module="ltorch", id="holding", decomposition=lambda old, new: new
+)
 
 
 @_holding.vjp
@@ -407,11 +466,19 @@ def _run_part_of(a: torch.Tensor, size: tuple, stride: tuple, offset: int) -> to
     return a.as_strided(size, stride, a.storage_offset() + offset)
 
 
-part_of = Symbol("part_of", lambda a, size, stride, offset: like(a, tuple(size)), module="ltorch", is_prim=True, tags=(OpTags.VIEW,), fn=_run_part_of)
+part_of = Symbol(
+    "part_of",
+    lambda a, size, stride, offset: like(a, tuple(size)),
+    module="ltorch",
+    is_prim=True,
+    tags=(OpTags.VIEW,),
+    fn=_run_part_of,
+)
 
 
 def part_shown(part: torch.Tensor, whole: torch.Tensor) -> tuple | None:
-    """(size, stride, offset) of a tensor in another one with the same storage; None where that is not contiguous, or does not hold it."""
+    """(size, stride, offset) of a tensor in another one with the same storage; None where that is not contiguous, or
+    does not hold it."""
     offset = part.storage_offset() - whole.storage_offset()
     inside = whole.is_contiguous() and 0 <= offset and offset + _extent(part) <= whole.numel()
     return (tuple(part.shape), tuple(part.stride()), offset) if inside else None
@@ -423,7 +490,8 @@ def _extent(x: torch.Tensor) -> int:
 
 
 def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors with one storage have no element in common; for those that interleave, where they are small enough to look."""
+    """Whether two tensors with one storage have no element in common; for those that interleave, where they are small
+    enough to look."""
     first = min(a.storage_offset() * a.itemsize, b.storage_offset() * b.itemsize)
     a0, b0 = (x.storage_offset() * x.itemsize - first for x in (a, b))
     a1, b1 = a0 + _extent(a) * a.itemsize, b0 + _extent(b) * b.itemsize
@@ -437,8 +505,11 @@ def are_disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 _COMPARED_BYTES = 1 << 26
-MAY_COPY = {"reshape", "contiguous", "flatten", "as_strided"}  # operations tagged as views that copy where the strides ask for it, or whose place is said in memory
-replacing = Symbol("replacing", lambda old, new: like(new), module="ltorch", id="replacing", decomposition=lambda old, new: new)
+# operations tagged as views that copy where the strides ask for it, or whose place is said in memory
+MAY_COPY = {"reshape", "contiguous", "flatten", "as_strided"}
+replacing = Symbol(
+    "replacing", lambda old, new: like(new), module="ltorch", id="replacing", decomposition=lambda old, new: new
+)
 
 
 @replacing.vjp
@@ -452,7 +523,8 @@ _REMEDY = "write to a clone: x = x.clone()"
 
 
 def may_view(line: BoundSymbol) -> bool:
-    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]` decides by the arguments."""
+    """Whether an output of a line may share memory with its first tensor argument; an operation's `info["views"]`
+    decides by the arguments."""
     if OpTags.VIEW not in line.sym.tags:
         return False
     decide = line.sym.info.get("views")
@@ -465,11 +537,13 @@ def _is_unseen(line: BoundSymbol) -> bool:
     return line.sym.name in ("detach", "data") or detaches is not None and detaches(*line.args, **line.kwargs)
 
 
-# ---------------------------------------------------------------------------------------------------------------- writing through views
+# ----------------------------------------------------------------------------------------------------------------
+# writing through views
 
 
 def through(line: BoundSymbol, view: TensorProxy, whole: TensorProxy, part: TensorProxy) -> TensorProxy | None:
-    """`whole`, with `part` in the place that the view shows. None where it is not known whether the line made a view."""
+    """`whole`, with `part` in the place that the view shows. None where it is not known whether the line made a
+    view."""
     write = _THROUGH.get(line.sym.name)
     if write is None:
         return None
@@ -504,14 +578,20 @@ def _viewed(line: BoundSymbol, view, whole, part):
 
 def _copyable(write: Callable) -> Callable:
     """Views only where the strides allow it: without a layout that says so, nothing is known."""
-    return lambda line, view, whole, part: write(line, view, whole, part) if current_recorder().memory.layout is not None else None
+    return lambda line, view, whole, part: (
+        write(line, view, whole, part) if current_recorder().memory.layout is not None else None
+    )
 
 
 def _placed(line: BoundSymbol, view, whole, part):
     """Any view that shows elements of the whole: their places are what it shows of 0, 1, 2 ..."""
     count = math.prod(whole.shape)
-    places = line.sym(LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape), *line.args[1:], **line.kwargs)
-    flat = LTORCH["scatter"](LTORCH["reshape"](whole, (count,)), 0, LTORCH["reshape"](places, (-1,)), LTORCH["reshape"](part, (-1,)))
+    places = line.sym(
+        LTORCH["reshape"](LTORCH["arange"](count, device=whole.device), whole.shape), *line.args[1:], **line.kwargs
+    )
+    flat = LTORCH["scatter"](
+        LTORCH["reshape"](whole, (count,)), 0, LTORCH["reshape"](places, (-1,)), LTORCH["reshape"](part, (-1,))
+    )
     return _dense(LTORCH["reshape"](flat, whole.shape), whole)
 
 
@@ -519,10 +599,20 @@ def _placed_once(size_and_stride: Callable) -> Callable:
     def write(line: BoundSymbol, view, whole, part):
         size, stride = size_and_stride(line, view)
         with compat.DisableTorchFunction():
-            offsets = torch.as_strided(torch.arange(1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))), size, stride) if math.prod(size) else torch.arange(0)
+            offsets = (
+                torch.as_strided(
+                    torch.arange(1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))), size, stride
+                )
+                if math.prod(size)
+                else torch.arange(0)
+            )
             overlaps = offsets.unique().numel() != offsets.numel()
         if overlaps:
-            raise CaptureError("a view that shows elements of its tensor more than once is written to", location=user_location(), remedy=_REMEDY)
+            raise CaptureError(
+                "a view that shows elements of its tensor more than once is written to",
+                location=user_location(),
+                remedy=_REMEDY,
+            )
         return _placed(line, view, whole, part)
 
     return write
@@ -589,23 +679,29 @@ def _detached(line: BoundSymbol, view, whole, part):
 def _expanded(line: BoundSymbol, view, whole, part):
     if math.prod(whole.shape) == math.prod(view.shape):
         return _reshaped(line, view, whole, part)
-    raise CaptureError("an expanded tensor is written to, whose elements share memory", location=user_location(), remedy=_REMEDY)
+    raise CaptureError(
+        "an expanded tensor is written to, whose elements share memory", location=user_location(), remedy=_REMEDY
+    )
 
 
-_OF_SEVERAL = {"split", "chunk", "unbind"}  # operations of which PyTorch's autograd does not let single results be written to
+# operations of which PyTorch's autograd does not let single results be written to
+_OF_SEVERAL = {"split", "chunk", "unbind"}
 
 
 _THROUGH: dict[str, Callable] = {
-    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part), "permute": _permuted, "movedim": _moved, "detach": _detached, "data": _detached,
+    "t": _again, "transpose": _again, "conj": lambda line, view, whole, part: LTORCH["conj"](part),
+    "permute": _permuted, "movedim": _moved, "detach": _detached, "data": _detached,
     **dict.fromkeys(("unflatten", "unsqueeze", "squeeze"), _reshaped), "view": _viewed,
     **dict.fromkeys(("reshape", "flatten", "contiguous"), _copyable(_reshaped)),
-    "diagonal": _placed, "unfold": _placed_once(_window_steps), "part_of": _placed_once(lambda line, view: line.args[1:3]), "real": _real, "imag": _imaginary,
+    "diagonal": _placed, "unfold": _placed_once(_window_steps),
+    "part_of": _placed_once(lambda line, view: line.args[1:3]), "real": _real, "imag": _imaginary,
     **dict.fromkeys(("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit"), _assigned(_split_key)),
     "expand": _expanded,
     "unbind": _assigned(_unbind_key),
     "getitem": _assigned(lambda line, view, whole: line.args[1]),
     "select": _assigned(lambda line, view, whole: along(whole, line.args[1], line.args[2])),
-    "narrow": _assigned(lambda line, view, whole: along(whole, line.args[1], slice(line.args[2], line.args[2] + line.args[3]))),
+    "narrow": _assigned(lambda line, view, whole: along(whole, line.args[1],
+    slice(line.args[2], line.args[2] + line.args[3]))),
     "view_as_real": lambda line, view, whole, part: LTORCH["view_as_complex"](part),
     "view_as_complex": lambda line, view, whole, part: LTORCH["view_as_real"](part),
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""What proxies do with what is no operation of its own: torch functions met in native code, attributes of torch.Tensor, conversions to Python values."""
+"""What proxies do with what is no operation of its own: torch functions met in native code, attributes of torch.Tensor,
+conversions to Python values."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import operator
 import torch
 
 from thunder import compat
-from thunder.core.proxies import METHODS, NumberProxy, TensorProxy, UnbackedNumber, concrete, converted, map_structure, numbers_in
+from thunder.core.proxies import (
+    METHODS,
+    NumberProxy,
+    TensorProxy,
+    UnbackedNumber,
+    concrete,
+    converted,
+    map_structure,
+    numbers_in,
+)
 from thunder.core.symbol import OpTags, Recorder, Symbol, current_recorder, positional_parameters, user_location
 from thunder.core.unbacked import made_number
 from thunder.errors import CaptureError
@@ -23,7 +33,8 @@ __all__ = ["call_torch", "as_number"]
 
 
 def call_torch(function, args: tuple, kwargs: dict):
-    """Records a call of a torch function: as the operation it stands for, as an in-place write, or as an opaque operation."""
+    """Records a call of a torch function: as the operation it stands for, as an in-place write, or as an opaque
+    operation."""
     if kwargs and "out" in kwargs:
         out = kwargs["out"]
         kwargs = {k: v for k, v in kwargs.items() if k != "out"}
@@ -42,10 +53,27 @@ def call_torch(function, args: tuple, kwargs: dict):
     written = opaque.written_by(function, args, kwargs)
     if written:
         symbol = opaque.symbol_for(function)
-        return call_mutating(symbol.name, symbol.fn, args, kwargs, written, meta=symbol.meta, tags=tuple(symbol.tags), symbol_id=("mutating", symbol.id))
+        return call_mutating(
+            symbol.name,
+            symbol.fn,
+            args,
+            kwargs,
+            written,
+            meta=symbol.meta,
+            tags=tuple(symbol.tags),
+            symbol_id=("mutating", symbol.id),
+        )
     if many and inplace.writes(function):
         written = opaque.written_by_builtin(function, args, kwargs)
-        return call_mutating(function.__name__, function, args, kwargs, written, meta=lambda *args, **kwargs: None, symbol_id=("mutating", function.__name__))
+        return call_mutating(
+            function.__name__,
+            function,
+            args,
+            kwargs,
+            written,
+            meta=lambda *args, **kwargs: None,
+            symbol_id=("mutating", function.__name__),
+        )
     if inplace.writes(function):
         return inplace.write_unknown(function, args, kwargs, call_torch)
     return opaque.symbol_for(function)(*args, **kwargs)
@@ -60,8 +88,10 @@ def _spelled_as(operation, function, kwargs: dict) -> dict:
     if kwargs.keys() <= order | defaults.keys():
         return kwargs
     names, places = list(order), operand_places(function)
-    return {names[places[k]] if k not in order and k not in defaults and places.get(k, len(names)) < len(names) else k: v for k, v in kwargs.items()}
-
+    return {
+        names[places[k]] if k not in order and k not in defaults and places.get(k, len(names)) < len(names) else k: v
+        for k, v in kwargs.items()
+    }
 
 
 METHODS.torch_function = call_torch
@@ -69,13 +99,15 @@ METHODS.torch_function = call_torch
 
 def _refuse_node(*args, **kwargs):
     raise CaptureError(
-        "a node of autograd's graph is looked into (y.grad_fn), and a compiled function is one node as a whole", location=user_location(),
+        "a node of autograd's graph is looked into (y.grad_fn), and a compiled function is one node as a whole",
+        location=user_location(),
         remedy="only ask whether there is one (y.grad_fn is None), or look at results outside of the compiled function",
     )  # fmt: skip
 
 
 class GradientNode:
-    """Stands for the `grad_fn` of a result inside a compiled function: there is one, and nothing else is known of it."""
+    """Stands for the `grad_fn` of a result inside a compiled function: there is one, and nothing else is known of
+    it."""
 
     __slots__ = ()
     __getattr__ = __repr__ = __reduce_ex__ = _refuse_node
@@ -106,7 +138,11 @@ METHODS.properties.update(_PLAIN_PROPERTIES)
 
 
 def _refuse_version(a):
-    raise CaptureError("the version counter of a tensor is read, whose writes are only recorded here", location=user_location(), remedy="read it outside of the compiled function")
+    raise CaptureError(
+        "the version counter of a tensor is read, whose writes are only recorded here",
+        location=user_location(),
+        remedy="read it outside of the compiled function",
+    )
 
 
 METHODS.properties["_version"] = _refuse_version
@@ -139,7 +175,9 @@ def _requires_grad(a: TensorProxy, wanted: bool) -> TensorProxy:
     if wanted == a.requires_grad:
         return a
     raise CaptureError(
-        f"requires_grad_({wanted}) changes a tensor inside the compiled function", location=user_location(), remedy="set requires_grad before the call"
+        f"requires_grad_({wanted}) changes a tensor inside the compiled function",
+        location=user_location(),
+        remedy="set requires_grad before the call",
     )
 
 
@@ -147,7 +185,8 @@ _FIXED_LINES = 256  # a longer computation of constants is not done while a prog
 
 
 def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
-    """The value of a tensor that depends on no input: made of sizes and constants alone, by operations that draw no numbers. None for any other."""
+    """The value of a tensor that depends on no input: made of sizes and constants alone, by operations that draw no
+    numbers. None for any other."""
     recorder = current_recorder()
     if recorder is None:
         return None
@@ -157,7 +196,12 @@ def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
     pending = [a]
     while pending:
         line = maker.get(pending.pop())
-        if line is None or line.sym.fn is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE} or len(needed) > _FIXED_LINES:
+        if (
+            line is None
+            or line.sym.fn is None
+            or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE}
+            or len(needed) > _FIXED_LINES
+        ):
             return None
         if line not in needed:
             needed[line] = None
@@ -168,13 +212,16 @@ def _fixed_value(a: TensorProxy) -> torch.Tensor | None:
 
     def given(x):
         x = values[x] if isinstance(x, TensorProxy) else as_torch(x)
-        absent = isinstance(x, torch.device) and x.type == "cuda" and not torch.cuda.is_available()  # of a program that is planned
+        # of a program that is planned
+        absent = isinstance(x, torch.device) and x.type == "cuda" and not torch.cuda.is_available()
         return torch.device("cpu") if absent else x
 
     with compat.DisableTorchFunction(), torch.no_grad():
         for line in (line for line in recorder.bound_symbols if line in needed):
             result = line.sym.fn(*map_structure(given, line.args), **map_structure(given, line.kwargs))
-            values |= zip(line.outputs, [x for x in compat.tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True)
+            values |= zip(
+                line.outputs, [x for x in compat.tree_leaves(result) if isinstance(x, torch.Tensor)], strict=True
+            )
     return values[a]
 
 
@@ -189,12 +236,17 @@ def _needs_value(name: str, what: str, remedy: str):
         if value is not None:
             with compat.DisableTorchFunction():
                 return read(value)  # type: ignore[misc]
-        raise CaptureError(f"{what}, which is known only when the program runs", location=user_location(), remedy=remedy)
+        raise CaptureError(
+            f"{what}, which is known only when the program runs", location=user_location(), remedy=remedy
+        )
 
     return refuse
 
 
-_BRANCH = "use torch.where or torch.cond-like arithmetic in place of the branch, or compute the condition outside and pass it in as a Python value"
+_BRANCH = (
+    "use torch.where or torch.cond-like arithmetic in place of the branch, or compute the condition outside "
+    "and pass it in as a Python value"
+)
 _VALUE = "keep it a tensor, or compute it outside of the compiled function and pass it in"
 for _name, _what, _remedy in [
     ("__bool__", "the truth of a tensor is needed", _BRANCH),
@@ -217,7 +269,11 @@ def _read_numbers(symbol: Symbol, a: TensorProxy, shape: tuple):
     """A line that reads the values of a tensor as Python numbers, in lists of this shape."""
     recorder = current_recorder()
     if recorder is None or a.dtype.category not in _KINDS:
-        raise CaptureError(f".{symbol.name}() asks for a tensor's value, which is known only when the program runs", location=user_location(), remedy=_BRANCH)
+        raise CaptureError(
+            f".{symbol.name}() asks for a tensor's value, which is known only when the program runs",
+            location=user_location(),
+            remedy=_BRANCH,
+        )
     a, numbers = recorder.latest(a), []
 
     def read(rest: tuple):
@@ -263,7 +319,11 @@ def _read_before(recorder: Recorder, a: TensorProxy) -> UnbackedNumber | None:
 
     def made(x):
         line = maker.get(x)
-        return (x,) if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE} else (line.rhs, tuple(o is x for o in line.outputs))
+        return (
+            (x,)
+            if line is None or line.sym.tags & {OpTags.RANDOM_OP, OpTags.DONT_DCE}
+            else (line.rhs, tuple(o is x for o in line.outputs))
+        )
 
     return {made(line.args[0]): line.output for line in read}.get(made(a))
 
@@ -274,13 +334,21 @@ def tolist(a: TensorProxy):
     if value is not None:
         with compat.DisableTorchFunction():
             return value.tolist()
-    if any(isinstance(n, NumberProxy) and n.unbacked for n in a.shape) or math.prod(map(concrete, a.shape)) > _MOST_NUMBERS:
-        raise CaptureError(".tolist() asks for the values of a tensor that is large, or as large as data decides", location=user_location(), remedy=_VALUE)
+    if (
+        any(isinstance(n, NumberProxy) and n.unbacked for n in a.shape)
+        or math.prod(map(concrete, a.shape)) > _MOST_NUMBERS
+    ):
+        raise CaptureError(
+            ".tolist() asks for the values of a tensor that is large, or as large as data decides",
+            location=user_location(),
+            remedy=_VALUE,
+        )
     return _read_numbers(_tolist, a, tuple(map(concrete, a.shape)))
 
 
 def _asked(symbol: Symbol, *args, **kwargs):
-    """What an operation says that gives a bool: a condition that only the run tells, or the bool itself where it depends on no input."""
+    """What an operation says that gives a bool: a condition that only the run tells, or the bool itself where it
+    depends on no input."""
     values = [_fixed_value(x) if isinstance(x, TensorProxy) else x for x in args]
     if all(v is not None for v in values) and not any(isinstance(x, TensorProxy) for x in kwargs.values()):
         with compat.DisableTorchFunction():
@@ -303,7 +371,9 @@ def _equal(a, other):
 def equal(input, other):
     """Whether two tensors have one shape and the same values."""
     alike = input.dtype is other.dtype and input.device is other.device
-    if alike and (len(input.shape) != len(other.shape) or any((m == n) is False for m, n in zip(input.shape, other.shape))):
+    if alike and (
+        len(input.shape) != len(other.shape) or any((m == n) is False for m, n in zip(input.shape, other.shape))
+    ):
         return False
     return _asked(_equal, input, other)
 
@@ -322,7 +392,10 @@ def allclose(*args, **kwargs):
 @alias(torch.is_nonzero, torch.Tensor.is_nonzero)
 def is_nonzero(input):
     if (input.numel_value != 1) is True:
-        raise RuntimeError(f"Boolean value of Tensor with {'no values' if input.numel_value == 0 else 'more than one value'} is ambiguous")
+        raise RuntimeError(
+            f"Boolean value of Tensor with {'no values' if input.numel_value == 0 else 'more than one value'} is "
+            "ambiguous"
+        )
     return item(LTORCH["ne"](input, 0))
 
 
@@ -341,23 +414,43 @@ for _name in [*_PLAIN_METHODS, "item", "tolist", "numpy"]:
 for _name, _remedy in {
     "register_hook": "write it as a torch.autograd.Function, or return the tensor and register the hook on the result",
     "retain_grad": "return the tensor, and call it on the result",
-    "backward": "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or torch.func.grad",
+    "backward": "return the loss and call backward() on it outside, or use thunder.core.transforms.value_and_grad or "
+    "torch.func.grad",
 }.items():
 
     def _refuse(a, *args, name=_name, remedy=_remedy, **kwargs):
-        raise CaptureError(f"{name} of a tensor is called inside of it, and autograd's graph is not there yet", location=user_location(), remedy=remedy)
+        raise CaptureError(
+            f"{name} of a tensor is called inside of it, and autograd's graph is not there yet",
+            location=user_location(),
+            remedy=remedy,
+        )
 
     alias(getattr(torch.Tensor, _name))(_refuse)
 
 
 def _of_memory(name: str):
     def refuse(a, *args, **kwargs):
-        raise CaptureError(f"{name} asks for the memory or the values of a tensor", location=user_location(), remedy="ask for it outside of the compiled function")
+        raise CaptureError(
+            f"{name} asks for the memory or the values of a tensor",
+            location=user_location(),
+            remedy="ask for it outside of the compiled function",
+        )
 
     return refuse
 
 
-for _name in ("storage", "untyped_storage", "_typed_storage", "storage_type", "const_data_ptr", "__dlpack__", "__reduce_ex__", "__getstate__", "__str__", "__format__"):
+for _name in (
+    "storage",
+    "untyped_storage",
+    "_typed_storage",
+    "storage_type",
+    "const_data_ptr",
+    "__dlpack__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__str__",
+    "__format__",
+):
     METHODS[_name] = _of_memory(_name)
     if (_function := getattr(torch.Tensor, _name, None)) not in (None, getattr(object, _name, None)):
         alias(_function)(METHODS[_name])
@@ -368,7 +461,11 @@ def deepcopy(a, memo):
     """`copy.deepcopy(a)`: a new tensor with the same values."""
     if id(a) not in memo:
         if a.requires_grad:
-            raise CaptureError("copy.deepcopy makes a leaf of a tensor that requires grad", location=user_location(), remedy="use .clone(), or .detach().clone()")
+            raise CaptureError(
+                "copy.deepcopy makes a leaf of a tensor that requires grad",
+                location=user_location(),
+                remedy="use .clone(), or .detach().clone()",
+            )
         memo[id(a)] = LTORCH["clone"](a)
     return memo[id(a)]
 
@@ -385,14 +482,20 @@ def module_load(a, other, assign=False):
 
 @alias(torch.Tensor.slice_inverse, torch.slice_inverse)
 def slice_inverse(a, *args, **kwargs):
-    raise CaptureError("slice_inverse shows the memory around a tensor, of which nothing is known", location=user_location(), remedy="use torch.slice_scatter")
+    raise CaptureError(
+        "slice_inverse shows the memory around a tensor, of which nothing is known",
+        location=user_location(),
+        remedy="use torch.slice_scatter",
+    )
 
 
 def _checked_numel(a, shape: tuple) -> None:
     if (math.prod(shape) == a.numel_value) is False:
         raise RuntimeError(
-            f"requested resize to {'x'.join(map(str, shape))} ({math.prod(shape)} elements in total), but the given tensor has a size of {'x'.join(map(str, a.shape))} "
-            f"({a.numel_value} elements). autograd's resize can only change the shape of a given tensor, while preserving the number of elements. "
+            f"requested resize to {'x'.join(map(str, shape))} ({math.prod(shape)} elements in total), but the given "
+            f"tensor has a size of {'x'.join(map(str, a.shape))} "
+            f"({a.numel_value} elements). autograd's resize can only change the shape of a given tensor, while "
+            "preserving the number of elements. "
         )
 
 
@@ -410,12 +513,17 @@ def resize_as(a, tensor):
 
 @alias(torch.Tensor.type)
 def torch_type(a: TensorProxy, dtype=None, non_blocking: bool = False):
-    """`a.type()`: the name of its type. `a.type(dtype)`: converted to a dtype, to a type of torch's or to the type of that name."""
+    """`a.type()`: the name of its type. `a.type(dtype)`: converted to a dtype, to a type of torch's or to the type of
+    that name."""
     if isinstance(dtype, torch.dtype):
         return LTORCH["to"](a, dtype=dtype)
     with compat.DisableTorchFunction():
         if dtype is None:
-            return torch.empty(0, dtype=to_torch_dtype(a.dtype), device="cpu").type().replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
+            return (
+                torch.empty(0, dtype=to_torch_dtype(a.dtype), device="cpu")
+                .type()
+                .replace("torch.", "torch.cuda." if a.device.type == "cuda" else "torch.")
+            )
         made = torch.empty(0, device="cpu").type(dtype)
     return LTORCH["to"](a, device=made.device, dtype=made.dtype)
 

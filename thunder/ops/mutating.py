@@ -1,7 +1,8 @@
-"""Calls of functions that write to their arguments, and that thunder does not look into: kernels, operators registered as mutating.
+"""Calls of functions that write to their arguments, and that thunder does not look into: kernels, operators registered
+as mutating.
 
-The call becomes one functional line: `(result, y1) = kernel(x, y)`, after which `y` stands for `y1`. When it runs it writes to a copy, unless what it writes to has
-only just been allocated.
+The call becomes one functional line: `(result, y1) = kernel(x, y)`, after which `y` stands for `y1`. When it runs it
+writes to a copy, unless what it writes to has only just been allocated.
 """
 
 from __future__ import annotations
@@ -19,10 +20,22 @@ __all__ = ["call_mutating"]
 _UNWRITTEN = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
 
 
-def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, written: Sequence[TensorProxy], *, meta: Callable, tags: tuple[OpTags, ...] = (), symbol_id=None):
-    """Records `function(*args, **kwargs)`, which writes to the tensors `written` among its arguments, and returns its result.
+def call_mutating(
+    name: str,
+    function: Callable,
+    args: tuple,
+    kwargs: dict,
+    written: Sequence[TensorProxy],
+    *,
+    meta: Callable,
+    tags: tuple[OpTags, ...] = (),
+    symbol_id=None,
+):
+    """Records `function(*args, **kwargs)`, which writes to the tensors `written` among its arguments, and returns its
+    result.
 
-    meta: types the result. Gradients of what is overwritten go to what it was before, as they do in PyTorch when a kernel writes to a tensor behind autograd's back.
+    meta: types the result. Gradients of what is overwritten go to what it was before, as they do in PyTorch when a
+    kernel writes to a tensor behind autograd's back.
     """
     recorder = current_recorder()
     assert recorder is not None, "calls of a program are recorded"
@@ -56,12 +69,14 @@ def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, writ
         given = _tensors(proxies_in(line.kwargs, proxies_in(line.args, [])))
         return {len(line.outputs) - len(places) + i: given[place] for i, place in enumerate(places)}
 
-    identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))  # what runs depends on these
+    # what runs depends on these
+    identity = (symbol_id or ("mutating", name, id(function)), tuple(places), tuple(copied))
     symbol = Symbol(name, typed, id=identity, is_prim=True, tags=tags, fn=run)
     symbol.grad_rule = _passing_through(symbol, targets)
     result, *new = symbol(*args, **kwargs)
     in_place.__name__ = name
-    symbol.info["inplace"] = in_place, overwritten  # `thunder.transforms.reinplace` may let it write to the arguments themselves
+    # `thunder.transforms.reinplace` may let it write to the arguments themselves
+    symbol.info["inplace"] = in_place, overwritten
     for target, value in zip(targets, new, strict=True):
         value.requires_grad = target.requires_grad
         overwrite(target, value, name)
@@ -69,7 +84,11 @@ def call_mutating(name: str, function: Callable, args: tuple, kwargs: dict, writ
 
 
 def _tensors(proxies: list[Proxy]) -> list[Proxy]:
-    return [p for p in proxies if isinstance(p, TensorProxy) or isinstance(p, AnyProxy) and isinstance(p.example, torch.Tensor)]
+    return [
+        p
+        for p in proxies
+        if isinstance(p, TensorProxy) or isinstance(p, AnyProxy) and isinstance(p.example, torch.Tensor)
+    ]
 
 
 def _is_fresh(recorder: Recorder, target: TensorProxy) -> bool:

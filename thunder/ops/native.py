@@ -1,4 +1,5 @@
-"""Kernels of PyTorch's that programs call by their own names: normalizations with their statistics, dropout with its mask, and backwards of operations."""
+"""Kernels of PyTorch's that programs call by their own names: normalizations with their statistics, dropout with its
+mask, and backwards of operations."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def _op(name: str, *args, **kwargs):
     return LTORCH[name](*args, **kwargs)
 
 
-# ---------------------------------------------------------------------------------------------------------------- normalizations
+# ----------------------------------------------------------------------------------------------------------------
+# normalizations
 
 
 def _native_layer_norm_meta(a, normalized_shape, weight, bias, eps):
@@ -60,8 +62,17 @@ def _(make):
 
 def _native_group_norm_meta(a, weight, bias, N, C, HxW, group, eps):
     if C % group or any(t is not None and t.shape != (C,) for t in (weight, bias)):
-        raise RuntimeError(f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(a.shape)} and num_groups={group}")
-    narrow = like(a, (N, group), dtype=float32 if a.device.type == "cpu" and any(t is not None and t.dtype is float32 for t in (weight, bias)) else a.dtype)
+        raise RuntimeError(
+            "Expected number of channels in input to be divisible by num_groups, but got input of shape "
+            f"{list(a.shape)} and num_groups={group}"
+        )
+    narrow = like(
+        a,
+        (N, group),
+        dtype=float32
+        if a.device.type == "cpu" and any(t is not None and t.dtype is float32 for t in (weight, bias))
+        else a.dtype,
+    )
     return like(a), narrow, like(narrow)
 
 
@@ -69,7 +80,9 @@ def _native_group_norm_meta(a, weight, bias, N, C, HxW, group, eps):
 def native_group_norm(a, weight, bias, N, C, HxW, group, eps):
     x = _op("reshape", _op("to", a, dtype=compute_dtype(a.dtype)), (N, group, C // group * HxW))
     x, mean, rstd = normalization._whiten(x, (2,), eps)
-    x = normalization._scale_and_shift(_op("reshape", x, a.shape), *(normalization._per_channel(a, t) for t in (weight, bias)))
+    x = normalization._scale_and_shift(
+        _op("reshape", x, a.shape), *(normalization._per_channel(a, t) for t in (weight, bias))
+    )
     return _op("to", x, dtype=a.dtype), _op("reshape", mean, (N, group)), _op("reshape", rstd, (N, group))
 
 
@@ -94,7 +107,9 @@ def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
     y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
     g, _, _ = yield y, mean, rstd
     mask = [t is not None and t.requires_grad for t in (a, weight, bias)]
-    return normalization.native_batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask)
+    return normalization.native_batch_norm_backward(
+        g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask
+    )
 
 
 @native_batch_norm.samples
@@ -108,7 +123,9 @@ def _native_batch_norm(a, weight, bias, running_mean, running_var, training, mom
     """In training mode the running statistics are written to."""
     if not training or running_mean is None:
         return native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
-    out, mean, rstd, new_mean, new_var = normalization.native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
+    out, mean, rstd, new_mean, new_var = normalization.native_batch_norm_functional(
+        a, running_mean, running_var, weight, bias, momentum, eps
+    )
     overwrite(running_mean, new_mean, "running_mean")
     overwrite(running_var, new_var, "running_var")
     return out, mean, rstd
@@ -125,7 +142,11 @@ def _native_batch_norm_legit(a, weight, bias, *args):
 def _native_batch_norm_legit_functional(a, weight, bias, running_mean, running_var, training, momentum, eps):
     if training:
         return normalization.native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
-    return *native_batch_norm(a, weight, bias, running_mean, running_var, False, momentum, eps), running_mean, running_var
+    return (
+        *native_batch_norm(a, weight, bias, running_mean, running_var, False, momentum, eps),
+        running_mean,
+        running_var,
+    )
 
 
 def _channels(a, dtype=None):
@@ -134,8 +155,12 @@ def _channels(a, dtype=None):
 
 # --- the parts of batch norm over several devices. PyTorch has all but `batch_norm_update_stats` for CUDA alone
 
-batch_norm_stats = torch_prim(torch.batch_norm_stats, name="batch_norm_stats")(lambda a, eps: (_channels(a), _channels(a)))
-batch_norm_elemt = torch_prim(torch.batch_norm_elemt, name="batch_norm_elemt")(lambda a, weight, bias, mean, invstd, eps: like(a))
+batch_norm_stats = torch_prim(torch.batch_norm_stats, name="batch_norm_stats")(
+    lambda a, eps: (_channels(a), _channels(a))
+)
+batch_norm_elemt = torch_prim(torch.batch_norm_elemt, name="batch_norm_elemt")(
+    lambda a, weight, bias, mean, invstd, eps: like(a)
+)
 batch_norm_backward_elemt = torch_prim(torch.batch_norm_backward_elemt, name="batch_norm_backward_elemt")(
     lambda grad_out, a, mean, invstd, weight, sum_dy, sum_dy_xmu, count: like(a)
 )
@@ -144,7 +169,11 @@ batch_norm_backward_elemt = torch_prim(torch.batch_norm_backward_elemt, name="ba
 @torch_prim(torch.batch_norm_backward_reduce)
 def batch_norm_backward_reduce(grad_out, a, mean, invstd, weight, input_g, weight_g, bias_g):
     sums = (_channels(a), _channels(a)) if input_g else (None, None)
-    return *sums, (like(weight) if weight_g and weight is not None else None), (like(weight) if bias_g and weight is not None else None)
+    return (
+        *sums,
+        (like(weight) if weight_g and weight is not None else None),
+        (like(weight) if bias_g and weight is not None else None),
+    )
 
 
 def _gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
@@ -159,7 +188,9 @@ def _gather(name: str) -> None:
         return *function(a, mean, invstd, *running, momentum, eps, counts), *running
 
     def meta(a, mean, invstd, running_mean, running_var, momentum, eps, counts):
-        return *_gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts), *(None if t is None else like(t) for t in (running_mean, running_var))
+        return *_gathered(a, mean, invstd, running_mean, running_var, momentum, eps, counts), *(
+            None if t is None else like(t) for t in (running_mean, running_var)
+        )
 
     symbol = torch_prim(fn=run, name=name)(meta)
 
@@ -204,7 +235,8 @@ def _batch_norm_update_stats(a, running_mean, running_var, momentum):
     return mean, var
 
 
-# ---------------------------------------------------------------------------------------------------------------- softmax
+# ----------------------------------------------------------------------------------------------------------------
+# softmax
 
 
 @composite(*compat.operators("_safe_softmax"))
@@ -245,7 +277,9 @@ def softmax_backward(grad_output, output, dim, input_dtype):
 
 @composite(*compat.operators("_log_softmax_backward_data"), meta=_of_softmax, name="log_softmax_backward")
 def log_softmax_backward(grad_output, output, dim, input_dtype):
-    return _op("to", grad_output - _op("exp", output) * _op("sum", grad_output, dim, True), dtype=to_torch_dtype(input_dtype))
+    return _op(
+        "to", grad_output - _op("exp", output) * _op("sum", grad_output, dim, True), dtype=to_torch_dtype(input_dtype)
+    )
 
 
 for _symbol in (softmax_backward, log_softmax_backward):
@@ -256,7 +290,8 @@ for _symbol in (softmax_backward, log_softmax_backward):
         yield given, y.softmax(1), 1, y.dtype
 
 
-# ---------------------------------------------------------------------------------------------------------------- backwards of other operations
+# ----------------------------------------------------------------------------------------------------------------
+# backwards of other operations
 
 
 def _row(name: str, operator: str, meta, samples) -> Symbol:
@@ -285,16 +320,24 @@ def _pool_backward_samples(make):
 
 def _embedding_backward_meta(g, indices, num_weights, padding_idx, scale_grad_by_freq, sparse):
     if sparse:
-        raise NotImplementedError("embedding_backward with sparse=True gives a sparse tensor, of which thunder knows no type")
+        raise NotImplementedError(
+            "embedding_backward with sparse=True gives a sparse tensor, of which thunder knows no type"
+        )
     return like(g, (num_weights, g.shape[-1]))
 
 
 native_dropout_backward = _row(
-    "native_dropout_backward", "native_dropout_backward", lambda g, mask, scale: like(g, dtype=to_float(g.dtype)), _dropout_backward_samples
+    "native_dropout_backward",
+    "native_dropout_backward",
+    lambda g, mask, scale: like(g, dtype=to_float(g.dtype)),
+    _dropout_backward_samples,
 )
-embedding_backward = _row("embedding_backward", "embedding_backward", _embedding_backward_meta, _embedding_backward_samples)
+embedding_backward = _row(
+    "embedding_backward", "embedding_backward", _embedding_backward_meta, _embedding_backward_samples
+)
 nll_loss_backward = _row(
-    "nll_loss_backward", "nll_loss_backward", lambda g, a, target, weight, reduction, ignore_index, total_weight: like(a), _nll_backward_samples
+    "nll_loss_backward", "nll_loss_backward",
+    lambda g, a, target, weight, reduction, ignore_index, total_weight: like(a), _nll_backward_samples
 )  # fmt: skip
 adaptive_avg_pool2d_backward = _row(
     "adaptive_avg_pool2d_backward", "_adaptive_avg_pool2d_backward", lambda g, a: like(a), _pool_backward_samples
@@ -321,7 +364,8 @@ def _(make):
         yield make(*y.shape), a, [2, 2], [2, 2], [0, 0], [1, 1], False, indices
 
 
-# ---------------------------------------------------------------------------------------------------------------- dropout with its mask
+# ----------------------------------------------------------------------------------------------------------------
+# dropout with its mask
 
 
 def _native_dropout_meta(a, p, train):
@@ -330,7 +374,9 @@ def _native_dropout_meta(a, p, train):
     return like(a), like(a, dtype=bool8)
 
 
-native_dropout = torch_prim(*compat.operators("native_dropout"), name="native_dropout", tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE))(_native_dropout_meta)
+native_dropout = torch_prim(
+    *compat.operators("native_dropout"), name="native_dropout", tags=(OpTags.RANDOM_OP, OpTags.DONT_DCE)
+)(_native_dropout_meta)
 
 
 @native_dropout.vjp
@@ -347,16 +393,38 @@ def _(make):
     yield make(4, 3), 0.4, False
 
 
-# ---------------------------------------------------------------------------------------------------------------- attention, products
+# ----------------------------------------------------------------------------------------------------------------
+# attention, products
 
 
 @torch_prim(*compat.operators("_native_multi_head_attention"), name="native_multi_head_attention")
 def native_multi_head_attention(
-    query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, mask=None, need_weights=True, average_attn_weights=True, mask_type=None
+    query,
+    key,
+    value,
+    embed_dim,
+    num_head,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    mask=None,
+    need_weights=True,
+    average_attn_weights=True,
+    mask_type=None,
 ):
-    """The way that nn.MultiheadAttention goes in evaluation without grad; PyTorch has no derivative of it. The weights are None where they are not asked for."""
-    if len(query.shape) != 3 or query.shape[2] != embed_dim or qkv_weight.shape != (3 * embed_dim, embed_dim) or embed_dim % num_head:
-        raise RuntimeError(f"expected 3-D `query` of width {embed_dim} and heads and weights that fit, got {list(query.shape)} and {list(qkv_weight.shape)}")
+    """The way that nn.MultiheadAttention goes in evaluation without grad; PyTorch has no derivative of it. The weights
+    are None where they are not asked for."""
+    if (
+        len(query.shape) != 3
+        or query.shape[2] != embed_dim
+        or qkv_weight.shape != (3 * embed_dim, embed_dim)
+        or embed_dim % num_head
+    ):
+        raise RuntimeError(
+            f"expected 3-D `query` of width {embed_dim} and heads and weights that fit, got {list(query.shape)} and "
+            f"{list(qkv_weight.shape)}"
+        )
     batch, length = query.shape[:2]
     weights = (batch, length, length) if average_attn_weights else (batch, num_head, length, length)
     return like(query), like(query, weights) if need_weights else None
@@ -371,12 +439,30 @@ def _(make):
 
 @torch_prim(*compat.operators("_grouped_mm"), name="_grouped_mm")
 def _grouped_mm(a, b, offs=None, bias=None, out_dtype=None):
-    """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice), or of batches; offs: where groups end."""
+    """Products of groups of rows (2-D and 3-D), of columns (3-D and 2-D), of either side's inner dimension (2-D twice),
+    or of batches; offs: where groups end."""
     ranks = len(a.shape), len(b.shape)
-    if not set(ranks) <= {2, 3} or a.dtype is not b.dtype or (offs is None) != (ranks == (3, 3)) or a.shape[-1] != b.shape[-2] and ranks != (2, 2):
-        raise RuntimeError(f"grouped_mm: matrices of 2 or 3 dimensions, with offsets where one has 2, are expected; got {list(a.shape)} and {list(b.shape)}")
-    shape = {(2, 3): (a.shape[0], b.shape[-1]), (3, 2): (a.shape[-2], b.shape[-1]), (3, 3): (a.shape[0], a.shape[1], b.shape[-1])}
-    return like(a, (offs.shape[0], a.shape[0], b.shape[1]) if ranks == (2, 2) else shape[ranks], None if out_dtype is None else to_dtype(out_dtype))
+    if (
+        not set(ranks) <= {2, 3}
+        or a.dtype is not b.dtype
+        or (offs is None) != (ranks == (3, 3))
+        or a.shape[-1] != b.shape[-2]
+        and ranks != (2, 2)
+    ):
+        raise RuntimeError(
+            "grouped_mm: matrices of 2 or 3 dimensions, with offsets where one has 2, are expected; got "
+            f"{list(a.shape)} and {list(b.shape)}"
+        )
+    shape = {
+        (2, 3): (a.shape[0], b.shape[-1]),
+        (3, 2): (a.shape[-2], b.shape[-1]),
+        (3, 3): (a.shape[0], a.shape[1], b.shape[-1]),
+    }
+    return like(
+        a,
+        (offs.shape[0], a.shape[0], b.shape[1]) if ranks == (2, 2) else shape[ranks],
+        None if out_dtype is None else to_dtype(out_dtype),
+    )
 
 
 @_grouped_mm.samples

@@ -1,7 +1,8 @@
 """Higher derivatives of the norms' kernels.
 
-PyTorch's kernels for the backward of layer, group and batch norm have a second derivative at most, and that one takes saved means and deviations for constants where it
-is differentiated again. Here the kernels' formulas are differentiated, in which these are computed from the input, so that derivatives of any order are right.
+PyTorch's kernels for the backward of layer, group and batch norm have a second derivative at most, and that one takes
+saved means and deviations for constants where it is differentiated again. Here the kernels' formulas are
+differentiated, in which these are computed from the input, so that derivatives of any order are right.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from thunder.ops.normalization import (
 __all__: list[str] = []
 
 # outputs of the forward kernels that are not results: means and deviations, and running ones
-native_layer_norm.info["not_differentiable"] = native_group_norm.info["not_differentiable"] = native_batch_norm.info["not_differentiable"] = (1, 2)
+native_layer_norm.info["not_differentiable"] = native_group_norm.info["not_differentiable"] = native_batch_norm.info[
+    "not_differentiable"
+] = (1, 2)
 native_batch_norm_functional.info["not_differentiable"] = (1, 2, 3, 4)
 
 
@@ -48,22 +51,28 @@ def _(a, weight, bias, n, c, size, groups, eps):
 def _(a, weight, bias, running_mean, running_var, training, momentum, eps):
     y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
     g, *_ = yield y, mean, rstd
-    return native_batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, training, eps, _wanted(a, weight, bias))
+    return native_batch_norm_backward(
+        g, a, weight, running_mean, running_var, mean, rstd, training, eps, _wanted(a, weight, bias)
+    )
 
 
 @native_batch_norm_functional.vjp
 def _(a, running_mean, running_var, weight, bias, momentum, eps):
-    y, mean, rstd, new_mean, new_var = native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
+    y, mean, rstd, new_mean, new_var = native_batch_norm_functional(
+        a, running_mean, running_var, weight, bias, momentum, eps
+    )
     g, *_ = yield y, mean, rstd, new_mean, new_var
     ga, gw, gb = native_batch_norm_backward(g, a, weight, None, None, mean, rstd, True, eps, _wanted(a, weight, bias))
     return ga, None, None, gw, gb
 
 
-# ---------------------------------------------------------------------------------------------------------------- formulas
+# ----------------------------------------------------------------------------------------------------------------
+# formulas
 
 
 def _normalized(x, dims: tuple[int, ...], epsilon: Callable):
-    """(x with mean 0 and variance 1 over dims, what it was divided by, inverted). epsilon: from the variance to what is added to it."""
+    """(x with mean 0 and variance 1 over dims, what it was divided by, inverted). epsilon: from the variance to what is
+    added to it."""
     centred = x - op("mean")(x, dims, True)
     variance = op("mean")(centred * centred, dims, True)
     inverse = op("rsqrt")(variance + epsilon(variance))
@@ -80,14 +89,22 @@ def _of_input(g, normal, inverse, dims: tuple[int, ...]):
 
 
 def _in_full(place: int) -> Callable:
-    """The formula in the widest type of its arguments, as the kernel computes it; its results in the types of the input and of the weight, in this place."""
+    """The formula in the widest type of its arguments, as the kernel computes it; its results in the types of the input
+    and of the weight, in this place."""
 
     def define(function: Callable) -> Callable:
         def compute(g, a, *rest):
             kind = max((x.dtype for x in (a, *rest) if isinstance(x, TensorProxy)), key=lambda d: d.bytes)
-            wide = function(*(op("to")(x, dtype=kind) if isinstance(x, TensorProxy) and x.dtype is not kind else x for x in (g, a, *rest)))
+            wide = function(
+                *(
+                    op("to")(x, dtype=kind) if isinstance(x, TensorProxy) and x.dtype is not kind else x
+                    for x in (g, a, *rest)
+                )
+            )
             kinds = [a.dtype, *[a.dtype if rest[place] is None else rest[place].dtype] * 2]
-            return tuple(x if x is None or x.dtype is k else op("to")(x, dtype=k) for x, k in zip(wide, kinds, strict=True))
+            return tuple(
+                x if x is None or x.dtype is k else op("to")(x, dtype=k) for x, k in zip(wide, kinds, strict=True)
+            )
 
         return compute
 
@@ -133,4 +150,8 @@ def _batch_norm_backward(g, a, weight, running_mean, running_var, mean, rstd, tr
         inverse = op("rsqrt")(op("reshape")(running_var, channel) + eps)
         normal = (a - op("reshape")(running_mean, channel)) * inverse
         of_input = weighted * inverse
-    return of_input if mask[0] else None, op("sum")(g * normal, dims) if mask[1] else None, op("sum")(g, dims) if mask[2] else None
+    return (
+        of_input if mask[0] else None,
+        op("sum")(g * normal, dims) if mask[1] else None,
+        op("sum")(g, dims) if mask[2] else None,
+    )

@@ -18,7 +18,14 @@ from thunder.ops.dims import is_empty, numel, wrap_dim
 from thunder.ops.promotion import broadcast_shapes, result_type, to_float
 from thunder.ops.shape import expand, reshape
 
-_EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "complex64": 2.0**-23, "complex128": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_EPS = {
+    "float32": 2.0**-23,
+    "float64": 2.0**-52,
+    "complex64": 2.0**-23,
+    "complex128": 2.0**-52,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+}
 
 
 def compute_dtype(d):
@@ -26,11 +33,13 @@ def compute_dtype(d):
     return dtypes.float32 if d.category == 2 and d.bytes < 4 else d
 
 
-# ---------------------------------------------------------------------------------------------------------------- softmax
+# ----------------------------------------------------------------------------------------------------------------
+# softmax
 
 
 def _softmax_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """softmax(a, dim, dtype=): what F.softmax and Tensor.softmax take besides is left out, its implicit dimension written down."""
+    """softmax(a, dim, dtype=): what F.softmax and Tensor.softmax take besides is left out, its implicit dimension
+    written down."""
     a, dim, *rest = (*args, None) if len(args) == 1 else args
     found = kwargs.get("dtype", next((x for x in reversed(rest) if x is not None and type(x) is not int), None))
     if unknown := kwargs.keys() - {"dtype", "_stacklevel"}:
@@ -104,7 +113,8 @@ def softmin(a, dim=None, _stacklevel=3, dtype=None):
     return softmax(-a, dim, dtype=dtype)
 
 
-# ---------------------------------------------------------------------------------------------------------------- by the last dimensions
+# ---------------------------------------------------------------------------------------------------------------- by
+# the last dimensions
 
 
 def _normalized(name: str, a, normalized_shape, *parameters) -> tuple:
@@ -112,7 +122,10 @@ def _normalized(name: str, a, normalized_shape, *parameters) -> tuple:
     shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
     k = len(shape)
     if not k or len(a.shape) < k or a.shape[-k:] != shape:
-        raise RuntimeError(f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but got input of size{list(a.shape)}")
+        raise RuntimeError(
+            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but "
+            f"got input of size{list(a.shape)}"
+        )
     for p in parameters:
         if p is not None and p.shape != shape:
             raise RuntimeError(f"{name}: expected weight and bias to have shape {list(shape)}, but got {list(p.shape)}")
@@ -127,7 +140,8 @@ def _layer_norm_meta(a, normalized_shape, weight=None, bias=None, eps=1e-5):
 
 
 def _whiten(x, dims, eps):
-    """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's reciprocal."""
+    """`x` less its mean, over the square root of its (biased) variance plus eps; the mean and that root's
+    reciprocal."""
     mean = LTORCH["mean"](x, dims, True)
     centred = x - mean
     rstd = LTORCH["rsqrt"](LTORCH["mean"](centred * centred, dims, True) + eps)
@@ -139,7 +153,13 @@ def _scale_and_shift(x, weight, bias):
     return x if bias is None else x + convert(bias, x.dtype)
 
 
-@composite(F.layer_norm, torch.layer_norm, meta=_layer_norm_meta, canonicalize=lambda args, kwargs: (args[:5], {}), autocast="cuda:float32")
+@composite(
+    F.layer_norm,
+    torch.layer_norm,
+    meta=_layer_norm_meta,
+    canonicalize=lambda args, kwargs: (args[:5], {}),
+    autocast="cuda:float32",
+)
 def layer_norm(a, normalized_shape, weight=None, bias=None, eps=1e-5):
     dims = _normalized("layer_norm", a, normalized_shape, weight, bias)
     x, _, _ = _whiten(convert(a, compute_dtype(a.dtype)), dims, eps)
@@ -162,15 +182,24 @@ def _(make):
 
 def _rms_norm_meta(a, normalized_shape, weight=None, eps=None):
     _normalized("rms_norm", a, normalized_shape, weight)
-    return like(a, dtype=a.dtype if weight is None or weight.dtype is a.dtype else dtypes.promote(a.dtype, weight.dtype))
+    return like(
+        a, dtype=a.dtype if weight is None or weight.dtype is a.dtype else dtypes.promote(a.dtype, weight.dtype)
+    )
 
 
 # torch 2.11 does not cast it
-@composite(F.rms_norm, torch.rms_norm, meta=_rms_norm_meta, autocast="cuda:float32" if compat.autocast_casts("rms_norm", "cuda") else None)
+@composite(
+    F.rms_norm,
+    torch.rms_norm,
+    meta=_rms_norm_meta,
+    autocast="cuda:float32" if compat.autocast_casts("rms_norm", "cuda") else None,
+)
 def rms_norm(a, normalized_shape, weight=None, eps=None):
     dims = _normalized("rms_norm", a, normalized_shape, weight)
     x = convert(a, compute_dtype(a.dtype))
-    x = x * LTORCH["rsqrt"](LTORCH["mean"](LTORCH["pow"](x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps))
+    x = x * LTORCH["rsqrt"](
+        LTORCH["mean"](LTORCH["pow"](x, 2), dims, True) + (_EPS[x.dtype.name] if eps is None else eps)
+    )
     if weight is None or weight.dtype is a.dtype:
         return convert(x if weight is None else x * convert(weight, x.dtype), a.dtype)
     return convert(x, a.dtype) * weight
@@ -187,7 +216,8 @@ def _(make):
     yield make(4, 3), (4,)
 
 
-# ---------------------------------------------------------------------------------------------------------------- by channels
+# ---------------------------------------------------------------------------------------------------------------- by
+# channels
 
 
 def _per_channel(a, p):
@@ -198,21 +228,34 @@ def _per_channel(a, p):
 def _check_channels(name: str, a, *parameters) -> None:
     for p in parameters:
         if p is not None and p.shape != (a.shape[1],):
-            raise RuntimeError(f"{name}: expected weight, bias and statistics to have {a.shape[1]} elements, but got {list(p.shape)}")
+            raise RuntimeError(
+                f"{name}: expected weight, bias and statistics to have {a.shape[1]} elements, but got {list(p.shape)}"
+            )
 
 
 def _group_norm_meta(a, num_groups, weight=None, bias=None, eps=1e-5):
     if len(a.shape) < 2:
         raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {len(a.shape)}")
     if a.shape[1] % num_groups != 0:
-        raise RuntimeError(f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(a.shape)} and num_groups={num_groups}")
+        raise RuntimeError(
+            "Expected number of channels in input to be divisible by num_groups, but got input of shape "
+            f"{list(a.shape)} and num_groups={num_groups}"
+        )
     _check_channels("group_norm", a, weight, bias)
     return like(a)
 
 
-@composite(F.group_norm, torch.group_norm, meta=_group_norm_meta, canonicalize=lambda args, kwargs: (args[:5], {}), autocast="cuda:float32")
+@composite(
+    F.group_norm,
+    torch.group_norm,
+    meta=_group_norm_meta,
+    canonicalize=lambda args, kwargs: (args[:5], {}),
+    autocast="cuda:float32",
+)
 def group_norm(a, num_groups, weight=None, bias=None, eps=1e-5):
-    x = reshape(convert(a, compute_dtype(a.dtype)), (a.shape[0], num_groups, a.shape[1] // num_groups * numel(a.shape[2:])))
+    x = reshape(
+        convert(a, compute_dtype(a.dtype)), (a.shape[0], num_groups, a.shape[1] // num_groups * numel(a.shape[2:]))
+    )
     x = reshape(_whiten(x, (2,), eps)[0], a.shape)
     return convert(_scale_and_shift(x, _per_channel(a, weight), _per_channel(a, bias)), a.dtype)
 
@@ -228,7 +271,9 @@ def _(make):
     yield make(2, 4, 3), 3
 
 
-def _batch_norm_meta(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
+def _batch_norm_meta(
+    a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+):
     if len(a.shape) < 2:
         raise RuntimeError("batch_norm: expected an input of at least 2 dimensions")
     if not training and (running_mean is None or running_var is None):
@@ -261,7 +306,9 @@ def _(make):
 
 
 def _update_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, _, _, mean, var = compat.kernel("_native_batch_norm_legit_functional")(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    out, _, _, mean, var = compat.kernel("_native_batch_norm_legit_functional")(
+        a, weight, bias, running_mean, running_var, True, momentum, eps
+    )
     return out, mean, var
 
 
@@ -282,7 +329,8 @@ batch_norm_update.info |= {"not_differentiable": (1, 2), "statistics": (1, 2), "
 @alias(F.batch_norm)
 def _batch_norm(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """In training mode the running statistics are written to."""
-    if not training or running_mean is None or not _has_elements(a):  # of no elements there are no statistics, and PyTorch writes none
+    # of no elements there are no statistics, and PyTorch writes none
+    if not training or running_mean is None or not _has_elements(a):
         return batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
     if not isinstance(momentum, NumberProxy) and momentum == 0.0:
         return batch_norm(a, None, None, weight, bias, True, momentum, eps)
@@ -297,7 +345,9 @@ def _batch_norm_builtin(a, weight, bias, running_mean, running_var, training, mo
     return _batch_norm(a, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _instance_norm_meta(a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+def _instance_norm_meta(
+    a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
+):
     if use_input_stats and all(type(n) is int and n == 1 for n in a.shape[2:]):
         raise ValueError(f"Expected more than 1 spatial element when training, got input size {list(a.shape)}")
     _check_channels("instance_norm", a, running_mean, running_var, weight, bias)
@@ -305,7 +355,9 @@ def _instance_norm_meta(a, running_mean=None, running_var=None, weight=None, bia
 
 
 @composite(F.instance_norm, meta=_instance_norm_meta)
-def instance_norm(a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+def instance_norm(
+    a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
+):
     if not use_input_stats:
         return batch_norm(a, running_mean, running_var, weight, bias, False, momentum, eps)
     x, _, _ = _whiten(convert(a, compute_dtype(a.dtype)), tuple(range(2, len(a.shape))), eps)
@@ -349,7 +401,9 @@ instance_norm_update.info |= {"not_differentiable": (1, 2), "inplace": (instance
 
 
 @alias(F.instance_norm)
-def _instance_norm(a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+def _instance_norm(
+    a, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5
+):
     """By the statistics of the images the running ones are written to."""
     if not use_input_stats or running_mean is None:
         return instance_norm(a, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
@@ -360,13 +414,17 @@ def _instance_norm(a, running_mean=None, running_var=None, weight=None, bias=Non
 
 
 @alias(torch.instance_norm)
-def _instance_norm_builtin(a, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled=True):
+def _instance_norm_builtin(
+    a, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled=True
+):
     return _instance_norm(a, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
 
 
 def _lrn_meta(a, size, alpha=1e-4, beta=0.75, k=1.0):
     if len(a.shape) < 3:
-        raise ValueError(f"Expected 3D or higher dimensionality                          input (got {len(a.shape)} dimensions)")
+        raise ValueError(
+            f"Expected 3D or higher dimensionality                          input (got {len(a.shape)} dimensions)"
+        )
     return a if is_empty(a) else like(a, dtype=to_float(a.dtype))
 
 
@@ -392,7 +450,8 @@ def _(make):
     yield make(2, 6, 4, 4), 2, 1e-2, 0.5, 2.0
 
 
-# ---------------------------------------------------------------------------------------------------------------- by norms, similarities
+# ---------------------------------------------------------------------------------------------------------------- by
+# norms, similarities
 
 
 @composite(F.normalize, meta=lambda a, p=2.0, dim=1, eps=1e-12: like(a), autocast="cuda:float32")
@@ -526,7 +585,9 @@ def _group_norm_kernel_meta(a, weight, bias, n, c, size, groups, eps):
 def _laid_out(a, others, parameters):
     """In the layout that PyTorch's kernels of group norm, which do not look at strides, take them to be in."""
     layout = backward.memory_format(a) if a.device.type == "cpu" else torch.contiguous_format
-    return *(t.contiguous(memory_format=layout) for t in (a, *others)), *(p if p is None else p.contiguous() for p in parameters)
+    return *(t.contiguous(memory_format=layout) for t in (a, *others)), *(
+        p if p is None else p.contiguous() for p in parameters
+    )
 
 
 def _run_group_norm_backward(g, a, mean, rstd, weight, n, c, size, groups, mask):
@@ -542,9 +603,12 @@ def _parameters_meta(g, a, weight, bias, mask):
     return like(a) if mask[0] else None, like(weight) if mask[1] else None, like(bias) if mask[2] else None
 
 
-native_group_norm = Symbol("native_group_norm", _group_norm_kernel_meta, id="native_group_norm", is_prim=True, fn=_run_group_norm)
+native_group_norm = Symbol(
+    "native_group_norm", _group_norm_kernel_meta, id="native_group_norm", is_prim=True, fn=_run_group_norm
+)
 native_group_norm_backward = Symbol(
-    "native_group_norm_backward", lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a, weight, weight, mask), id="native_group_norm_backward",
+    "native_group_norm_backward", lambda g, a, mean, rstd, weight, n, c, size, groups, mask: _parameters_meta(g, a,
+    weight, weight, mask), id="native_group_norm_backward",
     is_prim=True, fn=_run_group_norm_backward,
 )  # fmt: skip
 
@@ -563,7 +627,9 @@ def _(a, num_groups, weight=None, bias=None, eps=1e-5):
 
 def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training, momentum, eps):
     shape = (a.shape[1],) if training else (0,)
-    mixed = a.device.type != "cpu" or any(t is not None and t.dtype is dtypes.float32 for t in (weight, bias, running_mean, running_var))
+    mixed = a.device.type != "cpu" or any(
+        t is not None and t.dtype is dtypes.float32 for t in (weight, bias, running_mean, running_var)
+    )
     kind = compute_dtype(a.dtype) if mixed else a.dtype
     return like(a), like(a, shape, kind), like(a, shape, kind)
 
@@ -571,14 +637,22 @@ def _batch_norm_kernel_meta(a, weight, bias, running_mean, running_var, training
 native_batch_norm = backward.kernel("native_batch_norm", "default", _batch_norm_kernel_meta)
 native_batch_norm_backward = backward.kernel(
     "native_batch_norm_backward", "default",
-    lambda g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask: _parameters_meta(g, a, weight, weight, mask),
+    lambda g, a, weight, running_mean, running_var, mean, rstd, training, eps, mask: _parameters_meta(g, a, weight,
+        weight, mask),
 )  # fmt: skip
 
 
 @batch_norm.vjp
 def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
-    """PyTorch's own kernel, which it takes on the CPU; cuDNN's are left to PyTorch. For no elements it takes none, and the kernel divides by their number."""
-    if a.device.type != "cpu" or not _has_elements(a) or weight is None and bias is not None or (training and running_mean is not None):
+    """PyTorch's own kernel, which it takes on the CPU; cuDNN's are left to PyTorch. For no elements it takes none, and
+    the kernel divides by their number."""
+    if (
+        a.device.type != "cpu"
+        or not _has_elements(a)
+        or weight is None
+        and bias is not None
+        or (training and running_mean is not None)
+    ):
         return NotImplemented
     y, mean, rstd = native_batch_norm(a, weight, bias, running_mean, running_var, training, momentum, eps)
     g = yield y
@@ -588,7 +662,9 @@ def _(a, running_mean=None, running_var=None, weight=None, bias=None, training=F
 
 
 def _run_statistics(a, running_mean, running_var, weight, bias, momentum, eps):
-    return compat.kernel("_native_batch_norm_legit_functional")(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    return compat.kernel("_native_batch_norm_legit_functional")(
+        a, weight, bias, running_mean, running_var, True, momentum, eps
+    )
 
 
 def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
@@ -597,11 +673,19 @@ def _statistics_meta(a, running_mean, running_var, weight, bias, momentum, eps):
 
 
 def native_batch_norm_(a, running_mean, running_var, weight, bias, momentum, eps):
-    out, mean, scale = compat.kernel("_native_batch_norm_legit")(a, weight, bias, running_mean, running_var, True, momentum, eps)
+    out, mean, scale = compat.kernel("_native_batch_norm_legit")(
+        a, weight, bias, running_mean, running_var, True, momentum, eps
+    )
     return out, mean, scale, running_mean, running_var
 
 
-native_batch_norm_functional = Symbol("native_batch_norm_functional", _statistics_meta, id="native_batch_norm_functional", is_prim=True, fn=_run_statistics)
+native_batch_norm_functional = Symbol(
+    "native_batch_norm_functional",
+    _statistics_meta,
+    id="native_batch_norm_functional",
+    is_prim=True,
+    fn=_run_statistics,
+)
 native_batch_norm_functional.info |= {"statistics": (1, 2), "inplace": (native_batch_norm_, {3: 1, 4: 2})}
 
 
@@ -609,11 +693,14 @@ native_batch_norm_functional.info |= {"statistics": (1, 2), "inplace": (native_b
 def _(a, running_mean, running_var, weight, bias, momentum, eps):
     if weight is None and bias is not None:
         return NotImplemented
-    y, mean, rstd, new_mean, new_var = native_batch_norm_functional(a, running_mean, running_var, weight, bias, momentum, eps)
+    y, mean, rstd, new_mean, new_var = native_batch_norm_functional(
+        a, running_mean, running_var, weight, bias, momentum, eps
+    )
     g, _, _ = yield y, new_mean, new_var
     mask = [a.requires_grad, weight is not None and weight.requires_grad, bias is not None and bias.requires_grad]
     ga, gw, gb = native_batch_norm_backward(g, a, weight, None, None, mean, rstd, True, eps, mask)
     return ga, None, None, gw, gb
+
 
 # PyTorch composes these of the same operations
 for _symbol in (local_response_norm, normalize, pairwise_distance):

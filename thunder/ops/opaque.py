@@ -20,7 +20,16 @@ from thunder.ops.explain import as_torch, example, stand_in
 from thunder.ops.opaque_values import CONSTRUCTORS, holds_unusual, is_tensor, is_unusual, typed_by_example
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = ["symbol_for", "is_opaque", "written_by", "written_by_builtin", "derivative_of", "vjp_of", "casts_inside", "typed_by_running"]
+__all__ = [
+    "symbol_for",
+    "is_opaque",
+    "written_by",
+    "written_by_builtin",
+    "derivative_of",
+    "vjp_of",
+    "casts_inside",
+    "typed_by_running",
+]
 
 _SYMBOLS: dict = {}
 
@@ -30,7 +39,8 @@ def is_opaque(symbol: Symbol) -> bool:
 
 
 def symbol_for(function) -> Symbol:
-    """The opaque operation for a torch function. One symbol per function, and one for each state of autocast: PyTorch does its casts inside the function."""
+    """The opaque operation for a torch function. One symbol per function, and one for each state of autocast: PyTorch
+    does its casts inside the function."""
     if isinstance(function, compat.OpOverload) and function._overloadname == "default":
         function = function.overloadpacket
     recorder = current_recorder()
@@ -50,7 +60,11 @@ def _make_under_autocast(function, kinds: tuple) -> Symbol:
             return function(*args, **kwargs)
 
     def meta(*args, **kwargs):
-        return typed(dict(kinds), *args, **kwargs) if typed is not None else _typed_by_running(run, plain.name, args, kwargs)
+        return (
+            typed(dict(kinds), *args, **kwargs)
+            if typed is not None
+            else _typed_by_running(run, plain.name, args, kwargs)
+        )
 
     return Symbol(name, meta, id=("opaque", name, id(function), kinds), is_prim=True, tags=tuple(plain.tags), fn=run)
 
@@ -58,11 +72,14 @@ def _make_under_autocast(function, kinds: tuple) -> Symbol:
 _TYPED_UNDER_AUTOCAST: dict = {}
 
 
-def casts_inside(*functions, typed: Callable | None = None, when: Callable = lambda lower, *args, **kwargs: True) -> None:
-    """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as they are.
+def casts_inside(
+    *functions, typed: Callable | None = None, when: Callable = lambda lower, *args, **kwargs: True
+) -> None:
+    """For functions that PyTorch composes of others, some of which autocast casts: under autocast they are taken as
+    they are.
 
-    typed: types what they give then, for functions that fake tensors cannot run; called with the autocast dtype of each kind of device, and the
-    arguments. when: for which arguments, called alike.
+    typed: types what they give then, for functions that fake tensors cannot run; called with the autocast dtype of each
+    kind of device, and the arguments. when: for which arguments, called alike.
     """
     for function in functions:
         if typed is not None:
@@ -72,7 +89,11 @@ def casts_inside(*functions, typed: Callable | None = None, when: Callable = lam
 
         def call(*args, function=function, usual=usual, **kwargs):
             recorder = current_recorder()
-            inside = recorder is not None and recorder.context.autocast is not None and when(recorder.context.autocast.targets, *args, **kwargs)
+            inside = (
+                recorder is not None
+                and recorder.context.autocast is not None
+                and when(recorder.context.autocast.targets, *args, **kwargs)
+            )
             return (symbol_for(function) if inside else usual)(*args, **kwargs)
 
         call.__name__, call.__wrapped__ = getattr(function, "__name__", "call"), usual  # type: ignore[attr-defined]
@@ -90,20 +111,33 @@ def _make(function) -> Symbol:
         overload = getattr(function, "_overloadname", "default")
         identity = f"{module}.{name}" if overload == "default" else f"{module}.{name}.{overload}"
         return Symbol(name, meta, module=module, id=identity, is_prim=True, tags=(OpTags.DONT_DCE,), fn=function)
-    made = Symbol(name, meta, module=path[0] if path else None, id=("opaque", name, id(function)), is_prim=True, tags=(OpTags.OPAQUE, OpTags.DONT_DCE), fn=function)
+    made = Symbol(
+        name,
+        meta,
+        module=path[0] if path else None,
+        id=("opaque", name, id(function)),
+        is_prim=True,
+        tags=(OpTags.OPAQUE, OpTags.DONT_DCE),
+        fn=function,
+    )
     made.info["typed_by_running"] = True  # which results require grad is known as well
     return made
 
 
 def _custom_path(function) -> tuple[str, str] | None:
-    """("torch.ops.<namespace>", name) of an operator that somebody registered with torch.library: its author's fake rule types it, so it is not opaque."""
+    """("torch.ops.<namespace>", name) of an operator that somebody registered with torch.library: its author's fake
+    rule types it, so it is not opaque."""
     if not isinstance(function, (compat.OpOverload, compat.OpOverloadPacket)):
         return None
     packet = function if isinstance(function, compat.OpOverloadPacket) else function.overloadpacket
     namespace, _, name = packet._qualified_op_name.partition("::")
     if namespace in ("aten", "prims", "prim", "torchvision", "c10d", "_c10d_functional", "quantized"):
         return None
-    return (f"torch.ops.{namespace}", name) if packet is function else (f"torch.ops.{namespace}.{name}", function._overloadname)
+    return (
+        (f"torch.ops.{namespace}", name)
+        if packet is function
+        else (f"torch.ops.{namespace}.{name}", function._overloadname)
+    )
 
 
 def written_by(function, args: tuple, kwargs: dict) -> list[TensorProxy]:
@@ -122,7 +156,11 @@ def written_by_builtin(function, args: tuple, kwargs: dict) -> list[TensorProxy]
     """The same for a function of PyTorch's that takes lists of tensors (`torch._fused_adamw_`)."""
     packet = getattr(torch.ops.aten, function.__name__, None)
     if packet is None or packet.overloads()[0] != "default":
-        raise CaptureError(f"{function.__name__} writes to its arguments, it is not known to which", location=user_location(), remedy="call it outside of the compiled function")
+        raise CaptureError(
+            f"{function.__name__} writes to its arguments, it is not known to which",
+            location=user_location(),
+            remedy="call it outside of the compiled function",
+        )
     return _written(packet.default, args, kwargs)
 
 
@@ -154,7 +192,12 @@ def typed_by_running(function, name: str):
 def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
     if function in CONSTRUCTORS or holds_unusual((args, kwargs)):
         return typed_by_example(function, name, args, kwargs)
-    if name in ("gru", "lstm", "rnn_tanh", "rnn_relu") and len(args) == 9 and isinstance(args[1], TensorProxy) and not isinstance(args[8], TensorProxy):
+    if (
+        name in ("gru", "lstm", "rnn_tanh", "rnn_relu")
+        and len(args) == 9
+        and isinstance(args[1], TensorProxy)
+        and not isinstance(args[8], TensorProxy)
+    ):
         if name == "lstm" or isinstance(args[2], TensorProxy):
             return _packed_recurrence(*args)
     try:
@@ -163,11 +206,17 @@ def _typed_by_running(function, name: str, args: tuple, kwargs: dict):
         mode = compat.fake_mode_of_sizes()
     try:  # sizes that data decides come out as symbols
         return _typed_under(mode, function, name, args, kwargs)
-    except (compat.DataDependentOutput, compat.DynamicOutputShape, compat.UnsupportedOperator, torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode) as error:
+    except (
+        compat.DataDependentOutput,
+        compat.DynamicOutputShape,
+        compat.UnsupportedOperator,
+        torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode,
+    ) as error:
         raise CaptureError(
             f"the shape or value of {name}'s result depends on data",
             location=user_location(),
-            remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed output shape",
+            remedy="compute it outside of the compiled function and pass it in, or use an operation with a fixed "
+            "output shape",
         ) from error
 
 
@@ -177,12 +226,28 @@ def _packed_recurrence(a, batch_sizes, state, parameters, biases, layers, dropou
     return like(a, (a.shape[0], states[0].shape[-1] * (2 if bidirectional else 1))), *map(like, states)
 
 
-_PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)  # results that say something of shapes and types
+# results that say something of shapes and types
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 def _differentiates_fakes(values) -> bool:
-    """Whether this PyTorch can differentiate fake tensors like these: a build without CUDA ends the process where they are on a GPU, as those of a plan are."""
-    return torch.backends.cuda.is_built() or not any(p.device.type == "cuda" for p in proxies_in(values, []) if isinstance(p, TensorProxy))
+    """Whether this PyTorch can differentiate fake tensors like these: a build without CUDA ends the process where they
+    are on a GPU, as those of a plan are."""
+    return torch.backends.cuda.is_built() or not any(
+        p.device.type == "cuda" for p in proxies_in(values, []) if isinstance(p, TensorProxy)
+    )
 
 
 def _typed_under(mode: compat.FakeTensorMode, function, name: str, args: tuple, kwargs: dict):
@@ -200,7 +265,14 @@ def _typed_under(mode: compat.FakeTensorMode, function, name: str, args: tuple, 
         return given[-1]
 
     quiet = compat.quiet_fake_tensors()
-    with quiet, compat.DisableTorchFunction(), mode, torch.set_grad_enabled(grad), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with (
+        quiet,
+        compat.DisableTorchFunction(),
+        mode,
+        torch.set_grad_enabled(grad),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
         fake_args, fake_kwargs = map_structure(fake, args), map_structure(fake, kwargs)
         out = function(*fake_args, **fake_kwargs)
 
@@ -217,9 +289,16 @@ def _typed_under(mode: compat.FakeTensorMode, function, name: str, args: tuple, 
             return x
         if id(x) in known:
             return known[id(x)]
-        shape = tuple([fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape])
+        shape = tuple(
+            [fresh_size() if isinstance(n, torch.SymInt) and not n.node.is_constant() else int(n) for n in x.shape]
+        )
         differentiable = x.requires_grad if tracks else grad and any(p.requires_grad for p in known.values())
-        made = TensorProxy(shape=shape, dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=differentiable)
+        made = TensorProxy(
+            shape=shape,
+            dtype=from_tensor_dtype(x.dtype),
+            device=from_tensor_device(x.device),
+            requires_grad=differentiable,
+        )
         if memory is not None:
             storage = x.untyped_storage()._cdata
             for argument in given:
@@ -231,7 +310,8 @@ def _typed_under(mode: compat.FakeTensorMode, function, name: str, args: tuple, 
         return map_structure(typed, out)
 
 
-# ---------------------------------------------------------------------------------------------------------------- PyTorch's own derivative
+# ----------------------------------------------------------------------------------------------------------------
+# PyTorch's own derivative
 
 
 class Graph:
@@ -256,15 +336,18 @@ def _tensors_in(value, found: list) -> list:
 
 
 def derivative_of(symbol: Symbol, functional: bool = False):
-    """A rule for an operation without one: PyTorch differentiates it. It runs once, with grad on detached inputs, and its small graph is saved.
+    """A rule for an operation without one: PyTorch differentiates it. It runs once, with grad on detached inputs, and
+    its small graph is saved.
 
-    functional: nothing is saved; the backward runs the operation again, and can itself be differentiated, any number of times. What draws random numbers has no
-    such form: it keeps the graph, and can be differentiated once.
+    functional: nothing is saved; the backward runs the operation again, and can itself be differentiated, any number of
+    times. What draws random numbers has no such form: it keeps the graph, and can be differentiated once.
     """
     functional = functional and OpTags.RANDOM_OP not in symbol.tags
     rule = _DERIVATIVES.get((symbol, functional))
     if rule is None:
-        rule = _DERIVATIVES[symbol, functional] = _functional_derivative(symbol) if functional else _make_derivative(symbol)
+        rule = _DERIVATIVES[symbol, functional] = (
+            _functional_derivative(symbol) if functional else _make_derivative(symbol)
+        )
     return rule
 
 
@@ -274,11 +357,14 @@ _DERIVATIVES: dict = {}
 def _wanted(args, kwargs) -> tuple[list[TensorProxy], tuple[int, ...]]:
     """The tensors among the arguments of an operation, and the positions of those that get a gradient."""
     flat = [p for p in proxies_in(kwargs, proxies_in(args, [])) if is_tensor(p)]
-    return flat, tuple(i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2)
+    return flat, tuple(
+        i for i, p in enumerate(flat) if isinstance(p, TensorProxy) and p.requires_grad and p.dtype.category >= 2
+    )
 
 
 def _as_structure(wanted: tuple, gradients, args, kwargs):
-    """The gradients of the arguments in the wanted positions, in the places of these; last those of keyword arguments, as a dict."""
+    """The gradients of the arguments in the wanted positions, in the places of these; last those of keyword arguments,
+    as a dict."""
     table, position = dict(zip(wanted, gradients, strict=True)), iter(range(1 << 30))
 
     def taken(x):
@@ -291,8 +377,10 @@ _REACHED: dict = {}
 
 
 def _reached(symbol: Symbol, wanted: tuple, args: tuple, kwargs: dict) -> tuple[int, ...]:
-    """Those of the wanted positions that PyTorch has a gradient for and not None: it is differentiated on fake tensors, once for arguments of one kind."""
-    if symbol.module is not None and symbol.module.startswith("torch.ops"):  # a library's, whose backward is anybody's Python
+    """Those of the wanted positions that PyTorch has a gradient for and not None: it is differentiated on fake tensors,
+    once for arguments of one kind."""
+    # a library's, whose backward is anybody's Python
+    if symbol.module is not None and symbol.module.startswith("torch.ops"):
         return wanted
 
     def described(x):
@@ -314,16 +402,36 @@ def _differentiated_on_fakes(symbol: Symbol, wanted: tuple, args: tuple, kwargs:
     if not _differentiates_fakes((args, kwargs)):
         return wanted
     inputs: list[torch.Tensor] = []
-    for mode, made in ((compat.FakeTensorMode(allow_non_fake_inputs=True), example), (torch.random.fork_rng(devices=[]), real)):
+    for mode, made in (
+        (compat.FakeTensorMode(allow_non_fake_inputs=True), example),
+        (torch.random.fork_rng(devices=[]), real),
+    ):
         try:
             with compat.DisableTorchFunction(), mode, torch.enable_grad(), warnings.catch_warnings(action="ignore"):
-                given = _with_inputs(wanted, map_structure(made, args), map_structure(made, kwargs), lambda x: inputs.append(x.requires_grad_()) or x)
-                outputs = [o for o in _tensors_in(symbol.fn(*given[0], **given[1]), []) if o.requires_grad]  # type: ignore[misc]
-                gradients = torch.autograd.grad(outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True)
+                given = _with_inputs(
+                    wanted,
+                    map_structure(made, args),
+                    map_structure(made, kwargs),
+                    lambda x: inputs.append(x.requires_grad_()) or x,
+                )
+                results = symbol.fn(*given[0], **given[1])  # type: ignore[misc]
+                outputs = [o for o in _tensors_in(results, []) if o.requires_grad]
+                gradients = torch.autograd.grad(
+                    outputs, inputs, [torch.ones_like(o) for o in outputs], allow_unused=True
+                )
             return tuple(i for i, g in zip(wanted, gradients, strict=True) if g is not None)
         except compat.DataDependentOutput:  # it looks at values: zeros have some
             inputs.clear()
-        except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError, CaptureError):
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            AttributeError,
+            AssertionError,
+            CaptureError,
+        ):
             # fake tensors run PyTorch's decompositions, which refuse, or divide by 0, where kernels do not
             break
     return wanted
@@ -352,21 +460,35 @@ def _make_derivative(symbol: Symbol):
         args, kwargs = _with_inputs(wanted, args, kwargs, detached)
         with torch.enable_grad():
             out = symbol.fn(*args, **kwargs)  # type: ignore[misc]
-        return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(inputs, _tensors_in(out, []))
+        return map_structure(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, out), Graph(
+            inputs, _tensors_in(out, [])
+        )
 
     def run_backward(graph: Graph, cotangents: tuple):
         pairs = [(o, g) for o, g in zip(graph.outputs, cotangents, strict=True) if g is not None and o.requires_grad]
         if not pairs:
             return tuple(torch.zeros_like(x) for x in graph.inputs)
-        return torch.autograd.grad([o for o, _ in pairs], graph.inputs, [g for _, g in pairs], retain_graph=compat.keeps_graph(), allow_unused=True, materialize_grads=True)
+        return torch.autograd.grad(
+            [o for o, _ in pairs],
+            graph.inputs,
+            [g for _, g in pairs],
+            retain_graph=compat.keeps_graph(),
+            allow_unused=True,
+            materialize_grads=True,
+        )
 
     def forward_meta(wanted, args, kwargs):
         return symbol.meta(*args, **kwargs) if symbol.meta else _detached_meta(symbol, args, kwargs), AnyProxy("")
 
     name = symbol.name
     random = tuple(symbol.tags & {OpTags.RANDOM_OP})
-    forward = Symbol(f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward)
-    forward.info["differentiated_once"] = once = f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run again"
+    forward = Symbol(
+        f"{name}_with_graph", forward_meta, id=("with_graph", symbol.id), is_prim=True, tags=random, fn=run_forward
+    )
+    forward.info["differentiated_once"] = once = (
+        f"PyTorch's derivative of {name} saves its graph, which is run once: what draws random numbers cannot be run "
+        "again"
+    )
 
     def rule(*args, **kwargs):
         flat, wanted = _wanted(args, kwargs)
@@ -378,7 +500,13 @@ def _make_derivative(symbol: Symbol):
         g = yield out
         cotangents = _of_tensors(out, g)
         sources = [flat[i] for i in wanted]
-        backward = Symbol(f"{name}_backward", lambda graph, cotangents: tuple(like(s) for s in sources), id=("backward_of", symbol.id), is_prim=True, fn=run_backward)
+        backward = Symbol(
+            f"{name}_backward",
+            lambda graph, cotangents: tuple(like(s) for s in sources),
+            id=("backward_of", symbol.id),
+            is_prim=True,
+            fn=run_backward,
+        )
         backward.info["differentiated_once"], backward.info["takes_none"] = once, True
         return _as_structure(wanted, backward(graph, cotangents), args, kwargs)
 
@@ -386,7 +514,8 @@ def _make_derivative(symbol: Symbol):
 
 
 def vjp_of(symbol: Symbol) -> Symbol:
-    """`vjp_of_X(wanted, args, kwargs, cotangents)`: the gradients of the tensors in the wanted positions of X's arguments. cotangents: one, or None, for each tensor."""
+    """`vjp_of_X(wanted, args, kwargs, cotangents)`: the gradients of the tensors in the wanted positions of X's
+    arguments. cotangents: one, or None, for each tensor."""
     made = _VJPS.get(symbol)
     if made is None:
         made = _VJPS[symbol] = _vjp_of(symbol)
@@ -411,7 +540,10 @@ def _vjp_of(symbol: Symbol) -> Symbol:
         again = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors_in((args, kwargs, cotangents), []))
         gradients = _pulled_back(function, inputs, [g for g in cotangents if g is not None], again)
         if any(not torch.equal(a, b) for a, b in zip(before, _generators(inputs), strict=True)):
-            raise RuntimeError(f"{symbol.name} draws random numbers: it has no derivative as a function. Draw them outside of the function that is differentiated")
+            raise RuntimeError(
+                f"{symbol.name} draws random numbers: it has no derivative as a function. Draw them outside of the "
+                "function that is differentiated"
+            )
         return gradients
 
     def meta(wanted, args, kwargs, cotangents):
@@ -437,7 +569,9 @@ def _functional_derivative(symbol: Symbol):
 
 def _of_tensors(outputs, cotangents) -> tuple:
     """The cotangents of the tensors among outputs, None for those without."""
-    return tuple(g for o, g in zip(leaves(outputs), leaves(cotangents), strict=True) if isinstance(o, Proxy) and is_tensor(o))
+    return tuple(
+        g for o, g in zip(leaves(outputs), leaves(cotangents), strict=True) if isinstance(o, Proxy) and is_tensor(o)
+    )
 
 
 def _generators(inputs: list) -> list[torch.Tensor]:
@@ -447,7 +581,8 @@ def _generators(inputs: list) -> list[torch.Tensor]:
 
 
 def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Tensor], again: bool) -> tuple:
-    """The gradients of `function` at its inputs; `again`, and under torch.func's transforms, they can be differentiated themselves."""
+    """The gradients of `function` at its inputs; `again`, and under torch.func's transforms, they can be differentiated
+    themselves."""
     if compat.in_functorch():
         return torch.func.vjp(function, *inputs)[1](tuple(cotangents))
     with torch.enable_grad():
@@ -456,9 +591,18 @@ def _pulled_back(function, inputs: list[torch.Tensor], cotangents: list[torch.Te
     pairs = [(o, g) for o, g in zip(outputs, cotangents, strict=True) if o.requires_grad]
     if not pairs:
         return tuple(torch.zeros_like(x) for x in inputs)
-    return torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], create_graph=again, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(
+        [o for o, _ in pairs],
+        inputs,
+        [g for _, g in pairs],
+        create_graph=again,
+        allow_unused=True,
+        materialize_grads=True,
+    )
 
 
 def _detached_meta(symbol: Symbol, args, kwargs):
     with detached():
-        return map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, symbol.decomposition(*args, **kwargs))  # type: ignore[misc]
+        return map_structure(
+            lambda x: like(x) if isinstance(x, TensorProxy) else x, symbol.decomposition(*args, **kwargs)
+        )  # type: ignore[misc]

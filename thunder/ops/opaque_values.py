@@ -1,7 +1,9 @@
-"""Tensors that a proxy cannot describe: sparse and nested ones, and those of subclasses with rules of their own. Traces pass them through.
+"""Tensors that a proxy cannot describe: sparse and nested ones, and those of subclasses with rules of their own. Traces
+pass them through.
 
-An `AnyProxy` stands for such a tensor, with the tensor seen at capture as its example. Every operation on it is opaque, and is typed by running it on examples: what is
-computed has zeros in its place. So a shape that depends on data may come out differently when the program runs; the line `check_sizes` behind the operation says so then.
+An `AnyProxy` stands for such a tensor, with the tensor seen at capture as its example. Every operation on it is opaque,
+and is typed by running it on examples: what is computed has zeros in its place. So a shape that depends on data may
+come out differently when the program runs; the line `check_sizes` behind the operation says so then.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ __all__ = ["is_unusual", "holds_unusual", "is_tensor", "typed_by_example", "meta
 
 # functions that make such tensors of dense ones, and that fake tensors do not know
 CONSTRUCTORS = (
-    torch.nested.nested_tensor, torch.nested.as_nested_tensor, torch.quantize_per_tensor, torch.quantize_per_channel, torch.quantize_per_tensor_dynamic,
+    torch.nested.nested_tensor, torch.nested.as_nested_tensor, torch.quantize_per_tensor, torch.quantize_per_channel,
+    torch.quantize_per_tensor_dynamic,
 )  # fmt: skip
 
 
@@ -32,7 +35,10 @@ def is_unusual(x: torch.Tensor) -> bool:
     if x.layout is not torch.strided or x.is_nested or x.is_quantized:
         return True
     kind = type(x)
-    if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, compat.FakeTensor) or kind.__torch_function__ is compat.disabled_function:
+    if (
+        kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, compat.FakeTensor)
+        or kind.__torch_function__ is compat.disabled_function
+    ):
         return kind.__torch_dispatch__ is not compat.disabled_dispatch and kind is not compat.FakeTensor
     return True
 
@@ -50,20 +56,30 @@ def metadata(x: torch.Tensor) -> tuple:
     """What an entry depends on of such a tensor: a guard compares it."""
     kind = type(x), x.layout, x.dtype, x.device, x.requires_grad
     if x.is_nested:
-        return *kind, tuple(x._values.shape) if x.layout is torch.jagged else tuple(tuple(part.shape) for part in x.unbind())
+        return *kind, tuple(x._values.shape) if x.layout is torch.jagged else tuple(
+            tuple(part.shape) for part in x.unbind()
+        )
     return *kind, tuple(x.shape), x._nnz() if x.layout is not torch.strided else None
 
 
 def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -> Any:
     """What a call gives: a proxy for each tensor.
 
-    Raises CaptureError where a gradient would have to pass through such a tensor, where something is written to it, and where the program asks for a value.
+    Raises CaptureError where a gradient would have to pass through such a tensor, where something is written to it, and
+    where the program asks for a value.
     """
     given = proxies_in(kwargs, proxies_in(args, []))
     if name.endswith("_") and not name.endswith("__"):
-        _refuse(f"{name} writes to a sparse or nested tensor, or to one of a subclass with its own rules", "use the form that returns a new tensor")
+        _refuse(
+            f"{name} writes to a sparse or nested tensor, or to one of a subclass with its own rules",
+            "use the form that returns a new tensor",
+        )
     recorder = current_recorder()
-    differentiable = recorder is not None and recorder.context.grad_enabled and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
+    differentiable = (
+        recorder is not None
+        and recorder.context.grad_enabled
+        and any(isinstance(p, TensorProxy) and p.requires_grad for p in given)
+    )
     known: dict[int, Proxy] = {}
 
     def stand_in(x):
@@ -79,20 +95,32 @@ def typed_by_example(function: Callable, name: str, args: tuple, kwargs: dict) -
         def typed(x):
             if not isinstance(x, torch.Tensor):
                 if isinstance(x, (int, float)):
-                    _refuse(f"{name} asks for a value of a sparse or nested tensor, or of one of a subclass with its own rules", "compute it outside and pass it in")
+                    _refuse(
+                        f"{name} asks for a value of a sparse or nested tensor, or of one of a subclass with its own "
+                        "rules",
+                        "compute it outside and pass it in",
+                    )
                 return x
             if id(x) in known:
                 return known[id(x)]
             if is_unusual(x):
                 return AnyProxy("", x)
             grad = differentiable and (x.is_floating_point() or x.is_complex())
-            return TensorProxy(shape=tuple(x.shape), dtype=from_tensor_dtype(x.dtype), device=from_tensor_device(x.device), requires_grad=grad)
+            return TensorProxy(
+                shape=tuple(x.shape),
+                dtype=from_tensor_dtype(x.dtype),
+                device=from_tensor_device(x.device),
+                requires_grad=grad,
+            )
 
         result = map_structure(typed, out)
         if recorder is not None and recorder.memory is not None:
             _fix_shared(recorder.memory, zip(leaves(out), leaves(result), strict=True), leaves(examples), known)
     if differentiable and any(isinstance(p, AnyProxy) for p in leaves(result)):
-        _refuse(f"{name} gives a sparse or nested tensor that requires grad", "detach what it is made of, or compute it outside")
+        _refuse(
+            f"{name} gives a sparse or nested tensor that requires grad",
+            "detach what it is made of, or compute it outside",
+        )
     return result
 
 
@@ -103,7 +131,10 @@ def _fix_shared(memory, results, examples: list, known: dict[int, Proxy]) -> Non
         for key in _storages(x) if isinstance(x, torch.Tensor) else ():
             for value in (proxy, of[key]) if key in of and of[key] is not proxy else ():
                 if isinstance(value, TensorProxy):
-                    memory.fixed[memory.base(value)] = "a tensor that shares memory with a sparse or nested tensor, or with one of a subclass with its own rules, is written to"
+                    memory.fixed[memory.base(value)] = (
+                        "a tensor that shares memory with a sparse or nested tensor, or with one of a subclass with "
+                        "its own rules, is written to"
+                    )
 
 
 def _storages(x: torch.Tensor) -> set[int]:
@@ -126,7 +157,11 @@ def from_unusual(result: Any) -> None:
     """Records that the tensors of a result, which were typed by example, have the shapes they were given."""
     for proxy in proxies_in(result, []):
         if isinstance(proxy, TensorProxy):
-            check_sizes(proxy, proxy.shape, "an operation on a sparse or nested tensor, or on one of a subclass with its own rules")
+            check_sizes(
+                proxy,
+                proxy.shape,
+                "an operation on a sparse or nested tensor, or on one of a subclass with its own rules",
+            )
 
 
 def _refuse(reason: str, remedy: str):

@@ -18,7 +18,11 @@ from thunder.ops.shape import MOVES, expand, reshape, slice_dim
 def _padding(a, pad) -> list[tuple]:
     """(before, after) for each dimension."""
     if len(pad) % 2 or len(pad) > 2 * len(a.shape):
-        raise RuntimeError("Padding length must be divisible by 2" if len(pad) % 2 else "Padding length should be less than or equal to two times the input dimension")
+        raise RuntimeError(
+            "Padding length must be divisible by 2"
+            if len(pad) % 2
+            else "Padding length should be less than or equal to two times the input dimension"
+        )
     out = [(0, 0)] * len(a.shape)
     for i in range(len(pad) // 2):
         out[-1 - i] = (pad[2 * i], pad[2 * i + 1])
@@ -33,10 +37,16 @@ def _pad_meta(a, pad, mode="constant", value=None):
         if len(a.shape) < 2 or len(pad) not in (2 * len(a.shape) - 2, 2 * len(a.shape) - 4):
             raise NotImplementedError("Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now")
         for n, (lo, hi) in zip(a.shape, spread, strict=True):
-            if (mode == "reflect" and (lo >= n or hi >= n) and (lo or hi)) or (mode == "circular" and (lo > n or hi > n)):
+            if (mode == "reflect" and (lo >= n or hi >= n) and (lo or hi)) or (
+                mode == "circular" and (lo > n or hi > n)
+            ):
                 raise RuntimeError("Padding size should be less than the corresponding input dimension")
     out = tuple([lo + n + hi for n, (lo, hi) in zip(a.shape, spread, strict=True)])
-    if any(n < 0 for (lo, hi), n in zip(spread, out, strict=True) if (type(lo) is int and lo < 0) or (type(hi) is int and hi < 0)):
+    if any(
+        n < 0
+        for (lo, hi), n in zip(spread, out, strict=True)
+        if (type(lo) is int and lo < 0) or (type(hi) is int and hi < 0)
+    ):
         raise RuntimeError("The input size, plus negative padding, resulted in a negative output size")
     return like(a, out)
 
@@ -44,7 +54,10 @@ def _pad_meta(a, pad, mode="constant", value=None):
 def _bordered(a, dim: int, lo, hi, mode: str):
     n = a.shape[dim]
     if mode == "reflect":
-        before, after = prims.flip(slice_dim(a, dim, 1, 1 + lo), (dim,)), prims.flip(slice_dim(a, dim, n - 1 - hi, n - 1), (dim,))
+        before, after = (
+            prims.flip(slice_dim(a, dim, 1, 1 + lo), (dim,)),
+            prims.flip(slice_dim(a, dim, n - 1 - hi, n - 1), (dim,)),
+        )
     elif mode == "circular":
         before, after = slice_dim(a, dim, n - lo, n), slice_dim(a, dim, 0, hi)
     else:
@@ -111,7 +124,10 @@ def meshgrid(*tensors, indexing=None):
     swap = indexing == "xy" and len(tensors) > 1
     tensors = (tensors[1], tensors[0], *tensors[2:]) if swap else tensors
     shape = tuple(t.numel_value for t in tensors)
-    grids = [expand(reshape(t, tuple(n if i == k else 1 for k in range(len(shape)))), shape) for i, (t, n) in enumerate(zip(tensors, shape, strict=True))]
+    grids = [
+        expand(reshape(t, tuple(n if i == k else 1 for k in range(len(shape)))), shape)
+        for i, (t, n) in enumerate(zip(tensors, shape, strict=True))
+    ]
     if swap:
         grids[0], grids[1] = grids[1], grids[0]
     return tuple(grids)
@@ -174,7 +190,8 @@ def _(make):
     yield make(2, 3), make(1, 2), make(3)
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivative
+# ----------------------------------------------------------------------------------------------------------------
+# derivative
 
 _BORDERS = {
     (mode, rank): backward.kernel(f"{name}_pad{rank}d_backward", "default", lambda g, a, padding: like(a))

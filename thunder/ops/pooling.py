@@ -47,7 +47,9 @@ def _avg_pool(rank: int, function, **options):
             return like(a, _windows(name, a, rank, kernel_size, stride, padding, 1, ceil_mode))
     else:
 
-        def meta(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+        def meta(
+            a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
+        ):
             return like(a, _windows(name, a, rank, kernel_size, stride, padding, 1, ceil_mode))
 
     def without_stride(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -90,7 +92,9 @@ def _max_pool(rank: int, **options):
 
     builtin = getattr(torch, name)
     values = torch_prim(builtin, name=name, tags=_TAGS, canonicalize=own_stride, **options)(meta)
-    both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=own_stride)(with_indices_meta)
+    both = torch_prim(
+        getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=own_stride
+    )(with_indices_meta)
 
     if rank == 1:
         alias(torch.max_pool1d_with_indices)(both)
@@ -158,7 +162,13 @@ def _adaptive_max_pool(rank: int, **options) -> None:
         shape = _adaptive_shape(a, output_size, rank, name)
         return like(a, shape), like(a, shape, int64)
 
-    both = torch_prim(getattr(F, f"{name}_with_indices"), name=f"{name}_with_indices", tags=_TAGS, canonicalize=lambda args, kwargs: (args[:2], {}), **options)(meta)
+    both = torch_prim(
+        getattr(F, f"{name}_with_indices"),
+        name=f"{name}_with_indices",
+        tags=_TAGS,
+        canonicalize=lambda args, kwargs: (args[:2], {}),
+        **options,
+    )(meta)
 
     if rank == 1:
         alias(torch.adaptive_max_pool1d)(both)
@@ -179,7 +189,8 @@ _adaptive_max_pool(2)
 _adaptive_max_pool(3, autocast="cpu:float32")
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives: PyTorch's kernels
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives: PyTorch's kernels
 
 
 def _like_argument(g, a, *options):
@@ -197,14 +208,27 @@ _ADAPTIVE_MAXIMUM = {rank: _kernel(f"adaptive_max_pool{rank}d_backward") for ran
 
 
 def _steps(stride, kernel_size, rank: int) -> list:
-    return list(pair(kernel_size if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride, rank))
+    return list(
+        pair(kernel_size if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride, rank)
+    )
 
 
 def _average_rule(symbol: Symbol, rank: int) -> None:
     def rule(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
         options = (kernel_size, _steps(stride, kernel_size, rank), padding, ceil_mode, count_include_pad)
         g = yield symbol(a, *options, *(() if divisor_override is None else (divisor_override,)))
-        return (_AVERAGE[rank](g, a, list(pair(kernel_size, rank)), options[1], list(pair(padding, rank)), ceil_mode, count_include_pad, divisor_override),)
+        return (
+            _AVERAGE[rank](
+                g,
+                a,
+                list(pair(kernel_size, rank)),
+                options[1],
+                list(pair(padding, rank)),
+                ceil_mode,
+                count_include_pad,
+                divisor_override,
+            ),
+        )
 
     symbol.vjp(rule)
 
@@ -247,7 +271,9 @@ def _(a, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad
     k, s, p = [1, _row(kernel_size)], [1, _steps(stride, kernel_size, 1)[0]], [0, _row(padding)]
     x = LTORCH["unsqueeze"](a, -2)
     g = yield LTORCH["squeeze"](avg_pool2d(x, k, s, p, ceil_mode, count_include_pad), -2)
-    return (LTORCH["squeeze"](_AVERAGE[2](LTORCH["unsqueeze"](g, -2), x, k, s, p, ceil_mode, count_include_pad, None), -2),)
+    return (
+        LTORCH["squeeze"](_AVERAGE[2](LTORCH["unsqueeze"](g, -2), x, k, s, p, ceil_mode, count_include_pad, None), -2),
+    )
 
 
 def _max_pool_of_row(a, kernel_size, stride, padding, dilation, ceil_mode):

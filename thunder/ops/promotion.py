@@ -9,7 +9,16 @@ from thunder.core.proxies import NumberProxy, TensorProxy
 from thunder.core.symbol import current_recorder
 from thunder.errors import DataDependentError
 
-__all__ = ["default_dtype", "result_type", "broadcast_shapes", "number_dtype", "to_float", "same_device", "Promotion", "is_number"]
+__all__ = [
+    "default_dtype",
+    "result_type",
+    "broadcast_shapes",
+    "number_dtype",
+    "to_float",
+    "same_device",
+    "Promotion",
+    "is_number",
+]
 
 _NUMBER_TYPES = (bool, int, float, complex, NumberProxy)
 
@@ -33,7 +42,13 @@ def number_dtype(x) -> dtype:
         return dtypes.int64
     if issubclass(t, bool):
         return dtypes.bool8
-    return dtypes.complex_of(default_dtype()) if issubclass(t, complex) else default_dtype() if issubclass(t, float) else dtypes.int64
+    return (
+        dtypes.complex_of(default_dtype())
+        if issubclass(t, complex)
+        else default_dtype()
+        if issubclass(t, float)
+        else dtypes.int64
+    )
 
 
 def _combine(higher: dtype | None, lower: dtype | None) -> dtype | None:
@@ -50,7 +65,8 @@ def _combine(higher: dtype | None, lower: dtype | None) -> dtype | None:
 
 
 def result_type(*operands) -> dtype:
-    """The type tensors and numbers meet in: tensors with dimensions decide over 0-dim tensors, those over Python numbers, except by category."""
+    """The type tensors and numbers meet in: tensors with dimensions decide over 0-dim tensors, those over Python
+    numbers, except by category."""
     dimensioned: dtype | None = None
     zero_dim: dtype | None = None
     wrapped: dtype | None = None
@@ -75,13 +91,16 @@ def to_float(d: dtype) -> dtype:
 
 
 class Promotion:
-    """How an elementwise operation's computation and result types follow from its operands: (computation dtype, result dtype) functions."""
+    """How an elementwise operation's computation and result types follow from its operands: (computation dtype, result
+    dtype) functions."""
 
     KEEP = staticmethod(lambda d: (d, d))
     INT_TO_FLOAT = staticmethod(lambda d: (to_float(d), to_float(d)))
     BOOL_RESULT = staticmethod(lambda d: (d, dtypes.bool8))
     COMPLEX_TO_REAL = staticmethod(lambda d: (d, dtypes.real_of(d)))
-    TO_DOUBLE = staticmethod(lambda d: (dtypes.complex128, dtypes.complex128) if d.category == COMPLEX else (dtypes.float64, dtypes.float64))
+    TO_DOUBLE = staticmethod(
+        lambda d: (dtypes.complex128, dtypes.complex128) if d.category == COMPLEX else (dtypes.float64, dtypes.float64)
+    )
     ANGLE = staticmethod(lambda d: (to_float(d), dtypes.real_of(to_float(d))))
     BOOL_TO_INT = staticmethod(lambda d: (dtypes.int64, dtypes.int64) if d.category == dtypes.BOOL else (d, d))
 
@@ -106,7 +125,10 @@ def broadcast_shapes(*shapes: tuple) -> tuple:
                 out[offset + i] = n
             elif one is False is other_one:
                 if (m != n) is True:
-                    raise RuntimeError(f"The size of tensor a ({m}) must match the size of tensor b ({n}) at non-singleton dimension {offset + i}")
+                    raise RuntimeError(
+                        f"The size of tensor a ({m}) must match the size of tensor b ({n}) at non-singleton "
+                        f"dimension {offset + i}"
+                    )
             elif one is False:  # m is 1, or equal to n: PyTorch refuses anything else
                 out[offset + i] = n
             elif other_one is not False and (m == n) is not True:
@@ -115,12 +137,18 @@ def broadcast_shapes(*shapes: tuple) -> tuple:
 
 
 def same_device(*tensors: TensorProxy) -> Device:
-    """The device tensors compute on together; 0-dim tensors on the CPU go along with any. Raises RuntimeError as PyTorch does."""
+    """The device tensors compute on together; 0-dim tensors on the CPU go along with any. Raises RuntimeError as
+    PyTorch does."""
     device: Device | None = None
     for t in tensors:
-        if device is None or (device is cpu and device is not t.device and all(not u.shape for u in tensors if u.device is cpu)):
+        if device is None or (
+            device is cpu and device is not t.device and all(not u.shape for u in tensors if u.device is cpu)
+        ):
             device = t.device
         elif t.device is not device and not (t.device is cpu and not t.shape):
-            raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {device} and {t.device}!")
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {device} and "
+                f"{t.device}!"
+            )
     assert device is not None, "same_device needs a tensor"
     return device

@@ -1,4 +1,5 @@
-"""Numbers of few bits: what rounds to them and stays in floating point, observers, and PyTorch's older quantized products."""
+"""Numbers of few bits: what rounds to them and stays in floating point, observers, and PyTorch's older quantized
+products."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def _rounded(a, scale, zero_point, quant_min, quant_max):
     return _op("clamp", whole, quant_min, quant_max), _op("logical_and", whole >= quant_min, whole <= quant_max)
 
 
-# ---------------------------------------------------------------------------------------------------------------- rounding within floating point
+# ----------------------------------------------------------------------------------------------------------------
+# rounding within floating point
 
 
 def _per_tensor_meta(a, scale, zero_point, quant_min, quant_max):
@@ -45,8 +47,12 @@ def fake_quantize_per_tensor_affine(a, scale, zero_point, quant_min, quant_max):
 # with scale and zero point in tensors it is another kernel, which the CPU's list does not name
 fake_quantize_per_tensor_affine.info["autocast_when"] = lambda kind, args, kwargs: not isinstance(args[1], TensorProxy)
 
-_per_tensor_masked = backward.kernel("fake_quantize_per_tensor_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8)))
-_per_channel_masked = backward.kernel("fake_quantize_per_channel_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8)))
+_per_tensor_masked = backward.kernel(
+    "fake_quantize_per_tensor_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8))
+)
+_per_channel_masked = backward.kernel(
+    "fake_quantize_per_channel_affine_cachemask", "default", lambda a, *options: (like(a), like(a, dtype=bool8))
+)
 
 
 @fake_quantize_per_tensor_affine.vjp
@@ -71,8 +77,15 @@ def _(make):
 
 def _per_channel_meta(a, scale, zero_point, axis, quant_min, quant_max):
     _check_range(quant_min, quant_max)
-    if len(scale.shape) != 1 or scale.shape != zero_point.shape or not -len(a.shape) <= axis < len(a.shape) or scale.shape[0] != a.shape[axis]:
-        raise RuntimeError(f"scale and zero-point need to have one element for each of dimension {axis} of {list(a.shape)}")
+    if (
+        len(scale.shape) != 1
+        or scale.shape != zero_point.shape
+        or not -len(a.shape) <= axis < len(a.shape)
+        or scale.shape[0] != a.shape[axis]
+    ):
+        raise RuntimeError(
+            f"scale and zero-point need to have one element for each of dimension {axis} of {list(a.shape)}"
+        )
     return like(a)
 
 
@@ -102,7 +115,8 @@ def _(make):
     yield make(4, 3), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 1, 2], dtype=torch.int32), 0, -8, 7
 
 
-# ---------------------------------------------------------------------------------------------------------------- with an observer
+# ---------------------------------------------------------------------------------------------------------------- with
+# an observer
 
 _OBSERVED = ("running_min", "running_max", "scale", "zero_point")
 
@@ -114,12 +128,28 @@ def _run_observer(a, observer_on, fake_quant_on, running_min, running_max, scale
 
 @torch_prim(fn=_run_observer, name="fused_moving_avg_obs_fake_quant")
 def fused_moving_avg_obs_fake_quant(
-    a, observer_on, fake_quant_on, running_min, running_max, scale, zero_point, averaging_const, quant_min, quant_max, ch_axis, per_row_fake_quant=False, symmetric_quant=False
+    a,
+    observer_on,
+    fake_quant_on,
+    running_min,
+    running_max,
+    scale,
+    zero_point,
+    averaging_const,
+    quant_min,
+    quant_max,
+    ch_axis,
+    per_row_fake_quant=False,
+    symmetric_quant=False,
 ):
     """The rounded input, and what the observer's state becomes."""
-    if per_row_fake_quant and any(t.shape != (a.shape[ch_axis],) for t in (running_min, running_max, scale, zero_point)):
+    if per_row_fake_quant and any(
+        t.shape != (a.shape[ch_axis],) for t in (running_min, running_max, scale, zero_point)
+    ):
         raise CaptureError(
-            "fused_moving_avg_obs_fake_quant would give its state one element for each row", location=user_location(), remedy="make the state of that size before the call"
+            "fused_moving_avg_obs_fake_quant would give its state one element for each row",
+            location=user_location(),
+            remedy="make the state of that size before the call",
         )
     return like(a), *(like(t) for t in (running_min, running_max, scale, zero_point))
 
@@ -135,7 +165,9 @@ fused_moving_avg_obs_fake_quant.info["not_differentiable"] = (1, 2, 3, 4)
 
 @alias(torch.fused_moving_avg_obs_fake_quant)
 def _observing(a, observer_on, fake_quant_on, running_min, running_max, scale, zero_point, *options, **named):
-    out, *new = fused_moving_avg_obs_fake_quant(a, observer_on, fake_quant_on, running_min, running_max, scale, zero_point, *options, **named)
+    out, *new = fused_moving_avg_obs_fake_quant(
+        a, observer_on, fake_quant_on, running_min, running_max, scale, zero_point, *options, **named
+    )
     for target, value, name in zip((running_min, running_max, scale, zero_point), new, _OBSERVED, strict=True):
         overwrite(target, value, name)
     return out
@@ -153,8 +185,9 @@ def _(make):
     yield make(16), 16, 20, 0.16, 8
 
 
-# ---------------------------------------------------------------------------------------------------------------- products of packed matrices
-# a packed matrix is a tensor of bytes that holds the address of an object: it says nothing of its sizes, which come from the bias or the matrix it was made of
+# ----------------------------------------------------------------------------------------------------------------
+# products of packed matrices a packed matrix is a tensor of bytes that holds the address of an object: it says nothing
+# of its sizes, which come from the bias or the matrix it was made of
 
 
 def _product(a, columns):
@@ -163,7 +196,11 @@ def _product(a, columns):
 
 def _fp16_meta(a, packed_weight, bias=None):
     if bias is None:
-        raise CaptureError("the number of columns of a packed matrix is not known without a bias", location=user_location(), remedy="pass a bias of zeros")
+        raise CaptureError(
+            "the number of columns of a packed matrix is not known without a bias",
+            location=user_location(),
+            remedy="pass a bias of zeros",
+        )
     return _product(a, bias.shape[0])
 
 
@@ -174,8 +211,10 @@ def _int8_meta(a, weight, packed, col_offsets, weight_scale, weight_zero_point, 
 
 
 for _name, _meta in {
-    "fbgemm_linear_fp16_weight": _fp16_meta, "fbgemm_linear_fp16_weight_fp32_activation": _fp16_meta, "fbgemm_linear_int8_weight": _int8_meta,
-    "fbgemm_linear_int8_weight_fp32_activation": _int8_meta, "fbgemm_pack_gemm_matrix_fp16": lambda a: like(a, (8,), uint8),
+    "fbgemm_linear_fp16_weight": _fp16_meta, "fbgemm_linear_fp16_weight_fp32_activation": _fp16_meta,
+    "fbgemm_linear_int8_weight": _int8_meta,
+    "fbgemm_linear_int8_weight_fp32_activation": _int8_meta,
+    "fbgemm_pack_gemm_matrix_fp16": lambda a: like(a, (8,), uint8),
     "fbgemm_pack_quantized_matrix": lambda a, K=None, N=None: like(a, (8,), uint8),
 }.items():  # fmt: skip
     torch_prim(getattr(torch, _name), name=_name)(_meta)
@@ -183,4 +222,8 @@ for _name, _meta in {
 
 @alias(torch.fbgemm_linear_quantize_weight)
 def fbgemm_linear_quantize_weight(a):
-    raise CaptureError("fbgemm_linear_quantize_weight gives Python numbers that depend on the weight's values", location=user_location(), remedy="quantize the weight outside")
+    raise CaptureError(
+        "fbgemm_linear_quantize_weight gives Python numbers that depend on the weight's values",
+        location=user_location(),
+        remedy="quantize the weight outside",
+    )

@@ -1,4 +1,5 @@
-"""Random operations. PyTorch draws the numbers, one operation after the other, so that the same seed gives the same numbers as eager."""
+"""Random operations. PyTorch draws the numbers, one operation after the other, so that the same seed gives the same
+numbers as eager."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from thunder.core.proxies import AnyProxy, TensorProxy, like
 from thunder.core.symbol import OpTags, Symbol, user_location
 from thunder.errors import CaptureError
 from thunder.ops import backward
-from thunder.ops.creation import _factory_arguments, _like_arguments, _made, _options, _shape_of, _torch_kwargs, default_device
+from thunder.ops.creation import (
+    _factory_arguments,
+    _like_arguments,
+    _made,
+    _options,
+    _shape_of,
+    _torch_kwargs,
+    default_device,
+)
 from thunder.ops.define import LTORCH, alias, composite, lookup, prim, torch_prim
 from thunder.ops.dims import is_empty
 from thunder.ops.inplace import overwrite
@@ -44,9 +53,9 @@ def _drawn_like_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
 
 
 def _like_factory(name: str) -> Symbol:
-    return torch_prim(getattr(torch, name), name=name, canonicalize=_drawn_like_arguments, tags=(*_TAGS, OpTags.DETACHED))(
-        lambda a, *, device, dtype, generator=None, memory_format=None: like(a, device=device, dtype=dtype)
-    )
+    return torch_prim(
+        getattr(torch, name), name=name, canonicalize=_drawn_like_arguments, tags=(*_TAGS, OpTags.DETACHED)
+    )(lambda a, *, device, dtype, generator=None, memory_format=None: like(a, device=device, dtype=dtype))
 
 
 rand_like, randn_like = _like_factory("rand_like"), _like_factory("randn_like")
@@ -54,7 +63,11 @@ rand_like, randn_like = _like_factory("rand_like"), _like_factory("randn_like")
 
 def _randint_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     kwargs = dict(kwargs)
-    order = ("high", "size") if len(args) + len({"low", "high", "size"} & set(kwargs)) < 3 and "low" not in kwargs else ("low", "high", "size")
+    order = (
+        ("high", "size")
+        if len(args) + len({"low", "high", "size"} & set(kwargs)) < 3 and "low" not in kwargs
+        else ("low", "high", "size")
+    )
     given = dict(zip(order, args, strict=False))
     for n in ("low", "high", "size"):
         if n in kwargs:
@@ -200,7 +213,8 @@ for _name in ("uniform_", "normal_", "exponential_", "geometric_", "cauchy_", "l
 
 @alias(F.gumbel_softmax)
 def gumbel_softmax(logits, tau=1, hard=False, eps=1e-10, dim=-1):
-    """A sample from the relaxed categorical distribution, or, hard, the vertex it is nearest to with the relaxed one's derivative."""
+    """A sample from the relaxed categorical distribution, or, hard, the vertex it is nearest to with the relaxed one's
+    derivative."""
     kind = {"dtype": logits.dtype, "device": logits.device}
     noise = -LTORCH["log"](LTORCH["exponential_fill"](LTORCH["empty"](*logits.shape, **kind)))
     soft = LTORCH["softmax"]((logits + noise) / tau, dim)
@@ -210,7 +224,12 @@ def gumbel_softmax(logits, tau=1, hard=False, eps=1e-10, dim=-1):
     return LTORCH["scatter"](LTORCH["zeros"](*logits.shape, **kind), dim, index, 1.0) - LTORCH["detach"](soft) + soft
 
 
-@torch_prim(fn=lambda shape, minval=0.0, maxval=1.0, *, device, dtype: torch.empty(shape, **_torch_kwargs(device, dtype)).uniform_(minval, maxval), tags=_TAGS)
+@torch_prim(
+    fn=lambda shape, minval=0.0, maxval=1.0, *, device, dtype: torch.empty(
+        shape, **_torch_kwargs(device, dtype)
+    ).uniform_(minval, maxval),
+    tags=_TAGS,
+)
 def uniform(shape, minval=0.0, maxval=1.0, *, device, dtype):
     """Numbers from [minval, maxval), drawn as PyTorch's generator does."""
     return _made(shape, device, dtype)
@@ -223,7 +242,8 @@ def uniform_like(a, minval=0.0, maxval=1.0, *, device=None, dtype=None):
 
 
 def _philox(shape: tuple, seed: int | torch.Tensor, offset: int, device) -> torch.Tensor:
-    """One 32-bit number for each place: Philox 4x32 of ten rounds (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3), counter (offset, 0, place, 0).
+    """One 32-bit number for each place: Philox 4x32 of ten rounds (Salmon et al., Parallel Random Numbers: As Easy as
+    1, 2, 3), counter (offset, 0, place, 0).
 
     seed: a number, or an int64 tensor of one.
     """
@@ -247,7 +267,10 @@ def _philox(shape: tuple, seed: int | torch.Tensor, offset: int, device) -> torc
 
 def _run_uniform_philox(shape, minval=0.0, maxval=1.0, *, device, dtype, seed, offset):
     kwargs = _torch_kwargs(device, dtype)
-    draws = _philox(tuple(shape), seed if isinstance(seed, torch.Tensor) else int(seed), int(offset), kwargs["device"]) >> 8  # as many bits as float32 holds
+    # as many bits as float32 holds
+    draws = (
+        _philox(tuple(shape), seed if isinstance(seed, torch.Tensor) else int(seed), int(offset), kwargs["device"]) >> 8
+    )
     return (draws.to(torch.float64) * 2.0**-24 * (maxval - minval) + minval).to(kwargs["dtype"])
 
 
@@ -280,7 +303,11 @@ def _dropout(name: str, *functions) -> None:
     def call(a, p=0.5, training=usually, inplace=False):
         if not training or p == 0.0:  # PyTorch gives back its argument
             _dropout_meta(a, p)
-            return LTORCH["squeeze"](LTORCH["unsqueeze"](a, 0), 0) if name == "dropout3d" and len(a.shape) == 4 and not inplace else a
+            return (
+                LTORCH["squeeze"](LTORCH["unsqueeze"](a, 0), 0)
+                if name == "dropout3d" and len(a.shape) == 4 and not inplace
+                else a
+            )
         out = symbol(a, p, True)
         return overwrite(a, out, name) if inplace else out
 
@@ -295,7 +322,8 @@ for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
 
 dropout = LTORCH["dropout"]
 for _name, _shape in (
-    ("dropout", (4, 3)), ("dropout1d", (2, 3, 4)), ("dropout2d", (2, 3, 4, 4)), ("dropout3d", (2, 3, 4, 4, 4)), ("alpha_dropout", (4, 3)), ("feature_alpha_dropout", (2, 3, 4)),
+    ("dropout", (4, 3)), ("dropout1d", (2, 3, 4)), ("dropout2d", (2, 3, 4, 4)), ("dropout3d", (2, 3, 4, 4, 4)),
+        ("alpha_dropout", (4, 3)), ("feature_alpha_dropout", (2, 3, 4)),
 ):  # fmt: skip
 
     @LTORCH[_name].samples
@@ -311,7 +339,9 @@ for _name, _shape in (
 
 def _native_dropout(name: str) -> None:
     """`torch.dropout(x, p, train)` and `torch.dropout_`: members of the family under their native names."""
-    symbol = LTORCH.get(name) or torch_prim(name=name, fn=getattr(torch, name), tags=_TAGS)(lambda a, p, train: _dropout_meta(a, p, train))
+    symbol = LTORCH.get(name) or torch_prim(name=name, fn=getattr(torch, name), tags=_TAGS)(
+        lambda a, p, train: _dropout_meta(a, p, train)
+    )
 
     def call(input, p, train):
         _dropout_meta(input, p)
@@ -333,16 +363,25 @@ def _(make):
     yield make(2, 3, 4), 0.4, True
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivative
+# ----------------------------------------------------------------------------------------------------------------
+# derivative
 
 
 def _dropout_noise(a, p):
-    noise = torch.empty_like(a, dtype=a.real.dtype if a.is_complex() else None)  # PyTorch draws for complex numbers from 2.15 on, for both parts at once
+    # PyTorch draws for complex numbers from 2.15 on, for both parts at once
+    noise = torch.empty_like(a, dtype=a.real.dtype if a.is_complex() else None)
     return noise.bernoulli_(1 - p).div_(1 - p).to(a.dtype)
 
 
 # 0 where an element is dropped, 1 / (1 - p) elsewhere: what PyTorch's dropout multiplies with
-dropout_noise = Symbol("dropout_noise", lambda a, p: like(a), id="dropout_noise", is_prim=True, tags=(*_TAGS, OpTags.DETACHED), fn=_dropout_noise)
+dropout_noise = Symbol(
+    "dropout_noise",
+    lambda a, p: like(a),
+    id="dropout_noise",
+    is_prim=True,
+    tags=(*_TAGS, OpTags.DETACHED),
+    fn=_dropout_noise,
+)
 
 
 @dropout.vjp
@@ -359,7 +398,8 @@ def _(a, p=0.5, training=True):
     return (LTORCH["mul"](g, noise),)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the state of a generator
+# ---------------------------------------------------------------------------------------------------------------- the
+# state of a generator
 
 STATE_BYTES = torch.default_generator.get_state().numel()
 
@@ -409,7 +449,11 @@ def _generator_state(generator):
 @alias(torch.Generator.get_state)
 def generator_get_state(generator):
     if generator.device.type != "cpu":
-        raise CaptureError(f"the state of a generator of {generator.device} is read", location=user_location(), remedy="read it outside of the compiled function")
+        raise CaptureError(
+            f"the state of a generator of {generator.device} is read",
+            location=user_location(),
+            remedy="read it outside of the compiled function",
+        )
     return _generator_state(generator)
 
 
@@ -426,7 +470,11 @@ def generator_set_state(generator, new_state):
 
 def _unknown_seed(function) -> None:
     def refuse(*args, **kwargs):
-        raise CaptureError(f"{function.__name__}() gives a number that differs from call to call", location=user_location(), remedy="call it outside of the compiled function")
+        raise CaptureError(
+            f"{function.__name__}() gives a number that differs from call to call",
+            location=user_location(),
+            remedy="call it outside of the compiled function",
+        )
 
     alias(function)(refuse)
 
@@ -437,12 +485,26 @@ for _function in (torch.seed, torch.initial_seed, torch.Generator.seed, torch.Ge
 
 def _of_devices(what: str):
     def refuse(*args, **kwargs):
-        raise CaptureError(f"{what} asks for generators of devices inside of it", location=user_location(), remedy="call it outside of the compiled function")
+        raise CaptureError(
+            f"{what} asks for generators of devices inside of it",
+            location=user_location(),
+            remedy="call it outside of the compiled function",
+        )
 
     return refuse
 
 
-for _name in ("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed", "get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"):
+for _name in (
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "initial_seed",
+    "get_rng_state",
+    "get_rng_state_all",
+    "set_rng_state",
+    "set_rng_state_all",
+):
     alias(getattr(torch.cuda, _name))(_of_devices(f"torch.cuda.{_name}"))
 
 
@@ -464,7 +526,10 @@ def fork_rng(devices=None, enabled=True, **options):
 
 
 # what programs that hold a generator's state ask for
-holding = frozenset(s.id for s in (seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set))
+holding = frozenset(
+    s.id
+    for s in (seeded, get_default_rng_state, set_default_rng_state, _generator_seeded, _generator_state, _generator_set)
+)
 
 
 def generator_of(device: torch.device, generator: torch.Generator | None = None) -> torch.Generator:
@@ -477,11 +542,16 @@ def generator_of(device: torch.device, generator: torch.Generator | None = None)
     return module.default_generators[device.index if device.index is not None else module.current_device()]
 
 
-@prim(lambda device, generator=None: generator_of(to_torch_device(device), generator).get_state(), tags=(OpTags.DONT_DCE,))
+@prim(
+    lambda device, generator=None: generator_of(to_torch_device(device), generator).get_state(), tags=(OpTags.DONT_DCE,)
+)
 def get_rng_state(device, generator=None):
     return AnyProxy("")
 
 
-@prim(lambda state, device, generator=None: generator_of(to_torch_device(device), generator).set_state(state) and None, tags=(OpTags.DONT_DCE,))
+@prim(
+    lambda state, device, generator=None: generator_of(to_torch_device(device), generator).set_state(state) and None,
+    tags=(OpTags.DONT_DCE,),
+)
 def set_rng_state(state, device, generator=None):
     return None

@@ -1,4 +1,5 @@
-"""Copies of one tensor's elements in another order or number, and views that are no reshaping: diagonals, windows, strides."""
+"""Copies of one tensor's elements in another order or number, and views that are no reshaping: diagonals, windows,
+strides."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from thunder.ops.define import LTORCH, alias, composite, torch_prim
 from thunder.ops.dims import packed, wrap_dim, wrap_dims
 from thunder.ops.shape import MOVES, VIEW, reshape, slice_dim, transpose
 
-# ---------------------------------------------------------------------------------------------------------------- repeating
+# ----------------------------------------------------------------------------------------------------------------
+# repeating
 
 
 def _repeated(a, repeats) -> tuple[tuple, tuple]:
@@ -27,7 +29,9 @@ def repeat(a, repeats):
     have, times = _repeated(a, repeats)
     spread = tuple(x for pair in zip(times, have, strict=True) for x in pair)
     kept = tuple(2 * i + 1 for i in range(len(have)))[len(have) - len(a.shape) :]
-    return prims.reshape(prims.broadcast_in_dim(a, spread, kept), tuple(m * n for m, n in zip(times, have, strict=True)))
+    return prims.reshape(
+        prims.broadcast_in_dim(a, spread, kept), tuple(m * n for m, n in zip(times, have, strict=True))
+    )
 
 
 @repeat.typed_by
@@ -60,7 +64,8 @@ def _(make):
     yield make(2, 3), (2, 1, 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- reversing and turning
+# ----------------------------------------------------------------------------------------------------------------
+# reversing and turning
 
 
 @composite(torch.flip, torch.Tensor.flip, canonicalize=packed, tags=MOVES)
@@ -128,7 +133,11 @@ def _(make):
 @composite(torch.rot90, torch.Tensor.rot90, tags=MOVES)
 def rot90(a, k=1, dims=(0, 1)):
     d0, d1 = wrap_dims(dims, len(a.shape))
-    turns = {1: lambda: transpose(flip(a, (d1,)), d0, d1), 2: lambda: flip(a, (d0, d1)), 3: lambda: transpose(flip(a, (d0,)), d0, d1)}
+    turns = {
+        1: lambda: transpose(flip(a, (d1,)), d0, d1),
+        2: lambda: flip(a, (d0, d1)),
+        3: lambda: transpose(flip(a, (d0,)), d0, d1),
+    }
     return turns.get(k % 4, lambda: LTORCH["clone"](a))()
 
 
@@ -138,7 +147,8 @@ def _(make):
         yield make(2, 3), k, (0, 1)
 
 
-# ---------------------------------------------------------------------------------------------------------------- other views
+# ---------------------------------------------------------------------------------------------------------------- other
+# views
 
 
 def atleast(rank: int, place):
@@ -147,7 +157,13 @@ def atleast(rank: int, place):
     def apply(*tensors):
         if len(tensors) == 1:
             x = tensors[0]
-            return tuple(map(apply, x)) if isinstance(x, (tuple, list)) else x if len(x.shape) >= rank else reshape(x, place(x.shape))
+            return (
+                tuple(map(apply, x))
+                if isinstance(x, (tuple, list))
+                else x
+                if len(x.shape) >= rank
+                else reshape(x, place(x.shape))
+            )
         return tuple(map(apply, tensors))
 
     return apply
@@ -288,9 +304,12 @@ def _(make):
     yield make(3), -1
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives: the way back
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives: the way back
 
-diagonal_backward = backward.kernel("diagonal_backward", "default", lambda g, sizes, offset, dim1, dim2: like(g, tuple(sizes)))
+diagonal_backward = backward.kernel(
+    "diagonal_backward", "default", lambda g, sizes, offset, dim1, dim2: like(g, tuple(sizes))
+)
 unfold_backward = backward.kernel("unfold_backward", "default", lambda g, sizes, dim, size, step: like(g, tuple(sizes)))
 
 
@@ -352,6 +371,7 @@ def _(a, offset=0, dim1=-2, dim2=-1):
 def _(a, diagonal_=0):
     g = yield diag(a, diagonal_)
     return (diagonal(g, diagonal_, 0, 1) if len(a.shape) == 1 else diagonal_backward(g, a.shape, diagonal_, 0, 1),)
+
 
 # PyTorch composes these of the same operations
 for _symbol in (tile,):

@@ -49,13 +49,24 @@ def _lstm(x, state, w_ih, w_hh, b_ih=None, b_hh=None):
     return output * _op("tanh", cell), cell
 
 
-_STEPS: dict[str, tuple[Callable, int]] = {"rnn_tanh": (_simple("tanh"), 1), "rnn_relu": (_simple("relu"), 1), "gru": (_gru, 3), "lstm": (_lstm, 4)}  # and how many gates
+# and how many gates
+_STEPS: dict[str, tuple[Callable, int]] = {
+    "rnn_tanh": (_simple("tanh"), 1),
+    "rnn_relu": (_simple("relu"), 1),
+    "gru": (_gru, 3),
+    "lstm": (_lstm, 4),
+}
 
 
 def _check_cell(x, hidden, w_ih, w_hh, b_ih, b_hh, gates: int) -> None:
     if len(x.shape) != 2 or len(hidden.shape) != 2 or x.shape[1] != w_ih.shape[1]:
         raise RuntimeError(f"input has inconsistent input_size: got {list(x.shape)}, expected {w_ih.shape[1]}")
-    if hidden.shape[1] != w_hh.shape[1] or hidden.shape[0] != x.shape[0] or w_hh.shape[0] != gates * hidden.shape[1] or w_ih.shape[0] != w_hh.shape[0]:
+    if (
+        hidden.shape[1] != w_hh.shape[1]
+        or hidden.shape[0] != x.shape[0]
+        or w_hh.shape[0] != gates * hidden.shape[1]
+        or w_ih.shape[0] != w_hh.shape[0]
+    ):
         raise RuntimeError(f"hidden has inconsistent hidden_size: got {list(hidden.shape)}, expected {w_hh.shape[1]}")
     for b in (b_ih, b_hh):
         if b is not None and b.shape != w_ih.shape[:1]:
@@ -124,7 +135,10 @@ def _(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     g = yield (hx - new) * update + new
     of_update = g * update
     of_new = backward.tanh_backward(g - of_update, new)
-    slopes = [backward.sigmoid_backward(of_new * recurrent[2], reset), backward.sigmoid_backward(g * (hx - new), update)]
+    slopes = [
+        backward.sigmoid_backward(of_new * recurrent[2], reset),
+        backward.sigmoid_backward(g * (hx - new), update),
+    ]
     of_given, of_recurrent = _op("cat", [*slopes, of_new], 1), _op("cat", [*slopes, of_new * reset], 1)
 
     def wanted(t, value):
@@ -140,7 +154,8 @@ def _(x, hx, w_ih, w_hh, b_ih=None, b_hh=None):
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- whole sequences
+# ---------------------------------------------------------------------------------------------------------------- whole
+# sequences
 
 
 def _over_layers(step: Callable, x, states: tuple, params, has_biases, num_layers, bidirectional, batch_first):
@@ -166,7 +181,9 @@ def _over_layers(step: Callable, x, states: tuple, params, has_biases, num_layer
             last.append(state)
             outputs.append(_op("stack", found))
         x = _op("cat", outputs, -1) if bidirectional else outputs[0]
-    return (_op("transpose", x, 0, 1) if batch_first else x), tuple(_op("stack", [state[i] for state in last]) for i in range(len(states)))
+    return (_op("transpose", x, 0, 1) if batch_first else x), tuple(
+        _op("stack", [state[i] for state in last]) for i in range(len(states))
+    )
 
 
 def _check_net(name: str, x, states: tuple, params, batch: int | None, num_layers, bidirectional) -> tuple:
@@ -175,10 +192,19 @@ def _check_net(name: str, x, states: tuple, params, batch: int | None, num_layer
     if batch is not None and len(x.shape) != 3:
         raise RuntimeError(f"{name}: Expected input to be 3D, got {len(x.shape)}D")
     for s in states:
-        if len(s.shape) != 3 or s.shape[0] != num_layers * directions or (batch is not None and s.shape[1] != x.shape[batch]):
-            raise RuntimeError(f"{name}: a hidden state of shape ({num_layers * directions}, batch, size) is expected, got {list(s.shape)}")
+        if (
+            len(s.shape) != 3
+            or s.shape[0] != num_layers * directions
+            or (batch is not None and s.shape[1] != x.shape[batch])
+        ):
+            raise RuntimeError(
+                f"{name}: a hidden state of shape ({num_layers * directions}, batch, size) is expected, got "
+                f"{list(s.shape)}"
+            )
     if len(params) % (num_layers * directions) or x.shape[-1] != params[0].shape[1]:
-        raise RuntimeError(f"{name}: input of size {x.shape[-1]} and weights {[list(p.shape) for p in params]} do not fit")
+        raise RuntimeError(
+            f"{name}: input of size {x.shape[-1]} and weights {[list(p.shape) for p in params]} do not fit"
+        )
     return (directions * states[0].shape[2],)
 
 
@@ -216,27 +242,39 @@ def _net(name: str) -> None:
         with compat.autocast_on(kinds):
             return function(*args)
 
-    def packed_types_under(kinds: tuple, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional):
-        """Outputs and states are of the type that one step of the net gives: fake tensors cannot be cut to lengths that stand in a tensor."""
+    def packed_types_under(
+        kinds: tuple, x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional
+    ):
+        """Outputs and states are of the type that one step of the net gives: fake tensors cannot be cut to lengths that
+        stand in a tensor."""
         if x.device.type != "cpu":
-            raise CaptureError(f"{name} of packed sequences is called under autocast", location=user_location(), remedy="disable autocast around it, and cast its input")
+            raise CaptureError(
+                f"{name} of packed sequences is called under autocast",
+                location=user_location(),
+                remedy="disable autocast around it, and cast its input",
+            )
         found = packed_meta(x, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)
         states = tuple(like(h, h.shape[1:]) for h in parts(hx))
         with detached(current_recorder().context.replace(autocast=autocast.policy(kinds, False))):
             after = step(like(x, (states[0].shape[0], x.shape[-1])), states, *params[: 4 if has_biases else 2])
-        return like(found[0], dtype=after[0].dtype), *(like(f, dtype=a.dtype) for f, a in zip(found[1:], after, strict=True))
+        return like(found[0], dtype=after[0].dtype), *(
+            like(f, dtype=a.dtype) for f, a in zip(found[1:], after, strict=True)
+        )
 
     packed_under_autocast = _drawing(f"{name}_of_packed_sequences_under_autocast", packed_types_under, tags, run_under)
 
     @alias(function)
     def call(*args, **kwargs):
-        is_packed = "batch_sizes" in kwargs or isinstance((*args, None, None, None)[2 if name != "lstm" else 1], TensorProxy)
+        is_packed = "batch_sizes" in kwargs or isinstance(
+            (*args, None, None, None)[2 if name != "lstm" else 1], TensorProxy
+        )
         cast = current_recorder().context.autocast
         if cast is not None and is_packed:
             args, kwargs = packed._by_position(args, kwargs)
             return packed_under_autocast(cast.state[0], *args, **kwargs)
         if cast is not None:
-            return opaque.symbol_for(function)(*args, **kwargs)  # PyTorch casts inside of it, and in which types it comes out depends on the kernel it finds
+            # PyTorch casts inside of it, and in which types it comes out depends on the kernel it finds
+            return opaque.symbol_for(function)(*args, **kwargs)
         plain, random = (packed, packed_random) if is_packed else (padded, padded_random)
         args, kwargs = plain._by_position(args, kwargs)
         dropout, train = args[6 if is_packed else 5], args[7 if is_packed else 6]
@@ -270,7 +308,17 @@ def _net_samples(name: str, gates: int, padded: Symbol, packed: Symbol) -> None:
 
     @packed.samples
     def _(make):
-        yield make(5, 5), torch.tensor([2, 2, 1]), state(make, 2), weights(make, 5, 1, 2, True), True, 1, 0.0, True, True
+        yield (
+            make(5, 5),
+            torch.tensor([2, 2, 1]),
+            state(make, 2),
+            weights(make, 5, 1, 2, True),
+            True,
+            1,
+            0.0,
+            True,
+            True,
+        )
 
 
 for _name in _STEPS:

@@ -37,7 +37,9 @@ def canonical_dims(a: TensorProxy, dim) -> tuple[int, ...]:
     out = []
     for d in dims:
         if not -(rank or 1) <= d < (rank or 1):
-            raise IndexError(f"Dimension out of range (expected to be in range of [{-(rank or 1)}, {(rank or 1) - 1}], but got {d})")
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-(rank or 1)}, {(rank or 1) - 1}], but got {d})"
+            )
         d = d % (rank or 1)
         if d in out:
             raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
@@ -60,7 +62,9 @@ def _with_kept(a: TensorProxy, out: TensorProxy, dims: tuple[int, ...], keepdim:
 
 
 def _reduce_prim(name: str, run: Callable) -> Symbol:
-    return prim(lambda a, dims: run(a, dims), name=name, tags=_RED)(lambda a, dims: like(a, reduced_shape(a, dims, False)))
+    return prim(lambda a, dims: run(a, dims), name=name, tags=_RED)(
+        lambda a, dims: like(a, reduced_shape(a, dims, False))
+    )
 
 
 def _sum_all(a, dims):
@@ -129,7 +133,9 @@ def _decided(a: tuple, b: tuple) -> bool:
     return len(a) == len(b) and builtins.all([bool(n == m) for n, m in zip(a, b)])
 
 
-@composite(torch.Tensor.sum_to_size, meta=_sum_to_size_meta, canonicalize=_sum_to_size_arguments, autocast="cuda:float32")
+@composite(
+    torch.Tensor.sum_to_size, meta=_sum_to_size_meta, canonicalize=_sum_to_size_arguments, autocast="cuda:float32"
+)
 def sum_to_size(a, size):
     """The sum over what was stretched from `size`; the tensor itself where nothing was."""
     if not size:
@@ -172,7 +178,9 @@ nansum.samples(_reduction_samples)
 def _mean_meta(a, dim=None, keepdim=False, *, dtype=None):
     kind = to_dtype(dtype) if dtype is not None else a.dtype
     if kind.category < dtypes.FLOAT:
-        raise RuntimeError("mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype.")
+        raise RuntimeError(
+            "mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype."
+        )
     return like(a, reduced_shape(a, canonical_dims(a, dim), keepdim), kind)
 
 
@@ -214,7 +222,10 @@ def _check_not_empty(name: str, a: TensorProxy, dim, dims: tuple[int, ...]) -> N
     """An extreme of nothing does not exist. Symbolic sizes are never 0."""
     if 0 in [n for n in a.shape if type(n) is int]:
         if dim is None or dim == ():
-            raise RuntimeError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument.")
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim "
+                "with the 'dim' argument."
+            )
         for d in dims:
             if type(a.shape[d]) is int and a.shape[d] == 0:
                 raise IndexError(f"{name}(): Expected reduction dim {d} to have non-zero size.")
@@ -258,7 +269,11 @@ def _with_indices(name: str, function: Callable) -> Symbol:
 
 
 max_dim, min_dim = _with_indices("max", torch.max), _with_indices("min", torch.min)
-median_dim, mode_dim, nanmedian_dim = _with_indices("median", torch.median), _with_indices("mode", torch.mode), _with_indices("nanmedian", torch.nanmedian)
+median_dim, mode_dim, nanmedian_dim = (
+    _with_indices("median", torch.median),
+    _with_indices("mode", torch.mode),
+    _with_indices("nanmedian", torch.nanmedian),
+)
 
 
 def _full_reduction(name: str, function: Callable) -> Symbol:
@@ -275,7 +290,10 @@ def _extreme(whole: Symbol, along: Symbol, binary: Symbol | None) -> Callable:
 
     def function(input, dim=None, keepdim=False, other=None):
         if type(input) is not TensorProxy:
-            raise TypeError(f"{name}() received an invalid combination of arguments - got ({type(input).__name__}, {type(dim).__name__})")
+            raise TypeError(
+                f"{name}() received an invalid combination of arguments - got ({type(input).__name__}, "
+                f"{type(dim).__name__})"
+            )
         if isinstance(dim, TensorProxy) or other is not None:
             return binary(input, dim if other is None else other)  # type: ignore[misc]
         return whole(input) if dim is None else along(input, dim, keepdim)
@@ -312,14 +330,18 @@ def mode(input, dim=-1, keepdim=False):
 def _aminmax_meta(a, *, dim=None, keepdim=False):
     dims = canonical_dims(a, dim)
     if 0 in [a.shape[d] for d in dims if type(a.shape[d]) is int]:
-        raise RuntimeError("aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity.")
+        raise RuntimeError(
+            "aminmax(): cannot compute aminmax over an empty dimension as the operation has no identity."
+        )
     shape = reduced_shape(a, dims, keepdim)
     return named_results("aminmax", like(a, shape), like(a, shape))
 
 
 @composite(torch.aminmax, torch.Tensor.aminmax, meta=_aminmax_meta, tags=_RED)
 def aminmax(a, *, dim=None, keepdim=False):
-    return named_results("aminmax", amin(a, () if dim is None else dim, keepdim), amax(a, () if dim is None else dim, keepdim))
+    return named_results(
+        "aminmax", amin(a, () if dim is None else dim, keepdim), amax(a, () if dim is None else dim, keepdim)
+    )
 
 
 @aminmax.samples
@@ -381,7 +403,11 @@ for _symbol in (all, any):
         yield make(4, 0), 1
 
 
-@composite(torch.count_nonzero, torch.Tensor.count_nonzero, meta=lambda a, dim=None: like(a, reduced_shape(a, canonical_dims(a, dim), False), dtypes.int64))
+@composite(
+    torch.count_nonzero,
+    torch.Tensor.count_nonzero,
+    meta=lambda a, dim=None: like(a, reduced_shape(a, canonical_dims(a, dim), False), dtypes.int64),
+)
 def count_nonzero(a, dim=None):
     return sum(LTORCH["ne"](a, 0), dim)
 
@@ -409,7 +435,10 @@ def _var_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         elif x is not None:
             dim = x
     correction = kwargs.get("correction")
-    return (a, dim), {"correction": (1 if unbiased in (None, True) else 0) if correction is None else correction, "keepdim": kwargs.get("keepdim", False)}
+    return (a, dim), {
+        "correction": (1 if unbiased in (None, True) else 0) if correction is None else correction,
+        "keepdim": kwargs.get("keepdim", False),
+    }
 
 
 def _var_meta(a, dim, *, correction, keepdim):
@@ -644,7 +673,8 @@ def _(make):
     yield make(4, 5), 2, 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives
 
 
 def _unreduced(g, a, dim, keepdim: bool):
@@ -709,7 +739,9 @@ def _run_evenly(g, a, y):
 
 
 # the cotangent of an extreme of all elements, shared by those that are it
-evenly_distributed = Symbol("evenly_distributed", lambda g, a, y: like(a), id="evenly_distributed", is_prim=True, fn=_run_evenly)
+evenly_distributed = Symbol(
+    "evenly_distributed", lambda g, a, y: like(a), id="evenly_distributed", is_prim=True, fn=_run_evenly
+)
 
 
 def _run_placed(g, indices, dim: int, shape: tuple):
@@ -717,7 +749,9 @@ def _run_placed(g, indices, dim: int, shape: tuple):
 
 
 # zeros of a shape with the cotangent at the places, along one dimension, that values were taken from
-placed = Symbol("placed", lambda g, indices, dim, shape: like(g, tuple(shape)), id="placed", is_prim=True, fn=_run_placed)
+placed = Symbol(
+    "placed", lambda g, indices, dim, shape: like(g, tuple(shape)), id="placed", is_prim=True, fn=_run_placed
+)
 
 
 def _whole_rule(symbol: Symbol):
@@ -824,7 +858,8 @@ _scan_pair_rule(cummin)
 
 
 def _norm_gradient(g, y, a, order, dim, keepdim: bool):
-    """PyTorch's subgradients: 0 where the norm is 0, below order 1 where an element is; an infinite norm's is shared by those that reach it. None for order 0, which counts."""
+    """PyTorch's subgradients: 0 where the norm is 0, below order 1 where an element is; an infinite norm's is shared by
+    those that reach it. None for order 0, which counts."""
     g, y = _unreduced(g, a, dim, keepdim), _unreduced(y, a, dim, keepdim)
     if order == 0:
         return None
@@ -837,7 +872,12 @@ def _norm_gradient(g, y, a, order, dim, keepdim: bool):
         return LTORCH["sgn"](a) * (reached / sum(reached, canonical_dims(a, dim), True)) * g
     sizes = LTORCH["abs"](a)
     if order < 1:
-        return LTORCH["sgn"](a) * LTORCH["masked_fill"](LTORCH["pow"](sizes, order - 1), LTORCH["eq"](a, 0), 0) * g * LTORCH["pow"](y, 1 - order)
+        return (
+            LTORCH["sgn"](a)
+            * LTORCH["masked_fill"](LTORCH["pow"](sizes, order - 1), LTORCH["eq"](a, 0), 0)
+            * g
+            * LTORCH["pow"](y, 1 - order)
+        )
     scaled = LTORCH["sgn"](a) * LTORCH["pow"](sizes, order - 1) if order < 2 else a * LTORCH["pow"](sizes, order - 2)
     return scaled * LTORCH["masked_fill"](g / LTORCH["pow"](y, order - 1), LTORCH["eq"](y, 0), 0)
 

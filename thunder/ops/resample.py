@@ -13,21 +13,49 @@ from thunder.ops.define import alias, composite, lookup, torch_prim
 from thunder.ops.dims import pair
 from thunder.ops.shape import MOVES, permute, reshape
 
-_RANKS = {"nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,), "area": (1, 2, 3)}
+_RANKS = {
+    "nearest": (1, 2, 3),
+    "nearest-exact": (1, 2, 3),
+    "linear": (1,),
+    "bilinear": (2,),
+    "bicubic": (2,),
+    "trilinear": (3,),
+    "area": (1, 2, 3),
+}
 
 
 @torch_prim(F.interpolate, autocast="cuda:float32")
-def interpolate(a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
+def interpolate(
+    a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False
+):
     rank = len(a.shape) - 2
     if mode not in _RANKS or rank not in _RANKS[mode]:
-        raise NotImplementedError(f"Input Error: Only 3D, 4D and 5D input Tensors supported (got {len(a.shape)}D) for the modes: {' | '.join(_RANKS)} (got {mode})")
+        raise NotImplementedError(
+            f"Input Error: Only 3D, 4D and 5D input Tensors supported (got {len(a.shape)}D) for the modes: "
+            f"{' | '.join(_RANKS)} (got {mode})"
+        )
     if (size is None) == (scale_factor is None):
-        raise ValueError("either size or scale_factor should be defined" if size is None else "only one of size or scale_factor should be defined")
+        raise ValueError(
+            "either size or scale_factor should be defined"
+            if size is None
+            else "only one of size or scale_factor should be defined"
+        )
     if align_corners is not None and mode in ("nearest", "area", "nearest-exact"):
-        raise ValueError("align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear")
+        raise ValueError(
+            "align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | trilinear"
+        )
     if size is not None:
         return like(a, (*a.shape[:2], *pair(size, rank)))
-    return like(a, (*a.shape[:2], *(n * s if type(s) is int else math.floor(n * s) for n, s in zip(a.shape[2:], pair(scale_factor, rank), strict=True))))
+    return like(
+        a,
+        (
+            *a.shape[:2],
+            *(
+                n * s if type(s) is int else math.floor(n * s)
+                for n, s in zip(a.shape[2:], pair(scale_factor, rank), strict=True)
+            ),
+        ),
+    )
 
 
 interpolate.info["autocast_when"] = lambda kind, args, kwargs: len(args) < 4 or args[3] != "area"
@@ -71,7 +99,8 @@ def _upsample_bilinear(a, size=None, scale_factor=None):
 def grid_sample(a, grid, mode="bilinear", padding_mode="zeros", align_corners=None):
     if len(a.shape) != len(grid.shape) or a.shape[0] != grid.shape[0] or grid.shape[-1] != len(a.shape) - 2:
         raise RuntimeError(
-            f"grid_sampler(): expected grid and input to have same batch size and grid to name {len(a.shape) - 2} coordinates, got {list(a.shape)} and {list(grid.shape)}"
+            f"grid_sampler(): expected grid and input to have same batch size and grid to name {len(a.shape) - 2} "
+            f"coordinates, got {list(a.shape)} and {list(grid.shape)}"
         )
     return like(a, (*a.shape[:2], *grid.shape[1:-1]))
 
@@ -124,7 +153,10 @@ grid_sampler_2d, grid_sampler_3d = (_grid_sampler_kernel(rank) for rank in (2, 3
 def affine_grid(theta, size, align_corners=None):
     rank = len(size) - 2
     if theta.shape != (size[0], rank, rank + 1):
-        raise ValueError(f"Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}. Got {list(theta.shape)}.")
+        raise ValueError(
+            f"Expected a batch of affine matrices of shape Nx{rank}x{rank + 1} for size {list(size)}. Got "
+            f"{list(theta.shape)}."
+        )
     return like(theta, (size[0], *size[2:], rank))
 
 
@@ -134,7 +166,8 @@ def _affine_grid_generator(theta, size, align_corners):
 
 
 _affine_grid_backward = backward.kernel(
-    "affine_grid_generator_backward", "default", lambda g, size, align_corners: like(g, (size[0], len(size) - 2, len(size) - 1))
+    "affine_grid_generator_backward", "default",
+    lambda g, size, align_corners: like(g, (size[0], len(size) - 2, len(size) - 1))
 )  # fmt: skip
 
 
@@ -153,7 +186,10 @@ def _(make):
 def pixel_shuffle(a, upscale_factor):
     r = upscale_factor
     if len(a.shape) < 3 or a.shape[-3] % (r * r) != 0:
-        raise RuntimeError(f"pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor, but input.size(-3)={list(a.shape)[-3:-2]}")
+        raise RuntimeError(
+            "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor, "
+            f"but input.size(-3)={list(a.shape)[-3:-2]}"
+        )
     *batch, c, h, w = a.shape
     k = len(batch)
     x = reshape(a, (*batch, c // (r * r), r, r, h, w))
@@ -164,7 +200,9 @@ def pixel_shuffle(a, upscale_factor):
 def pixel_unshuffle(a, downscale_factor):
     r = downscale_factor
     if len(a.shape) < 3 or a.shape[-1] % r != 0 or a.shape[-2] % r != 0:
-        raise RuntimeError(f"pixel_unshuffle expects height and width to be divisible by downscale_factor, but got {list(a.shape)}")
+        raise RuntimeError(
+            f"pixel_unshuffle expects height and width to be divisible by downscale_factor, but got {list(a.shape)}"
+        )
     *batch, c, h, w = a.shape
     k = len(batch)
     x = reshape(a, (*batch, c, h // r, r, w // r, r))
@@ -174,7 +212,9 @@ def pixel_unshuffle(a, downscale_factor):
 @composite(F.channel_shuffle, torch.channel_shuffle, torch.native_channel_shuffle, tags=MOVES)
 def channel_shuffle(a, groups):
     if len(a.shape) < 3 or a.shape[1] % groups != 0:
-        raise RuntimeError(f"Number of channels must be divisible by groups. Got {list(a.shape)} channels and {groups} groups.")
+        raise RuntimeError(
+            f"Number of channels must be divisible by groups. Got {list(a.shape)} channels and {groups} groups."
+        )
     n, c, *rest = a.shape
     x = reshape(a, (n, groups, c // groups, *rest))
     return reshape(permute(x, (0, 2, 1, *range(3, len(x.shape)))), a.shape)
@@ -196,7 +236,8 @@ def _(make):
     yield make(2, 6, 3, 4), 3
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives
 
 
 def _upsample_kernel(name: str):
@@ -204,22 +245,31 @@ def _upsample_kernel(name: str):
 
 
 _UPSAMPLE = {
-    ("nearest", 1): "upsample_nearest1d", ("nearest", 2): "upsample_nearest2d", ("nearest", 3): "upsample_nearest3d", ("nearest-exact", 1): "_upsample_nearest_exact1d",
-    ("nearest-exact", 2): "_upsample_nearest_exact2d", ("nearest-exact", 3): "_upsample_nearest_exact3d", ("linear", 1): "upsample_linear1d",
-    ("bilinear", 2): "upsample_bilinear2d", ("bicubic", 2): "upsample_bicubic2d", ("trilinear", 3): "upsample_trilinear3d", ("bilinear antialias", 2): "_upsample_bilinear2d_aa",
+    ("nearest", 1): "upsample_nearest1d", ("nearest", 2): "upsample_nearest2d", ("nearest", 3): "upsample_nearest3d",
+        ("nearest-exact", 1): "_upsample_nearest_exact1d",
+    ("nearest-exact", 2): "_upsample_nearest_exact2d", ("nearest-exact", 3): "_upsample_nearest_exact3d",
+        ("linear", 1): "upsample_linear1d",
+    ("bilinear", 2): "upsample_bilinear2d", ("bicubic", 2): "upsample_bicubic2d",
+        ("trilinear", 3): "upsample_trilinear3d", ("bilinear antialias", 2): "_upsample_bilinear2d_aa",
     ("bicubic antialias", 2): "_upsample_bicubic2d_aa",
 }  # fmt: skip
 _UPSAMPLE_BACKWARD = {key: _upsample_kernel(name) for key, name in _UPSAMPLE.items()}
 
 
 @interpolate.vjp
-def _(a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False):
+def _(
+    a, size=None, scale_factor=None, mode="nearest", align_corners=None, recompute_scale_factor=None, antialias=False
+):
     rank = len(a.shape) - 2
     kernel = _UPSAMPLE_BACKWARD.get((f"{mode} antialias" if antialias else mode, rank))
     if kernel is None:
         return NotImplemented
     g = yield interpolate(a, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
-    scales = (None,) * rank if scale_factor is None or recompute_scale_factor else tuple(map(float, pair(scale_factor, rank)))
+    scales = (
+        (None,) * rank
+        if scale_factor is None or recompute_scale_factor
+        else tuple(map(float, pair(scale_factor, rank)))
+    )
     corners = () if mode.startswith("nearest") else (bool(align_corners),)
     return (kernel(g, list(g.shape[2:]), list(a.shape), *corners, *scales),)
 
@@ -243,7 +293,8 @@ def _(a, groups):
 
 
 _GRID_BACKWARD = {
-    rank: backward.kernel(f"grid_sampler_{rank}d_backward", "default", lambda g, a, grid, *options: (like(a) if options[-1][0] else None, like(grid)))
+    rank: backward.kernel(f"grid_sampler_{rank}d_backward", "default",
+        lambda g, a, grid, *options: (like(a) if options[-1][0] else None, like(grid)))
     for rank in (2, 3)
 }  # fmt: skip
 

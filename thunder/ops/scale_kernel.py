@@ -1,5 +1,5 @@
-"""A tensor multiplied in place by a number on the device, which is mostly 1: then nothing is read or written. A file of its own, since Triton reads its environment when a
-kernel is decorated."""
+"""A tensor multiplied in place by a number on the device, which is mostly 1: then nothing is read or written. A file of
+its own, since Triton reads its environment when a kernel is decorated."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ def _check_index(name: str, index) -> None:
         raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index")
 
 
-# ---------------------------------------------------------------------------------------------------------------- reading
+# ----------------------------------------------------------------------------------------------------------------
+# reading
 
 
 @prim(torch.index_select)
@@ -68,7 +69,10 @@ def _fits(a, index, d: int) -> None:
         raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
     for i, (m, n) in enumerate(zip(index.shape, a.shape, strict=False)):
         if i != d and m is not n and m > n:
-            raise RuntimeError(f"Size does not match at dimension {i} expected index {list(index.shape)} to be no larger than self {list(a.shape)} apart from dimension {d}")
+            raise RuntimeError(
+                f"Size does not match at dimension {i} expected index {list(index.shape)} to be no larger than self "
+                f"{list(a.shape)} apart from dimension {d}"
+            )
 
 
 @torch_prim(torch.gather, torch.Tensor.gather)
@@ -100,7 +104,8 @@ def _take_along_meta(a, indices, dim=None):
     d = wrap_dim(dim, len(a.shape))
     if len(a.shape) != len(indices.shape):
         raise RuntimeError(
-            f"torch.take_along_dim(): input and indices should have the same number of dimensions, but got {len(a.shape)} dimensions for input, "
+            "torch.take_along_dim(): input and indices should have the same number of dimensions, but got "
+            f"{len(a.shape)} dimensions for input, "
             f"and {len(indices.shape)} dimensions for indices"
         )
     common = broadcast_shapes((*a.shape[:d], 1, *a.shape[d + 1 :]), (*indices.shape[:d], 1, *indices.shape[d + 1 :]))
@@ -113,7 +118,9 @@ def take_along_dim(a, indices, dim=None):
         return gather(reshape(a, (-1,)), 0, _from_front(reshape(indices, (-1,)), a.numel_value))
     d = wrap_dim(dim, len(a.shape))
     common = _take_along_meta(a, indices, dim).shape
-    return gather(expand(a, (*common[:d], a.shape[d], *common[d + 1 :])), d, expand(_from_front(indices, a.shape[d]), common))
+    return gather(
+        expand(a, (*common[:d], a.shape[d], *common[d + 1 :])), d, expand(_from_front(indices, a.shape[d]), common)
+    )
 
 
 def _from_front(index, n):
@@ -140,7 +147,8 @@ def _(make):
     yield make(4, 3), make(2, 2, dtype=torch.int64, low=0, high=12)
 
 
-# ---------------------------------------------------------------------------------------------------------------- writing
+# ----------------------------------------------------------------------------------------------------------------
+# writing
 
 
 @torch_prim(torch.put, torch.Tensor.put)
@@ -149,7 +157,10 @@ def put(a, index, source, accumulate=False):
     if index.dtype.name != "int64":
         raise RuntimeError(f"put_(): Expected a long tensor for index, but got {scalar_type(index.dtype)}")
     if source.dtype is not a.dtype:
-        raise RuntimeError(f"put_(): self and source expected to have the same dtype, but got self.dtype = {scalar_type(a.dtype)} and source.dtype = {scalar_type(source.dtype)}")
+        raise RuntimeError(
+            f"put_(): self and source expected to have the same dtype, but got self.dtype = {scalar_type(a.dtype)} "
+            f"and source.dtype = {scalar_type(source.dtype)}"
+        )
     return like(a)
 
 
@@ -157,7 +168,6 @@ def put(a, index, source, accumulate=False):
 def _(make):
     yield make(4, 3), torch.tensor([2, 7]), make(2)
     yield make(4, 3), torch.tensor([[2], [-1]]), make(2, 1), True
-
 
 
 def _check_source(name: str, a, index, src) -> None:
@@ -241,12 +251,19 @@ def _(make):
 @torch_prim(torch.segment_reduce, tags=(OpTags.DEVICE_SYNC_OP,))
 def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
     """Reductions of stretches of a dimension, which lengths or offsets say."""
-    if lengths is None and offsets is None or indices is not None or reduce not in ("sum", "prod", "mean", "max", "min"):
+    if (
+        lengths is None
+        and offsets is None
+        or indices is not None
+        or reduce not in ("sum", "prod", "mean", "max", "min")
+    ):
         raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
     segments = (lengths if offsets is None else offsets).shape
     if axis != len(segments) - 1:
         raise RuntimeError(f"segment_reduce(): Expected axis to be the last dimension of lengths but got {axis}.")
-    return like(data, (*segments[:axis], segments[axis] if offsets is None else segments[axis] - 1, *data.shape[axis + 1 :]))
+    return like(
+        data, (*segments[:axis], segments[axis] if offsets is None else segments[axis] - 1, *data.shape[axis + 1 :])
+    )
 
 
 @segment_reduce.samples
@@ -272,7 +289,9 @@ def _along(name: str, a, dim, index, source) -> None:
         raise RuntimeError(f"{name}(): self ({a.dtype}) and source ({source.dtype}) must have the same scalar type")
     wanted = (*a.shape[:d], index.shape[0] if index.shape else 1, *a.shape[d + 1 :]) if a.shape else ()
     if len(source.shape) == len(wanted) and source.shape != wanted:
-        raise RuntimeError(f"{name}(): source {list(source.shape)} does not fit index {list(index.shape)} and self {list(a.shape)}")
+        raise RuntimeError(
+            f"{name}(): source {list(source.shape)} does not fit index {list(index.shape)} and self {list(a.shape)}"
+        )
 
 
 @torch_prim(torch.index_add, torch.Tensor.index_add)
@@ -350,7 +369,8 @@ def index_put(a, indices, values, accumulate=False):
         raise IndexError(f"too many indices for tensor of dimension {len(a.shape)} (got {len(indices)})")
     if values.dtype is not a.dtype:
         raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {scalar_type(a.dtype)} for the destination and {scalar_type(values.dtype)} for the source."
+            f"Index put requires the source and destination dtypes match, got {scalar_type(a.dtype)} for the "
+            f"destination and {scalar_type(values.dtype)} for the source."
         )
     return like(a)
 
@@ -368,9 +388,8 @@ def _(make):
     yield make(3), (torch.tensor([0]), torch.tensor([0])), make()
 
 
-
-
-# ---------------------------------------------------------------------------------------------------------------- derivatives
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives
 
 
 def _run_gather_backward(g, dim, index, shape):
@@ -381,9 +400,16 @@ def _run_select_backward(g, dim, index, shape):
     return g.new_zeros(shape).index_add_(dim, index, g)
 
 
-gather_backward = Symbol("gather_backward", lambda g, dim, index, shape: like(g, tuple(shape)), id="gather_backward", is_prim=True, fn=_run_gather_backward)
+gather_backward = Symbol(
+    "gather_backward",
+    lambda g, dim, index, shape: like(g, tuple(shape)),
+    id="gather_backward",
+    is_prim=True,
+    fn=_run_gather_backward,
+)
 index_select_backward = Symbol(
-    "index_select_backward", lambda g, dim, index, shape: like(g, tuple(shape)), id="index_select_backward", is_prim=True, fn=_run_select_backward
+    "index_select_backward", lambda g, dim, index, shape: like(g, tuple(shape)), id="index_select_backward",
+    is_prim=True, fn=_run_select_backward
 )  # fmt: skip
 
 
@@ -410,7 +436,10 @@ def _(a, dim, index, src=None, *, value=None, reduce=None):
     if isinstance(src, TensorProxy):
         of_src = gather(g, dim, index)
         if src.shape != index.shape:  # what the index does not reach is not read
-            of_src = LTORCH["pad"](of_src, tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)))
+            of_src = LTORCH["pad"](
+                of_src,
+                tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)),
+            )
     return scatter(g, dim, index, 0) if a.requires_grad else None, None, None, of_src
 
 
@@ -419,7 +448,10 @@ def _(a, dim, index, src):
     g = yield scatter_add(a, dim, index, src)
     of_src = gather(g, dim, index)
     if src.shape != index.shape:
-        of_src = LTORCH["pad"](of_src, tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)))
+        of_src = LTORCH["pad"](
+            of_src,
+            tuple(n for m, k in zip(reversed(src.shape), reversed(index.shape), strict=True) for n in (0, m - k)),
+        )
     return g, None, None, of_src
 
 
@@ -445,7 +477,9 @@ def _run_fill_value(g, dim, index):
 
 
 # what a value gets that was written to places of which some may be named twice
-filled_value = Symbol("filled_value", lambda g, dim, index: like(g, ()), id="filled_value", is_prim=True, fn=_run_fill_value)
+filled_value = Symbol(
+    "filled_value", lambda g, dim, index: like(g, ()), id="filled_value", is_prim=True, fn=_run_fill_value
+)
 
 
 @index_fill.vjp

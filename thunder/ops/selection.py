@@ -17,7 +17,8 @@ from thunder.ops.promotion import broadcast_shapes
 __all__ = ["nonzero", "masked_select"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- where something is true
+# ---------------------------------------------------------------------------------------------------------------- where
+# something is true
 
 
 def _nonzero_meta(a, *, as_tuple=False):
@@ -64,9 +65,19 @@ def _(make):
 @torch_prim(torch.bincount, torch.Tensor.bincount, tags=(OpTags.DEVICE_SYNC_OP,))
 def bincount(a, weights=None, minlength=0):
     """How often each number from 0 to the largest one stands in `a`, or the sums of the weights there."""
-    if len(a.shape) != 1 or a.dtype.category != dtypes.INTEGER or minlength < 0 or weights is not None and weights.shape != a.shape:
+    if (
+        len(a.shape) != 1
+        or a.dtype.category != dtypes.INTEGER
+        or minlength < 0
+        or weights is not None
+        and weights.shape != a.shape
+    ):
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
-    return like(a, (fresh_size(),), dtypes.int64 if weights is None else weights.dtype if weights.dtype is dtypes.float32 else dtypes.float64)
+    return like(
+        a,
+        (fresh_size(),),
+        dtypes.int64 if weights is None else weights.dtype if weights.dtype is dtypes.float32 else dtypes.float64,
+    )
 
 
 @bincount.samples
@@ -83,7 +94,8 @@ def _(make):
     yield make(7, dtype=torch.int64, low=0, high=5), None, -1
 
 
-# ---------------------------------------------------------------------------------------------------------------- chosen elements
+# ----------------------------------------------------------------------------------------------------------------
+# chosen elements
 
 
 @torch_prim(torch.masked_select, torch.Tensor.masked_select)
@@ -115,7 +127,8 @@ def _(make):
     yield make(4, 3), make(2, dtype=torch.bool)
 
 
-# ---------------------------------------------------------------------------------------------------------------- different values
+# ----------------------------------------------------------------------------------------------------------------
+# different values
 
 
 def _unique_arguments(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -139,9 +152,15 @@ def _unique_meta(a, *, sorted=True, return_inverse=False, return_counts=False, d
     return (values, *more) if more else values
 
 
-unique = torch_prim(torch.unique, torch.Tensor.unique, torch.functional.unique, name="unique", canonicalize=_unique_arguments)(_unique_meta)
+unique = torch_prim(
+    torch.unique, torch.Tensor.unique, torch.functional.unique, name="unique", canonicalize=_unique_arguments
+)(_unique_meta)
 unique_consecutive = torch_prim(
-    torch.unique_consecutive, torch.Tensor.unique_consecutive, torch.functional.unique_consecutive, name="unique_consecutive", canonicalize=_consecutive_arguments
+    torch.unique_consecutive,
+    torch.Tensor.unique_consecutive,
+    torch.functional.unique_consecutive,
+    name="unique_consecutive",
+    canonicalize=_consecutive_arguments,
 )(_unique_meta)
 
 
@@ -154,16 +173,20 @@ for _symbol in (unique, unique_consecutive):
         yield (make(4, 2, dtype=torch.int64, low=0, high=2),), {"return_counts": True, "dim": 0}
 
 
-# ---------------------------------------------------------------------------------------------------------------- packed sequences
+# ----------------------------------------------------------------------------------------------------------------
+# packed sequences
 
 
 @torch_prim(*compat.operators("_pack_padded_sequence"))
 def _pack_padded_sequence(a, lengths, batch_first):
-    """The elements that belong to sequences of these lengths, one time after the other, and how many sequences each time has."""
+    """The elements that belong to sequences of these lengths, one time after the other, and how many sequences each
+    time has."""
     return like(a, (fresh_size(), *a.shape[2:])), like(lengths, (fresh_size(),), dtypes.int64)
 
 
 @torch_prim(*compat.operators("_pad_packed_sequence"))
 def _pad_packed_sequence(a, batch_sizes, batch_first, padding_value, total_length):
     times, count = batch_sizes.shape[0] if total_length <= 0 else total_length, fresh_size()
-    return like(a, ((count, times) if batch_first else (times, count)) + a.shape[1:]), like(batch_sizes, (count,), dtypes.int64)
+    return like(a, ((count, times) if batch_first else (times, count)) + a.shape[1:]), like(
+        batch_sizes, (count,), dtypes.int64
+    )

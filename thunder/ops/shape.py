@@ -68,7 +68,9 @@ def bitcast(a, dtype):
     if not a.shape or a.dtype.bytes == dtype.bytes:
         return like(a, dtype=dtype)
     if a.shape[-1] * a.dtype.bytes % dtype.bytes != 0:
-        raise RuntimeError(f"self.size(-1) must be divisible by {dtype.bytes // a.dtype.bytes} to view {a.dtype} as {dtype}")
+        raise RuntimeError(
+            f"self.size(-1) must be divisible by {dtype.bytes // a.dtype.bytes} to view {a.dtype} as {dtype}"
+        )
     return like(a, (*a.shape[:-1], a.shape[-1] * a.dtype.bytes // dtype.bytes), dtype)
 
 
@@ -85,7 +87,9 @@ def _is_dtype(x) -> bool:
 
 @composite(torch.Tensor.view, canonicalize=_view_arguments, tags=VIEW, fn=torch.Tensor.view)
 def view(a, size):
-    return bitcast(a, size) if _is_dtype(size) else prims.reshape(a, sizes_with_minus_one(size, numel(a.shape), "input"))
+    return (
+        bitcast(a, size) if _is_dtype(size) else prims.reshape(a, sizes_with_minus_one(size, numel(a.shape), "input"))
+    )
 
 
 # the same memory read as another type is not differentiated
@@ -94,7 +98,9 @@ view.info["detaches"] = lambda a, size: _is_dtype(size)
 
 @view.typed_by
 def _(a, size):
-    return bitcast.meta(a, size) if _is_dtype(size) else like(a, sizes_with_minus_one(size, math.prod(a.shape), "input"))
+    return (
+        bitcast.meta(a, size) if _is_dtype(size) else like(a, sizes_with_minus_one(size, math.prod(a.shape), "input"))
+    )
 
 
 @view.samples
@@ -190,13 +196,17 @@ def _(make):
     yield make(2, 6), 1, (4, 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- order of dimensions
+# ---------------------------------------------------------------------------------------------------------------- order
+# of dimensions
 
 
 def _permuted(a, dims) -> tuple[int, ...]:
     rank = len(a.shape)
     if len(dims) != rank:
-        raise RuntimeError(f"permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired ordering {dims}")
+        raise RuntimeError(
+            "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired "
+            f"ordering {dims}"
+        )
     out = tuple([d if type(d) is int and 0 <= d < rank else wrap_dim(d, rank) for d in dims])
     if len(set(out)) != rank:
         raise RuntimeError("permute(): duplicate dims are not allowed.")
@@ -306,7 +316,9 @@ def reverse_dims(a):
 @property_alias("mT")
 def matrix_transpose(a):
     if len(a.shape) < 2:
-        raise RuntimeError("tensor.mT is only supported on matrices or batches of matrices. Got " + f"{len(a.shape)}-D tensor.")
+        raise RuntimeError(
+            "tensor.mT is only supported on matrices or batches of matrices. Got " + f"{len(a.shape)}-D tensor."
+        )
     return transpose(a, -2, -1)
 
 
@@ -328,7 +340,9 @@ def _moved(a, source, destination) -> tuple[int, ...]:
     rank = len(a.shape)
     sources, targets = wrap_dims(source, rank), wrap_dims(destination, rank)
     if len(sources) != len(targets):
-        raise RuntimeError("movedim: Invalid source or destination dims: source and destination must have the same number of elements")
+        raise RuntimeError(
+            "movedim: Invalid source or destination dims: source and destination must have the same number of elements"
+        )
     rest = iter(d for d in range(rank) if d not in sources)
     placed = dict(zip(targets, sources, strict=True))
     return tuple(placed[d] if d in placed else next(rest) for d in range(rank))
@@ -358,7 +372,8 @@ def slice_dim(a, dim: int, start, stop):
     return prims.slice_prim(a, tuple(starts), tuple(stops), (1,) * rank)
 
 
-# ---------------------------------------------------------------------------------------------------------------- dimensions of size 1
+# ----------------------------------------------------------------------------------------------------------------
+# dimensions of size 1
 
 
 @composite(torch.unsqueeze, torch.Tensor.unsqueeze, tags=VIEW)
@@ -417,7 +432,8 @@ def _(make):
     yield make(1, 2), 3
 
 
-# ---------------------------------------------------------------------------------------------------------------- stretching and repeating
+# ----------------------------------------------------------------------------------------------------------------
+# stretching and repeating
 
 
 def _expanded(a, size) -> tuple:
@@ -425,7 +441,8 @@ def _expanded(a, size) -> tuple:
     new = len(size) - len(have)
     if new < 0:
         raise RuntimeError(
-            f"expand({list(have)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or equal to the number of dimensions in the tensor ({len(have)})"
+            f"expand({list(have)}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or "
+            f"equal to the number of dimensions in the tensor ({len(have)})"
         )
     out = list(size)
     for i, n in enumerate(have):
@@ -435,9 +452,15 @@ def _expanded(a, size) -> tuple:
         if type(m) is int and m == -1:
             out[new + i] = n
         elif n != 1 and n != m:
-            raise RuntimeError(f"The expanded size of the tensor ({m}) must match the existing size ({n}) at non-singleton dimension {new + i}.")
+            raise RuntimeError(
+                f"The expanded size of the tensor ({m}) must match the existing size ({n}) at non-singleton "
+                f"dimension {new + i}."
+            )
     if any(type(m) is int and m < 0 for m in out):
-        raise RuntimeError(f"expand({list(have)}, size={list(size)}): the expanded size of the tensor isn't allowed in a leading, non-existing dimension")
+        raise RuntimeError(
+            f"expand({list(have)}, size={list(size)}): the expanded size of the tensor isn't allowed in a leading, "
+            "non-existing dimension"
+        )
     return tuple(out)
 
 

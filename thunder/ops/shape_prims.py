@@ -42,7 +42,8 @@ def squeeze(a, dims):
 
 @prim(lambda a, starts, ends, strides: a[tuple(slice(*s) for s in zip(starts, ends, strides, strict=True))], tags=VIEW)
 def slice_prim(a, starts, ends, strides):
-    """Elements starts[i], starts[i] + strides[i] ... below ends[i] of every dimension; 0 <= starts[i] <= ends[i] <= a.shape[i]."""
+    """Elements starts[i], starts[i] + strides[i] ... below ends[i] of every dimension; 0 <= starts[i] <= ends[i] <=
+    a.shape[i]."""
     return like(a, tuple((e - s + k - 1) // k for s, e, k in zip(starts, ends, strides, strict=True)))
 
 
@@ -60,7 +61,12 @@ def cat(tensors, dim):
     return like(first, (*first.shape[:dim], total, *first.shape[dim + 1 :]))
 
 
-@prim(lambda a, value, padding: torch.nn.functional.pad(a, [n for lo_hi in reversed(padding) for n in lo_hi], value=value), tags=(OpTags.SHAPE_OP,))
+@prim(
+    lambda a, value, padding: torch.nn.functional.pad(
+        a, [n for lo_hi in reversed(padding) for n in lo_hi], value=value
+    ),
+    tags=(OpTags.SHAPE_OP,),
+)
 def pad(a, value, padding):
     """`padding[i]` = (elements before, elements after) of dimension i; negative ones cut."""
     return like(a, tuple(lo + n + hi for n, (lo, hi) in zip(a.shape, padding, strict=True)))

@@ -124,7 +124,8 @@ def _(make):
     yield make(4), torch.tensor([-1.0, 0.0, 1.0])
 
 
-# ---------------------------------------------------------------------------------------------------------------- derivatives: back to where the values stood
+# ----------------------------------------------------------------------------------------------------------------
+# derivatives: back to where the values stood
 
 
 def _selected(symbol, dimension):

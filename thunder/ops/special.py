@@ -1,4 +1,5 @@
-"""Special functions that PyTorch computes in one piece, and statistics of samples: typed here, without a decomposition."""
+"""Special functions that PyTorch computes in one piece, and statistics of samples: typed here, without a
+decomposition."""
 
 from __future__ import annotations
 
@@ -16,15 +17,37 @@ from thunder.ops.reductions import canonical_dims, reduced_shape
 
 __all__ = ["igamma", "igammac", "mvlgamma", "isclose", "quantile", "nanquantile"]
 
-for _name in ("airy_ai", "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0"):
-    _function = getattr(torch.special, _name)
-    unary(f"special_{_name}", _function, promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 0.9), samples="float", detached=not is_differentiated(_function))
 for _name in (
-    "chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he",
-    "laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t", "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",
+    "airy_ai",
+    "modified_bessel_k0",
+    "modified_bessel_k1",
+    "scaled_modified_bessel_k0",
+    "scaled_modified_bessel_k1",
+    "spherical_bessel_j0",
+):
+    _function = getattr(torch.special, _name)
+    unary(
+        f"special_{_name}",
+        _function,
+        promotes=Promotion.INT_TO_FLOAT,
+        domain=(0.1, 0.9),
+        samples="float",
+        detached=not is_differentiated(_function),
+    )
+for _name in (
+    "chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
+    "hermite_polynomial_h", "hermite_polynomial_he",
+    "laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_t",
+    "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",
     "shifted_chebyshev_polynomial_w",
 ):  # fmt: skip
-    binary(f"special_{_name}", getattr(torch.special, _name), promotes=Promotion.INT_TO_FLOAT, domain=(0.1, 3.0), detached=True)
+    binary(
+        f"special_{_name}",
+        getattr(torch.special, _name),
+        promotes=Promotion.INT_TO_FLOAT,
+        domain=(0.1, 3.0),
+        detached=True,
+    )
 
 _GAMMA = {"promotes": Promotion.INT_TO_FLOAT, "numbers": "none", "samples": "float", "domain": (0.5, 3.0)}
 igamma = binary("igamma", torch.igamma, torch.Tensor.igamma, torch.special.gammainc, **_GAMMA)
@@ -63,7 +86,11 @@ def _isclose_meta(a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
     if a.dtype is not b.dtype:
         raise RuntimeError(f"{a.dtype.name} did not match {b.dtype.name}")
     if rtol < 0 or atol < 0:
-        raise RuntimeError(f"rtol must be greater than or equal to zero, but got {rtol}" if rtol < 0 else f"atol must be greater than or equal to zero, but got {atol}")
+        raise RuntimeError(
+            f"rtol must be greater than or equal to zero, but got {rtol}"
+            if rtol < 0
+            else f"atol must be greater than or equal to zero, but got {atol}"
+        )
     return like(a, broadcast_shapes(a.shape, b.shape), dtypes.bool8, same_device(a, b))
 
 
@@ -89,17 +116,26 @@ def _quantile_meta(a, q, dim=None, keepdim=False, *, interpolation="linear"):
     if a.dtype not in (dtypes.float32, dtypes.float64):
         raise RuntimeError("quantile() input tensor must be either float or double dtype")
     if type(q) is TensorProxy and (len(q.shape) > 1 or q.dtype is not a.dtype):
-        raise RuntimeError("quantile() q must be a scalar or 1D tensor" if len(q.shape) > 1 else "quantile() q tensor must be same dtype as the input tensor")
+        raise RuntimeError(
+            "quantile() q must be a scalar or 1D tensor"
+            if len(q.shape) > 1
+            else "quantile() q tensor must be same dtype as the input tensor"
+        )
     if type(q) is not TensorProxy and not 0 <= q <= 1:
         raise RuntimeError(f"quantile() q must be in the range [0, 1] but got {q}")
     if interpolation not in ("linear", "lower", "higher", "midpoint", "nearest"):
-        raise RuntimeError(f"quantile() interpolation must be one of linear, lower, higher, midpoint or nearest, but got {interpolation}")
+        raise RuntimeError(
+            "quantile() interpolation must be one of linear, lower, higher, midpoint or nearest, but got "
+            f"{interpolation}"
+        )
     several = q.shape if type(q) is TensorProxy else ()
     return like(a, (*several, *reduced_shape(a, canonical_dims(a, dim), keepdim)))
 
 
 quantile = torch_prim(torch.quantile, torch.Tensor.quantile, name="quantile", autocast="cpu:float32")(_quantile_meta)
-nanquantile = torch_prim(torch.nanquantile, torch.Tensor.nanquantile, name="nanquantile", autocast="cpu:float32")(_quantile_meta)
+nanquantile = torch_prim(torch.nanquantile, torch.Tensor.nanquantile, name="nanquantile", autocast="cpu:float32")(
+    _quantile_meta
+)
 for _symbol in (quantile, nanquantile):
 
     @_symbol.samples

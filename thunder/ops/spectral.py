@@ -1,6 +1,8 @@
-"""Fourier transforms. The transforms of one, two and n dimensions are made of three kernels of PyTorch's, complex to complex, real to complex and complex to real.
+"""Fourier transforms. The transforms of one, two and n dimensions are made of three kernels of PyTorch's, complex to
+complex, real to complex and complex to real.
 
-A derivative is the adjoint of the kernel, for real and for complex numbers: a transform in the other direction with the same scale.
+A derivative is the adjoint of the kernel, for real and for complex numbers: a transform in the other direction with the
+same scale.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from thunder.ops.define import LTORCH, composite, torch_prim
 from thunder.ops.dims import wrap_dim
 from thunder.ops.promotion import to_float
 
-# ---------------------------------------------------------------------------------------------------------------- kernels
+# ----------------------------------------------------------------------------------------------------------------
+# kernels
 
 
 def _replaced(shape: tuple, dims, sizes) -> tuple:
@@ -37,7 +40,13 @@ def _run_resized(a, dims: tuple, sizes: tuple):
 
 
 # the sizes of some dimensions, cut at their end or followed by zeros
-resized = Symbol("fft_resized", lambda a, dims, sizes: like(a, _replaced(a.shape, dims, sizes)), id="fft_resized", is_prim=True, fn=_run_resized)
+resized = Symbol(
+    "fft_resized",
+    lambda a, dims, sizes: like(a, _replaced(a.shape, dims, sizes)),
+    id="fft_resized",
+    is_prim=True,
+    fn=_run_resized,
+)
 conjugate = kernel("_conj", "default", lambda a: like(a), tags=(OpTags.VIEW,))
 c2c = kernel("_fft_c2c", "default", lambda a, dims, scale, forward: like(a))
 
@@ -46,8 +55,14 @@ def _halved(a, dims, onesided: bool) -> tuple:
     return _replaced(a.shape, dims[-1:], (a.shape[dims[-1]] // 2 + 1,)) if onesided else a.shape
 
 
-r2c = kernel("_fft_r2c", "default", lambda a, dims, scale, onesided: like(a, _halved(a, dims, onesided), complex_of(a.dtype)))
-c2r = kernel("_fft_c2r", "default", lambda a, dims, scale, last: like(a, _replaced(a.shape, dims[-1:], (last,)), real_of(a.dtype)))
+r2c = kernel(
+    "_fft_r2c", "default", lambda a, dims, scale, onesided: like(a, _halved(a, dims, onesided), complex_of(a.dtype))
+)
+c2r = kernel(
+    "_fft_c2r",
+    "default",
+    lambda a, dims, scale, last: like(a, _replaced(a.shape, dims[-1:], (last,)), real_of(a.dtype)),
+)
 
 
 @resized.vjp
@@ -86,7 +101,13 @@ def _run_c2r_adjoint(g, dims, scale):
     return out
 
 
-c2r_adjoint = Symbol("fft_c2r_adjoint", lambda g, dims, scale: like(g, _halved(g, dims, True), complex_of(g.dtype)), id="fft_c2r_adjoint", is_prim=True, fn=_run_c2r_adjoint)
+c2r_adjoint = Symbol(
+    "fft_c2r_adjoint",
+    lambda g, dims, scale: like(g, _halved(g, dims, True), complex_of(g.dtype)),
+    id="fft_c2r_adjoint",
+    is_prim=True,
+    fn=_run_c2r_adjoint,
+)
 
 
 @c2r.vjp
@@ -95,8 +116,10 @@ def _(a, dims, scale, last):
     return (c2r_adjoint(g, dims, scale),)
 
 
-# ---------------------------------------------------------------------------------------------------------------- transforms
-UNSCALED, ROOT, WHOLE = range(3)  # how the kernels scale: not, by one over the root of the number of values, by one over that number
+# ----------------------------------------------------------------------------------------------------------------
+# transforms
+# how the kernels scale: not, by one over the root of the number of values, by one over that number
+UNSCALED, ROOT, WHOLE = range(3)
 
 
 def _scale(norm: str | None, forward: bool) -> int:
@@ -113,14 +136,19 @@ def _places(a, s, dim) -> tuple[tuple, list]:
         raise RuntimeError("When given, dim and shape arguments must have the same length")
     if dim is None and s is not None and len(s) > rank:
         raise RuntimeError(f"Got shape with {len(s)} values but input tensor only has {rank} dimensions.")
-    dims = tuple(range(rank - len(s), rank) if s is not None else range(rank)) if dim is None else tuple(wrap_dim(d, rank) for d in dim)
+    dims = (
+        tuple(range(rank - len(s), rank) if s is not None else range(rank))
+        if dim is None
+        else tuple(wrap_dim(d, rank) for d in dim)
+    )
     if len(set(dims)) != len(dims):
         raise RuntimeError("FFT dims must be unique")
     return dims, [None] * len(dims) if s is None else [None if m is None or m == -1 else m for m in s]
 
 
 class Row:
-    """One transform. kind: the kernel that it ends in, or begins with. suffix: "" for one dimension, "2" for the last two, "n" for any."""
+    """One transform. kind: the kernel that it ends in, or begins with. suffix: "" for one dimension, "2" for the last
+    two, "n" for any."""
 
     __slots__ = ("name", "kind", "forward", "suffix")
 
@@ -128,7 +156,8 @@ class Row:
         self.name, self.kind, self.forward, self.suffix = f"{name}{suffix}", kind, forward, suffix
 
     def places(self, a, s, dim) -> tuple[tuple, list]:
-        """(dimensions, sizes) that it is over: of the numbers that it computes or, where its result is one half, reads."""
+        """(dimensions, sizes) that it is over: of the numbers that it computes or, where its result is one half,
+        reads."""
         if self.kind == "r2c" and a.dtype.category == 3:
             raise RuntimeError(f"{self.name} expects a real input tensor, but got {a.dtype}")
         if a.device.type == "cpu" and a.dtype.category >= 2 and real_of(a.dtype).bytes < 4:
@@ -148,7 +177,11 @@ class Row:
         dims, whole = self.places(a, s, dim)
         _scale(norm, self.forward)
         dtype = to_float(a.dtype)
-        return like(a, _replaced(a.shape, dims, _half(whole) if self.kind == "r2c" else whole), real_of(complex_of(dtype)) if self.kind == "c2r" else complex_of(dtype))
+        return like(
+            a,
+            _replaced(a.shape, dims, _half(whole) if self.kind == "r2c" else whole),
+            real_of(complex_of(dtype)) if self.kind == "c2r" else complex_of(dtype),
+        )
 
     def decomposition(self, a, s, dim, norm):
         """The parts that PyTorch computes it of (ATen/native/SpectralOps.cpp)."""
@@ -161,7 +194,11 @@ class Row:
         scale = _scale(norm, self.forward)
         if self.kind == "c2r":
             return self._to_real(x, dims, scale, whole[-1])
-        return c2c(x, dims, scale, self.forward) if x.dtype.category == 3 else self._of_real(x, dims, scale, self.kind == "r2c")
+        return (
+            c2c(x, dims, scale, self.forward)
+            if x.dtype.category == 3
+            else self._of_real(x, dims, scale, self.kind == "r2c")
+        )
 
     def _to_real(self, x, dims: tuple, scale: int, last):
         if not self.forward:
@@ -190,14 +227,23 @@ def _transform(row: Row) -> Symbol:
         default = (-2, -1) if row.suffix == "2" else None
         return lambda a, s=None, dim=default, norm=None: rule(a, s, dim, norm)
 
-    define = composite(getattr(torch.fft, row.name), name=f"fft_{row.name}", meta=signature(row.meta), autocast=None if row.name in UNLISTED else "cpu:float32")
+    define = composite(
+        getattr(torch.fft, row.name),
+        name=f"fft_{row.name}",
+        meta=signature(row.meta),
+        autocast=None if row.name in UNLISTED else "cpu:float32",
+    )
     symbol = define(signature(row.decomposition))
     symbol.info["by_parts"] = symbol.info["complex_rule"] = True
 
     @symbol.samples
     def _(make):
         for dtype in (None,) if row.kind == "r2c" else (None, torch.complex128):
-            x = make(2, 4, 5) if dtype is None else torch.complex(make(2, 4, 5, dtype=torch.float64), make(2, 4, 5, dtype=torch.float64))
+            x = (
+                make(2, 4, 5)
+                if dtype is None
+                else torch.complex(make(2, 4, 5, dtype=torch.float64), make(2, 4, 5, dtype=torch.float64))
+            )
             yield (x,)
             yield (x, (3, 6) if several else 7, (1, 0) if several else 1, "ortho")
             yield (x, None, (-1,) if several else 0, "forward")
@@ -213,7 +259,8 @@ def _transform(row: Row) -> Symbol:
 
 UNLISTED = {"hfft2", "hfftn", "ihfft2", "ihfftn"}  # what autocast's list leaves out
 for _name, _kind, _forward in [
-    ("fft", "c2c", True), ("ifft", "c2c", False), ("rfft", "r2c", True), ("irfft", "c2r", False), ("hfft", "c2r", True), ("ihfft", "r2c", False),
+    ("fft", "c2c", True), ("ifft", "c2c", False), ("rfft", "r2c", True), ("irfft", "c2r", False), ("hfft", "c2r", True),
+        ("ihfft", "r2c", False),
 ]:  # fmt: skip
     for _suffix in ("", "2", "n"):
         _transform(Row(_name, _kind, _forward, _suffix))
@@ -224,7 +271,11 @@ def _shift(name: str, halved) -> None:
 
     def shifted(a, dim=None):
         dims = tuple(range(len(a.shape))) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
-        return LTORCH["roll"](a, tuple(halved(a.shape[wrap_dim(d, len(a.shape))]) for d in dims), tuple(dims)) if dims else LTORCH["clone"](a)
+        return (
+            LTORCH["roll"](a, tuple(halved(a.shape[wrap_dim(d, len(a.shape))]) for d in dims), tuple(dims))
+            if dims
+            else LTORCH["clone"](a)
+        )
 
     symbol = composite(getattr(torch.fft, name), name=f"fft_{name}")(shifted)
     symbol.info["by_parts"] = True
@@ -244,38 +295,57 @@ _shift("fftshift", lambda n: n // 2)
 _shift("ifftshift", lambda n: (n + 1) // 2)
 
 
-# ---------------------------------------------------------------------------------------------------------------- short times
+# ---------------------------------------------------------------------------------------------------------------- short
+# times
 
 
 def _frames(name: str, n_fft, hop_length, win_length, window) -> tuple:
     """(hop, window length) of a transform of overlapping frames of `n_fft` values."""
     hop, length = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
     if hop <= 0 or not 0 < length <= n_fft or (window is not None and window.shape != (length,)):
-        raise RuntimeError(f"{name}: expected hop_length > 0, 0 < win_length <= n_fft and a window of win_length, got {hop}, {length}, {window}")
+        raise RuntimeError(
+            f"{name}: expected hop_length > 0, 0 < win_length <= n_fft and a window of win_length, got {hop}, "
+            f"{length}, {window}"
+        )
     return hop, length
 
 
 def _stft_meta(
-    a, n_fft, hop_length=None, win_length=None, window=None, center=True, pad_mode="reflect", normalized=False, onesided=None, return_complex=None,
+    a, n_fft, hop_length=None, win_length=None, window=None, center=True, pad_mode="reflect", normalized=False,
+    onesided=None, return_complex=None,
     align_to_window=None,
 ):  # fmt: skip
     hop, length = _frames("stft", n_fft, hop_length, win_length, window)
     complex_in = a.dtype.category == 3 or (window is not None and window.dtype.category == 3)
-    if a.dtype.category < 2 or len(a.shape) not in (1, 2) or (return_complex is None and not complex_in) or (center and align_to_window is not None):
-        raise RuntimeError(f"stft: expected a tensor of one or two dimensions of a floating or complex type, and return_complex, got {a}")
+    if (
+        a.dtype.category < 2
+        or len(a.shape) not in (1, 2)
+        or (return_complex is None and not complex_in)
+        or (center and align_to_window is not None)
+    ):
+        raise RuntimeError(
+            "stft: expected a tensor of one or two dimensions of a floating or complex type, and return_complex, "
+            f"got {a}"
+        )
     if center and pad_mode == "reflect" and n_fft // 2 >= a.shape[-1]:
         raise RuntimeError("Argument #4: Padding size should be less than the corresponding input dimension")
     count = a.shape[-1] + (2 * (n_fft // 2) if center else 2 * ((n_fft - length) // 2) if align_to_window else 0)
     if n_fft > count or (onesided and complex_in) or real_of(a.dtype).bytes < 4:
-        raise RuntimeError(f"stft: expected 0 < n_fft <= {count}, onesided for real numbers only, no type below float32, got n_fft={n_fft}, {onesided}, {a.dtype}")
+        raise RuntimeError(
+            f"stft: expected 0 < n_fft <= {count}, onesided for real numbers only, no type below float32, got "
+            f"n_fft={n_fft}, {onesided}, {a.dtype}"
+        )
     rows = n_fft // 2 + 1 if onesided or (onesided is None and not complex_in) else n_fft
     shape = (*a.shape[:-1], rows, 1 + (count - n_fft) // hop)
-    return like(a, shape, complex_of(a.dtype)) if return_complex is not False else like(a, (*shape, 2), real_of(a.dtype))
+    return (
+        like(a, shape, complex_of(a.dtype)) if return_complex is not False else like(a, (*shape, 2), real_of(a.dtype))
+    )
 
 
 @composite(torch.stft, torch.Tensor.stft, meta=_stft_meta, autocast="cpu:float32")
 def stft(
-    a, n_fft, hop_length=None, win_length=None, window=None, center=True, pad_mode="reflect", normalized=False, onesided=None, return_complex=None,
+    a, n_fft, hop_length=None, win_length=None, window=None, center=True, pad_mode="reflect", normalized=False,
+    onesided=None, return_complex=None,
     align_to_window=None,
 ):  # fmt: skip
     """The transforms of frames of `n_fft` values, each multiplied by the window: (..., frequencies, frames)."""
@@ -316,14 +386,28 @@ def _(make):
 
 
 @torch_prim(torch.istft, torch.Tensor.istft)
-def istft(a, n_fft, hop_length=None, win_length=None, window=None, center=True, normalized=False, onesided=None, length=None, return_complex=False):
-    """The signal whose `stft` is given, the frames added where they overlap. PyTorch refuses windows that leave a place without weight when it runs."""
+def istft(
+    a,
+    n_fft,
+    hop_length=None,
+    win_length=None,
+    window=None,
+    center=True,
+    normalized=False,
+    onesided=None,
+    length=None,
+    return_complex=False,
+):
+    """The signal whose `stft` is given, the frames added where they overlap. PyTorch refuses windows that leave a place
+    without weight when it runs."""
     hop, _ = _frames("istft", n_fft, hop_length, win_length, window)
     if a.dtype.category != 3 or len(a.shape) not in (2, 3) or not a.shape[-1] or (onesided and return_complex):
         raise RuntimeError(f"istft requires a complex-valued input tensor of two or three dimensions, got {a}")
     onesided = a.shape[-2] != n_fft if onesided is None else onesided
     if a.shape[-2] != (n_fft // 2 + 1 if onesided else n_fft):
-        raise RuntimeError(f"istft: the number of frequencies, {a.shape[-2]}, does not fit n_fft={n_fft}, onesided={onesided}")
+        raise RuntimeError(
+            f"istft: the number of frequencies, {a.shape[-2]}, does not fit n_fft={n_fft}, onesided={onesided}"
+        )
     start, count = n_fft // 2 if center else 0, n_fft + hop * (a.shape[-1] - 1)
     if length is None:
         length = count - 2 * start
@@ -337,7 +421,10 @@ def _(make):
     spectrum = torch.complex(make(2, 9, 6, dtype=torch.float64), make(2, 9, 6, dtype=torch.float64))
     yield (spectrum, 16, 4), {"window": make(16, dtype=torch.float64, low=1.0)}
     yield (spectrum[0], 16, 5, 12, make(12, dtype=torch.float64, low=1.0)), {"length": 30}
-    yield (torch.cat((spectrum, spectrum[:, 2:]), 1), 16, 4), {"return_complex": True, "center": False, "window": make(16, dtype=torch.float64, low=1.0)}
+    yield (
+        (torch.cat((spectrum, spectrum[:, 2:]), 1), 16, 4),
+        {"return_complex": True, "center": False, "window": make(16, dtype=torch.float64, low=1.0)},
+    )
 
 
 @istft.error_samples

@@ -1,4 +1,5 @@
-"""Statistics of samples: covariance, histograms and counts; integrals and slopes of what is sampled along a dimension."""
+"""Statistics of samples: covariance, histograms and counts; integrals and slopes of what is sampled along a
+dimension."""
 
 from __future__ import annotations
 
@@ -12,13 +13,16 @@ from thunder.ops.dims import wrap_dim, wrap_dims
 from thunder.ops.promotion import result_type, to_float
 from thunder.ops.torch_types import named_results
 
-# ---------------------------------------------------------------------------------------------------------------- covariance
+# ----------------------------------------------------------------------------------------------------------------
+# covariance
 
 
 def _observations(a) -> tuple[int, int]:
     """(variables, observations): rows and columns of at most a matrix."""
     if len(a.shape) > 2:
-        raise RuntimeError(f"cov(): expected input to have two or fewer dimensions but got an input with {len(a.shape)} dimensions")
+        raise RuntimeError(
+            f"cov(): expected input to have two or fewer dimensions but got an input with {len(a.shape)} dimensions"
+        )
     return (1, a.numel_value) if len(a.shape) < 2 else a.shape  # type: ignore[return-value]
 
 
@@ -30,11 +34,19 @@ def _cov_meta(a, *, correction=1, fweights=None, aweights=None):
         if w is None:
             continue
         if len(w.shape) > 1:
-            raise RuntimeError(f"cov(): expected {name} to have one or fewer dimensions but got {name} with {len(w.shape)} dimensions")
+            raise RuntimeError(
+                f"cov(): expected {name} to have one or fewer dimensions but got {name} with {len(w.shape)} dimensions"
+            )
         if (w.dtype.category < 2) is not integer:
-            raise RuntimeError(f"cov(): expected {name} to have {'integral' if integer else 'floating point'} dtype but got {name} with {w.dtype.torch_name} dtype")
+            raise RuntimeError(
+                f"cov(): expected {name} to have {'integral' if integer else 'floating point'} dtype but got {name} "
+                f"with {w.dtype.torch_name} dtype"
+            )
         if w.numel_value != observations:
-            raise RuntimeError(f"cov(): expected {name} to have the same numel as there are observations in the input but got {w.numel_value} != {observations}")
+            raise RuntimeError(
+                f"cov(): expected {name} to have the same numel as there are observations in the input but got "
+                f"{w.numel_value} != {observations}"
+            )
     dtype = to_float(a.dtype if aweights is None else result_type(a, aweights))
     return like(a, () if variables == 1 else (variables, variables), dtype)
 
@@ -48,13 +60,22 @@ def cov(a, *, correction=1, fweights=None, aweights=None):
 def _(make):
     yield make(3, 5)
     yield (make(3, 5),), {"correction": 0}
-    yield (make(2, 4),), {"fweights": torch.tensor([1, 2, 1, 3]), "aweights": torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))}
+    yield (
+        (make(2, 4),),
+        {
+            "fweights": torch.tensor([1, 2, 1, 3]),
+            "aweights": torch.rand(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        },
+    )
 
 
 @torch_prim(torch.corrcoef, torch.Tensor.corrcoef, tags=(OpTags.DEVICE_SYNC_OP,))
 def corrcoef(a):
     if len(a.shape) > 2:
-        raise RuntimeError(f"corrcoef(): expected input to have two or fewer dimensions but got an input with {len(a.shape)} dimensions")
+        raise RuntimeError(
+            f"corrcoef(): expected input to have two or fewer dimensions but got an input with {len(a.shape)} "
+            "dimensions"
+        )
     return _cov_meta(a)
 
 
@@ -63,7 +84,8 @@ def _(make):
     yield make(3, 5)
 
 
-# ---------------------------------------------------------------------------------------------------------------- integrals and slopes
+# ----------------------------------------------------------------------------------------------------------------
+# integrals and slopes
 
 
 def _checked(name: str, y, x, dim) -> int:
@@ -72,7 +94,9 @@ def _checked(name: str, y, x, dim) -> int:
         raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
     d = wrap_dim(dim, len(y.shape))
     if y.dtype is dtypes.bool8 or x is not None and x.dtype is dtypes.bool8:
-        raise RuntimeError(f"{name}: received a bool input for `{'y' if y.dtype is dtypes.bool8 else 'x'}`, but bool is not supported")
+        raise RuntimeError(
+            f"{name}: received a bool input for `{'y' if y.dtype is dtypes.bool8 else 'x'}`, but bool is not supported"
+        )
     if x is not None and len(x.shape) == 1 and x.shape[0] != y.shape[d]:
         raise RuntimeError(f"{name}: There must be one `x` value for each sample point")
     return d
@@ -80,7 +104,11 @@ def _checked(name: str, y, x, dim) -> int:
 
 def _steps(x, rank: int, d: int):
     """The distances between the places `x` of samples, to be multiplied with what has `rank` dimensions."""
-    shape = (*(1,) * d, *x.shape, *(1,) * (rank - d - 1)) if len(x.shape) == 1 else (*(1,) * (rank - len(x.shape)), *x.shape)
+    shape = (
+        (*(1,) * d, *x.shape, *(1,) * (rank - d - 1))
+        if len(x.shape) == 1
+        else (*(1,) * (rank - len(x.shape)), *x.shape)
+    )
     x = LTORCH["view"](x, shape)
     d -= rank - len(shape)
     return LTORCH["narrow"](x, d, 1, shape[d] - 1) - LTORCH["narrow"](x, d, 0, shape[d] - 1)
@@ -130,12 +158,16 @@ def gradient(a, *, spacing=1, dim=None, edge_order=1):
     if isinstance(spacing, (tuple, list)):
         if len(spacing) != len(dims):
             raise RuntimeError(
-                "torch.gradient expected spacing to be unspecified, a scalar or it's spacing and dim arguments to have the same length, but got a spacing argument of "
+                "torch.gradient expected spacing to be unspecified, a scalar or it's spacing and dim arguments to "
+                "have the same length, but got a spacing argument of "
                 f"length {len(spacing)} and a dim argument of length {len(dims)}."
             )
         for s in spacing:
             if type(s) is TensorProxy and s.device is not a.device:
-                raise RuntimeError(f"torch.gradient expected each tensor to be on the same device, but got devices {a.device} and {s.device}!")
+                raise RuntimeError(
+                    f"torch.gradient expected each tensor to be on the same device, but got devices {a.device} and "
+                    f"{s.device}!"
+                )
     if any(type(n := a.shape[d]) is int and n < edge_order + 1 for d in dims):
         raise RuntimeError("torch.gradient expected each dimension size to be at least edge_order+1")
     return tuple(like(a, dtype=to_float(a.dtype)) for _ in dims)
@@ -147,7 +179,8 @@ def _(make):
     yield (make(4, 5),), {"spacing": 2.0, "dim": 1, "edge_order": 2}
 
 
-# ---------------------------------------------------------------------------------------------------------------- counts
+# ----------------------------------------------------------------------------------------------------------------
+# counts
 
 
 @torch_prim(torch.histogram, torch.Tensor.histogram, tags=(OpTags.DETACHED,))

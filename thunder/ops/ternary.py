@@ -25,7 +25,9 @@ isnan = LTORCH["isnan"]
 def _elementwise_meta(*operands) -> TensorProxy:
     """The type of an elementwise result of tensors and numbers."""
     tensors = [x for x in operands if type(x) is TensorProxy]
-    return like(tensors[0], broadcast_shapes(*(t.shape for t in tensors)), result_type(*operands), same_device(*tensors))
+    return like(
+        tensors[0], broadcast_shapes(*(t.shape for t in tensors)), result_type(*operands), same_device(*tensors)
+    )
 
 
 @prim(torch.where, name="where")
@@ -40,9 +42,13 @@ def _where_meta(condition, input=None, other=None):
     if input is None or other is None:
         raise TypeError("where() takes a condition alone, or with two values")
     if condition.dtype is not dtypes.bool8 and condition.dtype is not dtypes.uint8:
-        raise RuntimeError(f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}")
+        raise RuntimeError(
+            f"where expected condition to be a boolean tensor, but got a tensor with dtype {condition.dtype.name}"
+        )
     tensors = [x for x in (condition, input, other) if type(x) is TensorProxy]
-    return like(condition, broadcast_shapes(*(t.shape for t in tensors)), result_type(input, other), same_device(*tensors))
+    return like(
+        condition, broadcast_shapes(*(t.shape for t in tensors)), result_type(input, other), same_device(*tensors)
+    )
 
 
 @composite(torch.where, meta=_where_meta)
@@ -80,7 +86,10 @@ def _masked_fill_meta(a, mask, value):
         raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype " + mask.dtype.name)
     kind = result_type(a, value) if a.dtype.category < dtypes.COMPLEX else a.dtype
     if type(value) is TensorProxy and value.shape:
-        raise RuntimeError(f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {len(value.shape)} dimension(s).")
+        raise RuntimeError(
+            f"masked_fill_ only supports a 0-dimensional value tensor, but got tensor with {len(value.shape)} "
+            "dimension(s)."
+        )
     if kind.category == dtypes.COMPLEX and a.dtype.category < dtypes.COMPLEX:
         raise RuntimeError(f"value cannot be converted to type {a.dtype.name} without overflow")
     return like(a, broadcast_shapes(a.shape, mask.shape))
@@ -151,7 +160,12 @@ def _both(a, b):
 def _inside(a, min, max, strictly: bool = False):
     """Where a value is not below or above its bounds, nor at them if `strictly`."""
     compares = ("gt", "lt") if strictly else ("ge", "le")
-    return _both(*(None if bound is None else LTORCH[compare](a, bound) for bound, compare in zip((min, max), compares, strict=True)))
+    return _both(
+        *(
+            None if bound is None else LTORCH[compare](a, bound)
+            for bound, compare in zip((min, max), compares, strict=True)
+        )
+    )
 
 
 def _kept(g, a, min, max):
@@ -168,7 +182,8 @@ def _kept(g, a, min, max):
 
 
 def _taken(g, a, bound, other, compare: str):
-    """The cotangent of a bound that is a tensor: where the value is beyond it, and what the value at it does not keep. The upper bound is taken where the two cross."""
+    """The cotangent of a bound that is a tensor: where the value is beyond it, and what the value at it does not keep.
+    The upper bound is taken where the two cross."""
     left = 1.0 - kept_at_bounds(True)
     if left and other is None:
         inside = LTORCH["gt" if compare == "lt" else "lt"](a, bound)
@@ -184,7 +199,8 @@ def _taken(g, a, bound, other, compare: str):
 
 
 def _clamp_rule(symbol: Symbol, bounds) -> None:
-    """The cotangent where a value is kept; to a bound that is a tensor where it is taken, the upper one where the two cross."""
+    """The cotangent where a value is kept; to a bound that is a tensor where it is taken, the upper one where the two
+    cross."""
 
     def rule(a, *args, **kwargs):
         low, high = bounds(*args, **kwargs)
@@ -193,7 +209,10 @@ def _clamp_rule(symbol: Symbol, bounds) -> None:
         of_low = _taken(g, a, low, high, "lt") if type(low) is TensorProxy and low.requires_grad else None
         of_high = _taken(g, a, high, low, "gt") if type(high) is TensorProxy and high.requires_grad else None
         given = dict(zip(("min", "max"), (of_low, of_high), strict=True))
-        return of_a, *(given[name] for name in (("min", "max") if symbol in (clamp, clip) else (("min",) if symbol is clamp_min else ("max",))))
+        return of_a, *(
+            given[name]
+            for name in (("min", "max") if symbol in (clamp, clip) else (("min",) if symbol is clamp_min else ("max",)))
+        )
 
     symbol.vjp(rule)
 
@@ -222,7 +241,12 @@ for _symbol in (clamp_min, clamp_max):
         yield make(4, 3), make(3)
 
 
-@composite(torch.addcmul, torch.Tensor.addcmul, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest")
+@composite(
+    torch.addcmul,
+    torch.Tensor.addcmul,
+    meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c),
+    autocast="cuda:widest",
+)
 def addcmul(a, b, c, *, value=1):
     return a + _times(b * c, value)
 
@@ -249,7 +273,8 @@ def _(make):
 
 
 @composite(
-    torch.addcdiv, torch.Tensor.addcdiv, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c), autocast="cuda:widest",
+    torch.addcdiv, torch.Tensor.addcdiv, meta=lambda a, b, c, *, value=1: _elementwise_meta(a, b, c),
+        autocast="cuda:widest",
 )  # fmt: skip
 def addcdiv(a, b, c, *, value=1):
     return a + _times(b / c, value)
@@ -267,7 +292,11 @@ def _(make):
     yield (make(4, 3), make(4, 1), make(3, low=0.5)), {"value": 2}
 
 
-@composite(torch.lerp, torch.Tensor.lerp, meta=lambda start, end, weight: _elementwise_meta(start, end, *(w for w in (weight,) if type(w) is TensorProxy)))
+@composite(
+    torch.lerp,
+    torch.Tensor.lerp,
+    meta=lambda start, end, weight: _elementwise_meta(start, end, *(w for w in (weight,) if type(w) is TensorProxy)),
+)
 def lerp(start, end, weight):
     if type(weight) is not TensorProxy:
         return start + (end - start) * weight if weight < 0.5 else end - (end - start) * (1 - weight)

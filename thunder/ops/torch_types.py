@@ -7,9 +7,18 @@ import torch
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import all_dtypes, dtype, to_dtype
 
-__all__ = ["to_torch_dtype", "to_torch_device", "from_tensor_dtype", "from_tensor_device", "scalar_type", "named_results"]
+__all__ = [
+    "to_torch_dtype",
+    "to_torch_device",
+    "from_tensor_dtype",
+    "from_tensor_device",
+    "scalar_type",
+    "named_results",
+]
 
-_TO_TORCH: dict[dtype, torch.dtype] = {d: t for d in all_dtypes if isinstance(t := getattr(torch, d.torch_name, None), torch.dtype)}
+_TO_TORCH: dict[dtype, torch.dtype] = {
+    d: t for d in all_dtypes if isinstance(t := getattr(torch, d.torch_name, None), torch.dtype)
+}
 _FROM_TORCH: dict[torch.dtype, dtype] = {t: d for d, t in _TO_TORCH.items()}
 _DEVICES: dict[Device, torch.device] = {}
 
@@ -43,8 +52,10 @@ def from_tensor_device(d: torch.device) -> Device:
 
 
 _SCALAR_TYPES = {
-    "float16": "Half", "float32": "Float", "float64": "Double", "bfloat16": "BFloat16", "complex32": "ComplexHalf", "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble", "bool8": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long",
+    "float16": "Half", "float32": "Float", "float64": "Double", "bfloat16": "BFloat16", "complex32": "ComplexHalf",
+    "complex64": "ComplexFloat",
+    "complex128": "ComplexDouble", "bool8": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int",
+    "int64": "Long",
 }  # fmt: skip
 
 

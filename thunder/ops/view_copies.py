@@ -1,4 +1,5 @@
-"""`torch.permute_copy` and its kin, the copy of what a view shows, and `diagonal_scatter` and its kin, a copy with other values in the place of a view."""
+"""`torch.permute_copy` and its kin, the copy of what a view shows, and `diagonal_scatter` and its kin, a copy with
+other values in the place of a view."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from thunder.core.symbol import OpTags, Symbol
 from thunder.ops.define import LTORCH, composite, torch_prim
 from thunder.ops.rearrange import diagonal
 
-# ---------------------------------------------------------------------------------------------------------------- copies of views
+# ----------------------------------------------------------------------------------------------------------------
+# copies of views
 
 
 def _copy(a: TensorProxy) -> TensorProxy:
@@ -32,20 +34,32 @@ def _expand(a, size, *, implicit=False):
 # the copy's name without `_copy`: (the view, arguments of a sample)
 _VIEWS = {
     "alias": (lambda a: a, lambda make: (make(2, 3),)),
-    "as_strided": (lambda a, size, stride, storage_offset=None: LTORCH["as_strided"](a, size, stride, storage_offset), lambda make: (make(4, 3), (2, 2), (1, 2), 1)),
+    "as_strided": (
+        lambda a, size, stride, storage_offset=None: LTORCH["as_strided"](a, size, stride, storage_offset),
+        lambda make: (make(4, 3), (2, 2), (1, 2), 1),
+    ),
     "diagonal": (lambda a, offset=0, dim1=0, dim2=1: diagonal(a, offset, dim1, dim2), lambda make: (make(3, 4), 1)),
     "expand": (_expand, lambda make: (make(3, 1), (3, 4))),
-    "narrow": (lambda a, dim, start, length: LTORCH["narrow"](a, dim, start, length), lambda make: (make(5, 2), 0, 1, 3)),
+    "narrow": (
+        lambda a, dim, start, length: LTORCH["narrow"](a, dim, start, length),
+        lambda make: (make(5, 2), 0, 1, 3),
+    ),
     "permute": (lambda a, dims: LTORCH["permute"](a, dims), lambda make: (make(2, 3, 4), (2, 0, 1))),
     "select": (lambda a, dim, index: LTORCH["select"](a, dim, index), lambda make: (make(2, 3), 1, 2)),
     "slice": (_slice, lambda make: (make(5, 3), 0, 1, 4, 2)),
     "split": (lambda a, split_size, dim=0: LTORCH["split"](a, split_size, dim), lambda make: (make(5, 3), 2)),
     "split_with_sizes": (_split_with_sizes, lambda make: (make(5, 3), (2, 3))),
-    "squeeze": (lambda a, dim=None: LTORCH["squeeze"](a) if dim is None else LTORCH["squeeze"](a, dim), lambda make: (make(2, 1, 3),)),
+    "squeeze": (
+        lambda a, dim=None: LTORCH["squeeze"](a) if dim is None else LTORCH["squeeze"](a, dim),
+        lambda make: (make(2, 1, 3),),
+    ),
     "t": (lambda a: LTORCH["t"](a), lambda make: (make(2, 3),)),
     "transpose": (lambda a, dim0, dim1: LTORCH["transpose"](a, dim0, dim1), lambda make: (make(2, 3, 4), 0, 2)),
     "unbind": (lambda a, dim=0: LTORCH["unbind"](a, dim), lambda make: (make(2, 3), 1)),
-    "unfold": (lambda a, dimension, size, step: LTORCH["unfold"](a, dimension, size, step), lambda make: (make(7, 2), 0, 3, 2)),
+    "unfold": (
+        lambda a, dimension, size, step: LTORCH["unfold"](a, dimension, size, step),
+        lambda make: (make(7, 2), 0, 3, 2),
+    ),
     "unsqueeze": (lambda a, dim: LTORCH["unsqueeze"](a, dim), lambda make: (make(2, 3), 1)),
     "view": (lambda a, size: LTORCH["view"](a, size), lambda make: (make(2, 3), (3, 2))),
     "view_as_complex": (lambda a: LTORCH["view_as_complex"](a), lambda make: (make(3, 2),)),
@@ -63,7 +77,9 @@ def _view_copy(name: str, view, sample) -> Symbol:
     def decomposition(*args, **kwargs):
         return map_structure(lambda x: _copy(x) if isinstance(x, TensorProxy) else x, view(*args, **kwargs))
 
-    symbol = composite(*functions, name=f"{name}_copy", autocast=LTORCH[name].autocast if name in LTORCH else None)(decomposition)
+    symbol = composite(*functions, name=f"{name}_copy", autocast=LTORCH[name].autocast if name in LTORCH else None)(
+        decomposition
+    )
     symbol.parameters, symbol.defaults = Symbol(name, view).parameters, Symbol(name, view).defaults
     symbol.samples(lambda make: iter([sample(make)]))
     return symbol
@@ -109,12 +125,16 @@ for _symbol in (resolve_conj, resolve_neg):
         return (g,)
 
 
-# ---------------------------------------------------------------------------------------------------------------- other values in the place of a view
+# ---------------------------------------------------------------------------------------------------------------- other
+# values in the place of a view
 
 
 def _check_source(src: TensorProxy, shape: tuple) -> None:
     if src.shape != shape:
-        raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(shape)}")
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = "
+            f"{list(shape)}"
+        )
 
 
 @torch_prim(torch.diagonal_scatter, torch.Tensor.diagonal_scatter)

@@ -22,10 +22,12 @@ def _op(name: str, *args, **kwargs):
     return LTORCH[name](*args, **kwargs)
 
 
-# ---------------------------------------------------------------------------------------------------------------- power averages
+# ---------------------------------------------------------------------------------------------------------------- power
+# averages
 
 
-_KNOWS_INFINITY = F.lp_pool1d(torch.full((1, 1, 1), 2.0), math.inf, 1).item() == 2.0  # as the largest of a window; before torch 2.13 it was a power like others
+# as the largest of a window; before torch 2.13 it was a power like others
+_KNOWS_INFINITY = F.lp_pool1d(torch.full((1, 1, 1), 2.0), math.inf, 1).item() == 2.0
 
 
 def _lp_pool(rank: int) -> Symbol:
@@ -35,8 +37,14 @@ def _lp_pool(rank: int) -> Symbol:
         if norm_type in (math.inf, -math.inf) and _KNOWS_INFINITY:
             largest = LTORCH[f"max_pool{rank}d"]
             size = _op("abs", a)
-            return largest(size, kernel_size, stride, 0, 1, ceil_mode) if norm_type > 0 else -largest(-size, kernel_size, stride, 0, 1, ceil_mode)
-        out = LTORCH[f"avg_pool{rank}d"](_op("pow", a, norm_type), kernel_size, kernel_size if stride is None else stride, 0, ceil_mode)
+            return (
+                largest(size, kernel_size, stride, 0, 1, ceil_mode)
+                if norm_type > 0
+                else -largest(-size, kernel_size, stride, 0, 1, ceil_mode)
+            )
+        out = LTORCH[f"avg_pool{rank}d"](
+            _op("pow", a, norm_type), kernel_size, kernel_size if stride is None else stride, 0, ceil_mode
+        )
         count = kernel_size if rank == 1 else math.prod(pair(kernel_size, rank))
         return _op("pow", _op("mul", _op("sign", out) * _op("relu", _op("abs", out)), count), 1.0 / norm_type)
 
@@ -61,7 +69,8 @@ def _lp_pool(rank: int) -> Symbol:
 lp_pool1d, lp_pool2d, lp_pool3d = (_lp_pool(rank) for rank in (1, 2, 3))
 
 
-# ---------------------------------------------------------------------------------------------------------------- windows at random places
+# ----------------------------------------------------------------------------------------------------------------
+# windows at random places
 
 
 def _fractional(rank: int) -> Symbol:
@@ -70,12 +79,19 @@ def _fractional(rank: int) -> Symbol:
 
     def meta(a, kernel_size, output_size, random_samples):
         k, sizes = pair(kernel_size, rank), pair(output_size, rank)
-        if len(a.shape) not in (rank + 1, rank + 2) or any(n + w - 1 > m for n, w, m in zip(sizes, k, a.shape[-rank:], strict=True)):
-            raise RuntimeError(f"{name}: windows {list(k)} at {list(sizes)} places do not fit into an input of shape {list(a.shape)}")
+        if len(a.shape) not in (rank + 1, rank + 2) or any(
+            n + w - 1 > m for n, w, m in zip(sizes, k, a.shape[-rank:], strict=True)
+        ):
+            raise RuntimeError(
+                f"{name}: windows {list(k)} at {list(sizes)} places do not fit into an input of shape {list(a.shape)}"
+            )
         if random_samples.dtype is not a.dtype:
             raise RuntimeError("Expect _random_samples to have the same dtype as input")
         if random_samples.shape != (1 if len(a.shape) == rank + 1 else a.shape[0], a.shape[-rank - 1], rank):
-            raise RuntimeError(f"Expect _random_samples to hold {rank} numbers for each image and channel, but it is of shape {list(random_samples.shape)}")
+            raise RuntimeError(
+                f"Expect _random_samples to hold {rank} numbers for each image and channel, but it is of shape "
+                f"{list(random_samples.shape)}"
+            )
         shape = (*a.shape[:-rank], *sizes)
         return like(a, shape), like(a, shape, int64)
 
@@ -128,7 +144,8 @@ def torch_rand(shape: tuple, a):
 fractional_max_pool2d, fractional_max_pool3d = (_fractional(rank) for rank in (2, 3))
 
 
-# ---------------------------------------------------------------------------------------------------------------- the places of maxima
+# ---------------------------------------------------------------------------------------------------------------- the
+# places of maxima
 
 
 def _unpooled_sizes(a, kernel_size, stride, padding, output_size, rank: int) -> tuple:
@@ -139,10 +156,15 @@ def _unpooled_sizes(a, kernel_size, stride, padding, output_size, rank: int) -> 
         return sizes
     wanted = tuple(output_size)[2:] if len(output_size) == rank + 2 else tuple(output_size)
     if len(wanted) != rank:
-        raise ValueError(f"output_size should be a sequence containing {rank} or {rank + 2} elements, but it has a length of '{len(output_size)}'")
+        raise ValueError(
+            f"output_size should be a sequence containing {rank} or {rank + 2} elements, but it has a length of "
+            f"'{len(output_size)}'"
+        )
     for i, n in enumerate(wanted):
         if not sizes[i] - s[i] < n < sizes[i] + s[i]:
-            raise ValueError(f'invalid output_size "{output_size}" (dim {i} must be between {sizes[i] - s[i]} and {sizes[i] + s[i]})')
+            raise ValueError(
+                f'invalid output_size "{output_size}" (dim {i} must be between {sizes[i] - s[i]} and {sizes[i] + s[i]})'
+            )
     return wanted
 
 
@@ -153,10 +175,15 @@ def _max_unpool(rank: int) -> Symbol:
         if indices.dtype.name != "int64":
             raise RuntimeError(f"elements in indices should be type int64 but got: {indices.dtype}")
         if len(a.shape) not in (rank + 1, rank + 2) or a.shape != indices.shape:
-            raise RuntimeError(f"{name}: input and indices of one shape and {rank + 1} or {rank + 2} dimensions are expected, got {list(a.shape)} and {list(indices.shape)}")
+            raise RuntimeError(
+                f"{name}: input and indices of one shape and {rank + 1} or {rank + 2} dimensions are expected, got "
+                f"{list(a.shape)} and {list(indices.shape)}"
+            )
         sizes = _unpooled_sizes(a, kernel_size, stride, padding, output_size, rank)
         if any(type(n) is int and n < 0 for n in sizes):
-            raise ValueError(f"max_unpooling: output_size must contain non-negative spatial dimensions, but got {list(sizes)}")
+            raise ValueError(
+                f"max_unpooling: output_size must contain non-negative spatial dimensions, but got {list(sizes)}"
+            )
         return like(a, (*a.shape[:-rank], *sizes))
 
     def flat(x):
@@ -164,7 +191,12 @@ def _max_unpool(rank: int) -> Symbol:
 
     def decomposition(a, indices, kernel_size, stride=None, padding=0, output_size=None):
         shape = (*a.shape[:-rank], *_unpooled_sizes(a, kernel_size, stride, padding, output_size, rank))
-        zeros = _op("zeros", (*a.shape[:-rank], math.prod(shape[-rank:])), dtype=to_torch_dtype(a.dtype), device=to_torch_device(a.device))
+        zeros = _op(
+            "zeros",
+            (*a.shape[:-rank], math.prod(shape[-rank:])),
+            dtype=to_torch_dtype(a.dtype),
+            device=to_torch_device(a.device),
+        )
         return _op("reshape", _op("scatter", zeros, -1, flat(indices), flat(a)), shape)
 
     symbol = composite(getattr(F, name), name=name, meta=meta, autocast="cpu:float32")(decomposition)

@@ -1,6 +1,8 @@
-"""A GPT with the names and shapes of LitGPT's: Llama-, NeoX-, Falcon- and Mixtral-style decoders from one configuration.
+"""A GPT with the names and shapes of LitGPT's: Llama-, NeoX-, Falcon- and Mixtral-style decoders from one
+configuration.
 
-Written for tests, benchmarks and the documents' examples. `apply_rope` is looked up in this module when it is called, so that it can be replaced.
+Written for tests, benchmarks and the documents' examples. `apply_rope` is looked up in this module when it is called,
+so that it can be replaced.
 """
 
 from __future__ import annotations
@@ -12,12 +14,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["Config", "GPT", "Block", "CausalSelfAttention", "LLaMAMLP", "GptNeoxMLP", "LLaMAMoE", "RMSNorm", "apply_rope", "build_rope_cache", "configs"]
+__all__ = [
+    "Config",
+    "GPT",
+    "Block",
+    "CausalSelfAttention",
+    "LLaMAMLP",
+    "GptNeoxMLP",
+    "LLaMAMoE",
+    "RMSNorm",
+    "apply_rope",
+    "build_rope_cache",
+    "configs",
+]
 
 
 @dataclass
 class Config:
-    """Sizes and choices of a decoder. Derived values that are not given follow from the others when the model is built."""
+    """Sizes and choices of a decoder. Derived values that are not given follow from the others when the model is
+    built."""
 
     name: str = ""
     block_size: int = 4096
@@ -48,7 +63,9 @@ class Config:
         self.n_query_groups = self.n_query_groups or self.n_head
         self.padded_vocab_size = self.padded_vocab_size or self.vocab_size
         self.intermediate_size = self.intermediate_size or 4 * self.n_embd
-        self.rope_n_elem = self.rope_n_elem if self.rope_n_elem is not None else int(self.rotary_percentage * self.head_size)
+        self.rope_n_elem = (
+            self.rope_n_elem if self.rope_n_elem is not None else int(self.rotary_percentage * self.head_size)
+        )
 
     @classmethod
     def from_name(cls, name: str, **changes) -> Config:
@@ -68,21 +85,28 @@ class Config:
 
 _TINY = {"block_size": 4096, "vocab_size": 320, "n_layer": 2, "n_head": 4, "n_embd": 64}
 configs: dict[str, dict] = {
-    "Llama-2-7b-hf": {"block_size": 4096, "vocab_size": 32000, "n_layer": 32, "n_head": 32, "n_embd": 4096, "intermediate_size": 11008},
+    "Llama-2-7b-hf": {"block_size": 4096, "vocab_size": 32000, "n_layer": 32, "n_head": 32, "n_embd": 4096,
+    "intermediate_size": 11008},
     "Llama-3-8B": {
-        "block_size": 8192, "vocab_size": 128256, "n_layer": 32, "n_head": 32, "n_query_groups": 8, "n_embd": 4096, "intermediate_size": 14336, "rope_base": 500000,
+        "block_size": 8192, "vocab_size": 128256, "n_layer": 32, "n_head": 32, "n_query_groups": 8, "n_embd": 4096,
+        "intermediate_size": 14336, "rope_base": 500000,
     },
     "llama2-like": _TINY | {"intermediate_size": 172},
     "llama3-like": _TINY | {"intermediate_size": 224, "n_query_groups": 2, "rope_base": 500000},
     "gpt-neox-like": _TINY | {
-        "rotary_percentage": 0.25, "parallel_residual": True, "bias": True, "norm_class_name": "LayerNorm", "mlp_class_name": "GptNeoxMLP",
+        "rotary_percentage": 0.25, "parallel_residual": True, "bias": True, "norm_class_name": "LayerNorm",
+        "mlp_class_name": "GptNeoxMLP",
     },
     "falcon-7b-like": _TINY | {
-        "n_query_groups": 1, "parallel_residual": True, "shared_attention_norm": True, "norm_class_name": "LayerNorm", "mlp_class_name": "GptNeoxMLP",
+        "n_query_groups": 1, "parallel_residual": True, "shared_attention_norm": True, "norm_class_name": "LayerNorm",
+        "mlp_class_name": "GptNeoxMLP",
     },
-    "mixtral-like": _TINY | {"intermediate_size": 96, "n_query_groups": 2, "mlp_class_name": "LLaMAMoE", "n_expert": 4, "n_expert_per_token": 2},
+    "mixtral-like": _TINY | {"intermediate_size": 96, "n_query_groups": 2, "mlp_class_name": "LLaMAMoE", "n_expert": 4,
+    "n_expert_per_token": 2},
 }  # fmt: skip
-assert set().union(*configs.values()) <= {f.name for f in fields(Config)}, "a configuration names a field that there is not"
+assert set().union(*configs.values()) <= {f.name for f in fields(Config)}, (
+    "a configuration names a field that there is not"
+)
 
 
 class GPT(nn.Module):
@@ -130,8 +154,12 @@ class GPT(nn.Module):
         """Gives every attention layer a key-value cache, for calls with `input_pos`."""
         length = max_seq_length or self.max_seq_length
         for block in self.transformer.h:
-            block.attn.kv_cache = KVCache((batch_size, self.config.n_query_groups, length, self.config.head_size), device=device, dtype=dtype)
-        self.mask_cache = torch.tril(torch.ones((length, length), device=device, dtype=torch.bool)).view(1, 1, length, length)
+            block.attn.kv_cache = KVCache(
+                (batch_size, self.config.n_query_groups, length, self.config.head_size), device=device, dtype=dtype
+            )
+        self.mask_cache = torch.tril(torch.ones((length, length), device=device, dtype=torch.bool)).view(
+            1, 1, length, length
+        )
 
     def clear_kv_cache(self) -> None:
         self.mask_cache = None
@@ -165,7 +193,9 @@ class CausalSelfAttention(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        self.attn = nn.Linear(config.n_embd, (config.n_head + 2 * config.n_query_groups) * config.head_size, bias=config.bias)
+        self.attn = nn.Linear(
+            config.n_embd, (config.n_head + 2 * config.n_query_groups) * config.head_size, bias=config.bias
+        )
         self.proj = nn.Linear(config.head_size * config.n_head, config.n_embd, bias=config.bias)
         self.kv_cache: KVCache | None = None
         self.config = config

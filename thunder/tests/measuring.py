@@ -1,6 +1,7 @@
 """Measuring side by side: interleaved rounds, medians with intervals, and what the systems to compare are.
 
-Used by the programs in benchmarks/ and examples/. Times are in seconds. Absolute times hold on one machine only; what counts is the comparison within one run.
+Used by the programs in benchmarks/ and examples/. Times are in seconds. Absolute times hold on one machine only; what
+counts is the comparison within one run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from typing import Any
 
 import torch
 
-__all__ = ["SYSTEMS", "cxx_compiler", "compile_with", "interleaved", "repetitions", "median", "median_interval", "paired_ratio", "parse_systems", "in_processes", "turns"]
+__all__ = [
+    "SYSTEMS",
+    "cxx_compiler",
+    "compile_with",
+    "interleaved",
+    "repetitions",
+    "median",
+    "median_interval",
+    "paired_ratio",
+    "parse_systems",
+    "in_processes",
+    "turns",
+]
 
 SYSTEMS = ("eager", "torch.compile", "thunder", "thunder_inductor")
 
@@ -60,8 +73,9 @@ def repetitions(call: Callable[[], object], seconds: float, limit: int = 1000) -
 
 
 def turns(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
-    """The order of each round. Over twice as many rounds as there are names each one follows each other equally often: who runs after a busy one finds a warmer chip, slower by
-    per cents. Squares of E. J. Williams (Australian Journal of Scientific Research A 2, 1949), forwards and backwards in turn."""
+    """The order of each round. Over twice as many rounds as there are names each one follows each other equally often:
+    who runs after a busy one finds a warmer chip, slower by per cents. Squares of E. J. Williams (Australian Journal of
+    Scientific Research A 2, 1949), forwards and backwards in turn."""
     n = len(names)
     zigzag = [(i + 1) // 2 if i % 2 else (n - i // 2) % n for i in range(n)]
     for turn in range(rounds):
@@ -69,10 +83,13 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[list[str]]:
         yield order[::-1] if turn // n % 2 else order
 
 
-def interleaved(calls: dict[str, Callable[[], object]], rounds: int, repeat: int = 1, clock: Callable[[], float] = time.perf_counter) -> dict[str, list[float]]:
+def interleaved(
+    calls: dict[str, Callable[[], object]], rounds: int, repeat: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds per call, one sample for each system and round. In a round the systems take `turns`.
 
-    A sample is the mean of `repeat` calls in a row. Warm up before. clock: seconds since whenever; time.process_time counts what the process computes and no waiting.
+    A sample is the mean of `repeat` calls in a row. Warm up before. clock: seconds since whenever; time.process_time
+    counts what the process computes and no waiting.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for order in turns(list(calls), rounds):
@@ -86,9 +103,11 @@ def interleaved(calls: dict[str, Callable[[], object]], rounds: int, repeat: int
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """An interval for the median from order statistics: it holds whatever the distribution (see Conover, Practical Nonparametric Statistics, 3.2).
+    """An interval for the median from order statistics: it holds whatever the distribution (see Conover, Practical
+    Nonparametric Statistics, 3.2).
 
-    The ranks are those of the binomial distribution with p = 1/2, by its normal approximation: give it 20 values or more.
+    The ranks are those of the binomial distribution with p = 1/2, by its normal approximation: give it 20 values or
+    more.
     """
     ordered, n = sorted(values), len(values)
     half_width = {0.95: 1.959964, 0.99: 2.575829}[confidence] * math.sqrt(n) / 2
@@ -103,12 +122,19 @@ def paired_ratio(samples: Sequence[float], base: Sequence[float]) -> tuple[float
 
 
 def in_processes(
-    script: str, workloads: Sequence[str], systems: Sequence[str], options: Sequence[str], caches: Sequence[str], line: Callable[[dict[str, Any]], str]
+    script: str,
+    workloads: Sequence[str],
+    systems: Sequence[str],
+    options: Sequence[str],
+    caches: Sequence[str],
+    line: Callable[[dict[str, Any]], str],
 ) -> list[dict[str, Any]]:
-    """The rows of all workloads, each measured in a process of its own, `script workload --inner --systems ... options`, whose last line of output they are; printed by `line`.
+    """The rows of all workloads, each measured in a process of its own, `script workload --inner --systems ...
+    options`, whose last line of output they are; printed by `line`.
 
-    caches: environment variables that name folders of caches. Where there are some, first calls are asked for: each system has a process of its own with empty caches, whose rows
-    have "run" "cold", and another one with the caches that it left, "second".
+    caches: environment variables that name folders of caches. Where there are some, first calls are asked for: each
+    system has a process of its own with empty caches, whose rows have "run" "cold", and another one with the caches
+    that it left, "second".
     """
     rows = []
     for workload in workloads:
@@ -117,9 +143,22 @@ def in_processes(
                 env = os.environ | {name: os.path.join(folder, name.lower()) for name in caches}
                 command = [sys.executable, script, workload, "--inner", "--systems", ",".join(together), *options]
                 for run in ("cold", "second") if caches else ("",):
-                    done = subprocess.run([*command, *(["--first-call"] if run else [])], env=env, capture_output=True, text=True, check=False)
+                    done = subprocess.run(
+                        [*command, *(["--first-call"] if run else [])],
+                        env=env,
+                        capture_output=True,
+                        text=True,
+                        check=False,
+                    )
                     if done.returncode:
-                        found = [{"workload": workload, "system": s, "failed": (done.stderr.strip().splitlines() or ["no output"])[-1]} for s in together]
+                        found = [
+                            {
+                                "workload": workload,
+                                "system": s,
+                                "failed": (done.stderr.strip().splitlines() or ["no output"])[-1],
+                            }
+                            for s in together
+                        ]
                     else:
                         found = json.loads(done.stdout.splitlines()[-1])
                     for row in found:

@@ -9,9 +9,10 @@ Before: `t0 = ltorch.linear(x, weight, bias)`. After:
     t2 = ltorch.to(bias, dtype=torch.bfloat16)
     t3 = ltorch.linear(t0, t1, t2)
 
-The casts are recorded while the program is read, by the one set of rules there is (`thunder.ops.autocast`). So they follow what the program does itself: a region under
-`torch.autocast(..., enabled=False)` and a function decorated with `no_autocast` stay as they are, a nested region has its own dtype, and the dtypes that the program asks
-about are those it gets.
+The casts are recorded while the program is read, by the one set of rules there is (`thunder.ops.autocast`). So they
+follow what the program does itself: a region under `torch.autocast(..., enabled=False)` and a function decorated with
+`no_autocast` stay as they are, a nested region has its own dtype, and the dtypes that the program asks about are those
+it gets.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ class AutocastTransform(Transform):
 
 
 def autocast(dtype: torch.dtype = torch.bfloat16, *, devices: tuple[str, ...] = ("cpu", "cuda")) -> AutocastTransform:
-    """A transform under which a compiled function computes as if it were called under `torch.autocast(kind, dtype)` for each kind of device.
+    """A transform under which a compiled function computes as if it were called under `torch.autocast(kind, dtype)` for
+    each kind of device.
 
-    dtype: torch.bfloat16 or torch.float16. Raises OptionError for another dtype, or a kind of device that thunder knows no rules for.
+    dtype: torch.bfloat16 or torch.float16. Raises OptionError for another dtype, or a kind of device that thunder knows
+    no rules for.
     """
     if dtype not in _DTYPES:
         raise OptionError(f"thunder.autocast({dtype}): valid: {', '.join(map(str, _DTYPES))}")

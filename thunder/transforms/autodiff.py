@@ -1,6 +1,7 @@
 """Derivatives: one joint trace of a program and its backward.
 
-A rule is a generator over proxies: it yields its operation's result, is sent the result's cotangent, and returns the cotangents of the arguments.
+A rule is a generator over proxies: it yields its operation's result, is sent the result's cotangent, and returns the
+cotangents of the arguments.
 
     @softmax.vjp
     def _(a, dim, dtype=None):
@@ -8,12 +9,13 @@ A rule is a generator over proxies: it yields its operation's result, is sent th
         g = yield y
         return (y * (g - sum(g * y, dim, True)),)
 
-After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns NotImplemented before it yields leaves the operation to
-PyTorch's derivative.
-A rule is run once, with a placeholder for the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward).
-`get_grad` and `put_grads` are the same thing for rules written as plain functions.
+After the positional arguments' cotangents may come those of keyword arguments, as a dict. A rule that returns
+NotImplemented before it yields leaves the operation to PyTorch's derivative. A rule is run once, with a placeholder for
+the cotangent; the lines it writes are sorted into those the result needs (forward) and the rest (backward). `get_grad`
+and `put_grads` are the same thing for rules written as plain functions.
 
-Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = ltorch.cos(x)`, `t3 = ltorch.mul(t1, t2)`, `return (t0, t3)` with t1 the cotangent.
+Before: `t0 = ltorch.sin(x)`, `return t0`. After: `t0 = ltorch.sin(x)`, `t2 = ltorch.cos(x)`, `t3 = ltorch.mul(t1, t2)`,
+`return (t0, t3)` with t1 the cotangent.
 """
 
 from __future__ import annotations
@@ -32,20 +34,35 @@ from thunder.extend import resolve_executors
 from thunder.ops import LTORCH, opaque
 from thunder.transforms.levels import typed
 
-__all__ = ["Linearization", "by_formula", "joint_trace", "grad_transform_on_trace", "sides", "get_grad_symbol", "get_grad", "put_grad", "put_grads"]
+__all__ = [
+    "Linearization",
+    "by_formula",
+    "joint_trace",
+    "grad_transform_on_trace",
+    "sides",
+    "get_grad_symbol",
+    "get_grad",
+    "put_grad",
+    "put_grads",
+]
 
 
-# ---------------------------------------------------------------------------------------------------------------- get_grad, put_grads
+# ----------------------------------------------------------------------------------------------------------------
+# get_grad, put_grads
 
 get_grad_symbol = Symbol("get_grad", lambda value: like(value), module="prims", is_prim=True, tags=(OpTags.DONT_DCE,))
-put_grad_symbol = Symbol("put_grad", lambda value, gradient: None, module="prims", is_prim=True, tags=(OpTags.DONT_DCE,))
+put_grad_symbol = Symbol(
+    "put_grad", lambda value, gradient: None, module="prims", is_prim=True, tags=(OpTags.DONT_DCE,)
+)
 
 
 def get_grad(value: TensorProxy) -> TensorProxy:
     """The cotangent of a value, inside a grad transform. Asking twice for one value's gives the same proxy."""
     recorder = current_recorder()
     if recorder is None:
-        raise MissingImplementationError("get_grad is called inside a grad transform, while a program is differentiated")
+        raise MissingImplementationError(
+            "get_grad is called inside a grad transform, while a program is differentiated"
+        )
     for line in recorder.bound_symbols:
         if line.sym is get_grad_symbol and line.args[0] is value:
             return line.output
@@ -58,17 +75,20 @@ def put_grad(value: TensorProxy, gradient: TensorProxy) -> None:
 
 
 def put_grads(values: Any, gradients: Any) -> None:
-    """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; None and what is no tensor are passed over."""
+    """`put_grad` for each pair of a tensor and its gradient in two structures of the same form; None and what is no
+    tensor are passed over."""
     for value, gradient in zip(leaves(values), leaves(gradients), strict=True):
         if isinstance(value, TensorProxy) and isinstance(gradient, TensorProxy):
             put_grad(value, gradient)
 
 
-# ---------------------------------------------------------------------------------------------------------------- one line
+# ---------------------------------------------------------------------------------------------------------------- one
+# line
 
 
 class Derivative:
-    """What differentiating one line gave: forward lines, backward lines, which cotangents those read, and which they make.
+    """What differentiating one line gave: forward lines, backward lines, which cotangents those read, and which they
+    make.
 
     gets: (output, placeholder) pairs. puts: (argument, gradient) pairs.
     """
@@ -86,13 +106,18 @@ def _run_generator(rule: Callable, line: BoundSymbol):
         result = next(steps)
     except StopIteration:  # it declined
         return NotImplemented
-    cotangents = map_structure(lambda o: get_grad(o) if isinstance(o, TensorProxy) and o.dtype.category >= 2 else None, result)
+    cotangents = map_structure(
+        lambda o: get_grad(o) if isinstance(o, TensorProxy) and o.dtype.category >= 2 else None, result
+    )
     try:
         steps.send(cotangents)
     except StopIteration as done:
         gradients = done.value if isinstance(done.value, (tuple, list)) else (done.value,)
     else:
-        raise MissingImplementationError(f"the derivative of {line.sym.qualified_name} yields more than once: it yields its result, and returns the gradients")
+        raise MissingImplementationError(
+            f"the derivative of {line.sym.qualified_name} yields more than once: it yields its result, and returns "
+            "the gradients"
+        )
     for argument, gradient in zip((*line.args, line.kwargs), gradients, strict=False):
         _put(line, argument, gradient)
     return result
@@ -126,16 +151,22 @@ def differentiate(line: BoundSymbol, rule: Callable, is_generator: bool) -> Deri
         adopted, aliases = adopt(lines, result, line.output)
     except ValueError:
         raise MissingImplementationError(
-            f"the grad transform of {line.sym.qualified_name} returned {len(proxies_in(result, []))} values where the operation has {len(line.outputs)}: "
+            f"the grad transform of {line.sym.qualified_name} returned {len(proxies_in(result, []))} values where "
+            f"the operation has {len(line.outputs)}: "
             "return what the operation returns"
         ) from None
     renamed = dict(zip((o for b in lines for o in b.outputs), (o for b in adopted for o in b.outputs), strict=True))
-    renamed |= {new: old for new, old in zip(proxies_in(result, []), proxies_in(line.output, []), strict=True) if new not in renamed and new is not old}
+    renamed |= {
+        new: old
+        for new, old in zip(proxies_in(result, []), proxies_in(line.output, []), strict=True)
+        if new not in renamed and new is not old
+    }
     gets = [(renamed.get(o, o), g) for o, g in gets]
     puts = [(a if any(a is i for i in line.inputs) else renamed.get(a, a), renamed.get(g, g)) for a, g in puts]
     for old, new in aliases.items():  # a result that is an argument: an edge of its own
         adopted.append(LTORCH["detach"].bind(new, output=old, context=line.context))
-        if isinstance(new, TensorProxy) and not any(o is old for o, _ in gets):  # what the rule does not ask for passes through
+        # what the rule does not ask for passes through
+        if isinstance(new, TensorProxy) and not any(o is old for o, _ in gets):
             gets.append((old, like(old)))
             puts.append((new, gets[-1][1]))
     _check_puts(line, puts, gets)
@@ -146,9 +177,12 @@ def _check_puts(line: BoundSymbol, puts: list, gets: list) -> None:
     """Gradients are put to arguments: to anything else they would be lost."""
     for value, _ in puts:
         if not any(value is i for i in line.inputs):
-            read = "whose gradient was read before" if any(value is o for o, _ in gets) else "which is no argument of it"
+            read = (
+                "whose gradient was read before" if any(value is o for o, _ in gets) else "which is no argument of it"
+            )
             raise MissingImplementationError(
-                f"the derivative of {line.sym.qualified_name} puts a gradient to {value.name}, {read}: put gradients to the arguments of the operation"
+                f"the derivative of {line.sym.qualified_name} puts a gradient to {value.name}, {read}: put gradients "
+                "to the arguments of the operation"
             )
 
 
@@ -176,11 +210,13 @@ def _reads(line: BoundSymbol, lines: list[BoundSymbol], gets: list) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------------------------------------------------- choosing a rule
+# ----------------------------------------------------------------------------------------------------------------
+# choosing a rule
 
 
 def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] | None:
-    """(rule, whether it is a generator): an executor's that takes the line, in their order, then the operation's own."""
+    """(rule, whether it is a generator): an executor's that takes the line, in their order, then the operation's
+    own."""
     for executor in executors:
         found = executor.implementation(line)
         if found is not None and found.grad_transform is not None:
@@ -193,7 +229,8 @@ def _rule_for(line: BoundSymbol, executors: Sequence) -> tuple[Callable, bool] |
 
 
 def _complex(line: BoundSymbol) -> bool:
-    """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of data and what says that its rule holds."""
+    """The rules beside the operations are those of real types: PyTorch differentiates what is complex, but for moves of
+    data and what says that its rule holds."""
     holds = line.sym.info.get("complex_rule")
     if OpTags.SHAPE_OP in line.sym.tags or holds is True or (holds is not None and holds(*line.args, **line.kwargs)):
         return False
@@ -202,18 +239,26 @@ def _complex(line: BoundSymbol) -> bool:
 
 def _wants_by_keyword(line: BoundSymbol) -> bool:
     """Whether a keyword-only argument gets a gradient, of which the rules beside the operations know nothing."""
-    return bool(line.kwargs) and any(isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(line.kwargs, []))
+    return bool(line.kwargs) and any(
+        isinstance(p, TensorProxy) and p.requires_grad for p in proxies_in(line.kwargs, [])
+    )
 
 
 def _by_parts(line: BoundSymbol) -> bool:
-    """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated. Complex numbers take PyTorch's derivative."""
+    """Whether the decomposition is what PyTorch composes the operation of, so that its parts are differentiated.
+    Complex numbers take PyTorch's derivative."""
     wanted = line.sym.info.get("by_parts")
     return wanted is not None and not _complex(line) and (wanted is True or wanted(*line.args, **line.kwargs))
 
 
 def _fused(line: BoundSymbol, executors: Sequence) -> bool:
-    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and computed again is chosen among them."""
-    return line.sym.decomposition is not None and not _complex(line) and any(executor.can_fuse(line) for executor in executors)
+    """Whether an executor makes kernels of a line's parts: then these are differentiated, and what is saved and
+    computed again is chosen among them."""
+    return (
+        line.sym.decomposition is not None
+        and not _complex(line)
+        and any(executor.can_fuse(line) for executor in executors)
+    )
 
 
 def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: bool) -> None:
@@ -222,7 +267,9 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         out.append(line)
         return
     if "differentiated_once" in line.sym.info:
-        raise MissingImplementationError(f"a second derivative is asked for, but {line.sym.info['differentiated_once']}")
+        raise MissingImplementationError(
+            f"a second derivative is asked for, but {line.sym.info['differentiated_once']}"
+        )
     if "formula" in line.sym.info:
         for sub in by_formula(line):
             _derivatives(sub, executors, out, functional)
@@ -232,7 +279,11 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
         rule = again, True
     if rule is not None and (made := _differentiated(line, *rule)) is not None:
         out.append(made)
-    elif line.sym.fn is not None and line.sym.executor is None and not ((_by_parts(line) or _fused(line, executors)) and line.subsymbols):
+    elif (
+        line.sym.fn is not None
+        and line.sym.executor is None
+        and not ((_by_parts(line) or _fused(line, executors)) and line.subsymbols)
+    ):
         out.append(differentiate(line, opaque.derivative_of(line.sym, functional), True))
     elif line.sym.decomposition is not None and line.subsymbols:
         typed(line.subsymbols)  # those of a decomposition that was made later do not know what requires grad
@@ -242,13 +293,15 @@ def _derivatives(line: BoundSymbol, executors: Sequence, out: list, functional: 
             out.append(differentiate(LTORCH["detach"].bind(new, output=old, context=line.context), _identity, True))
     else:
         raise MissingImplementationError(
-            f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., grad_transform=...), define it by like=, "
+            f"{line.sym.qualified_name} has no derivative: give it one with register_implementation(..., "
+            "grad_transform=...), define it by like=, "
             "or call it under torch.no_grad()"
         )
 
 
 def _differentiated(line: BoundSymbol, rule: Callable, is_generator: bool) -> Derivative | None:
-    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's own derivative does when it runs."""
+    """`differentiate`; None as well where the rule would have to decide by a size that data decides, which PyTorch's
+    own derivative does when it runs."""
     try:
         return differentiate(line, rule, is_generator)
     except DataDependentError:
@@ -256,7 +309,8 @@ def _differentiated(line: BoundSymbol, rule: Callable, is_generator: bool) -> De
 
 
 def by_formula(line: BoundSymbol) -> list[BoundSymbol]:
-    """The lines of the formula that stands for a kernel where it is differentiated: they compute the kernel's results."""
+    """The lines of the formula that stands for a kernel where it is differentiated: they compute the kernel's
+    results."""
     with recording(Recorder(line.context, lambda: line.location)) as recorder:
         result = line.sym.info["formula"](*line.args, **line.kwargs)
     lines, aliases = adopt(recorder.bound_symbols, result, line.output)
@@ -268,7 +322,8 @@ def _identity(a):
     return (g,)
 
 
-# ---------------------------------------------------------------------------------------------------------------- the joint trace
+# ---------------------------------------------------------------------------------------------------------------- the
+# joint trace
 
 
 class _Gradients:
@@ -290,17 +345,28 @@ class _Gradients:
 
 
 class Linearization:
-    """A program with the derivative of each of its lines: `forward` are the lines that compute what the program does, and what its backward reads.
+    """A program with the derivative of each of its lines: `forward` are the lines that compute what the program does,
+    and what its backward reads.
 
-    functional: every line that it makes can be differentiated again; without it, what PyTorch differentiates saves a graph that is run once. needed: the lines that
-    are differentiated, where others stand between them. known: lines that earlier derivatives made, which stand for these derivatives.
+    functional: every line that it makes can be differentiated again; without it, what PyTorch differentiates saves a
+    graph that is run once. needed: the lines that are differentiated, where others stand between them. known: lines
+    that earlier derivatives made, which stand for these derivatives.
 
-    Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see `differentiate`.
+    Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
+    `differentiate`.
     """
 
     __slots__ = ("steps", "forward")
 
-    def __init__(self, lines: Iterable[BoundSymbol], executors: Sequence, *, functional: bool = False, needed: set | None = None, known: dict | None = None):
+    def __init__(
+        self,
+        lines: Iterable[BoundSymbol],
+        executors: Sequence,
+        *,
+        functional: bool = False,
+        needed: set | None = None,
+        known: dict | None = None,
+    ):
         self.steps: list = []
         line = None
         try:
@@ -315,10 +381,13 @@ class Linearization:
         except ThunderError as error:
             error.bound_symbol = error.bound_symbol or line
             raise
-        self.forward: list[BoundSymbol] = [b for s in self.steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)]
+        self.forward: list[BoundSymbol] = [
+            b for s in self.steps for b in ([s] if isinstance(s, BoundSymbol) else s.forward)
+        ]
 
     def backward(self, seeds: Iterable[tuple[Proxy, Any]], recorder: Recorder) -> dict[Proxy, Any]:
-        """Writes the backward to `recorder`, the current one. `seeds` are pairs of a value and its cotangent. The cotangents of all values that get one."""
+        """Writes the backward to `recorder`, the current one. `seeds` are pairs of a value and its cotangent. The
+        cotangents of all values that get one."""
         grads = _Gradients()
         for value, cotangent in seeds:
             grads.add(value, cotangent)
@@ -331,15 +400,23 @@ class Linearization:
 def joint_trace(trace: Trace, executors: Sequence) -> Trace:
     """A program and its backward in one trace, differentiated with respect to the arguments that require grad.
 
-    The lines of the forward come first, then `get_grad` for each output that cotangents come for, then the backward. It returns a dict: "output", for each
-    argument its gradient or None; "flat_args", the arguments; "fw_flat_out", what the program returns.
+    The lines of the forward come first, then `get_grad` for each output that cotangents come for, then the backward. It
+    returns a dict: "output", for each argument its gradient or None; "flat_args", the arguments; "fw_flat_out", what
+    the program returns.
 
-    Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see `differentiate`.
+    Raises MissingImplementationError where an operation has no derivative, or a rule breaks the rules: see
+    `differentiate`.
     """
     linear = Linearization(trace.bound_symbols, executors)
-    outputs = dict.fromkeys(o for o in trace.output_proxies if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args))
+    outputs = dict.fromkeys(
+        o
+        for o in trace.output_proxies
+        if isinstance(o, TensorProxy) and o.requires_grad and not any(o is a for a in trace.args)
+    )
     context = next((b.context for b in trace.bound_symbols if b.context is not None), None)
-    recorder = Recorder(context.replace(grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False))
+    recorder = Recorder(
+        context.replace(grad_enabled=False, checkpoint=()) if context else Context(trace.names, grad_enabled=False)
+    )
     with recording(recorder):
         seeds = [(o, get_grad_symbol(o)) for o in outputs]
         grads = linear.backward(seeds, recorder)
@@ -351,8 +428,11 @@ def joint_trace(trace: Trace, executors: Sequence) -> Trace:
 
 
 def grad_transform_on_trace(trace: Trace, /, *args, **kwargs) -> Trace:
-    """`joint_trace` with the default executors, under the name and with the header line that users of Lightning Thunder know."""
-    return timed_pass("Grad transform pass", trace, lambda t: joint_trace(t, kwargs.get("executors") or resolve_executors(None)))
+    """`joint_trace` with the default executors, under the name and with the header line that users of Lightning Thunder
+    know."""
+    return timed_pass(
+        "Grad transform pass", trace, lambda t: joint_trace(t, kwargs.get("executors") or resolve_executors(None))
+    )
 
 
 def _cast(gradient, value: TensorProxy):
@@ -383,8 +463,10 @@ def _backward(step: Derivative, grads: _Gradients, recorder: Recorder) -> None:
 def write_without(lines: Iterable[BoundSymbol], dependent: set, gone: set, table: dict, recorder: Recorder) -> None:
     """Writes lines of a backward to `recorder`, the current one, for the case that some cotangents are missing.
 
-    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum or difference is its other term, and what reads some that are missing
-    and some that are not is given zeros, or None, for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are added to.
+    Derivatives are linear in their cotangents: a line that reads only missing ones makes a missing one, a sum or
+    difference is its other term, and what reads some that are missing and some that are not is given zeros, or None,
+    for them. dependent: the cotangents; gone: the missing ones; table: what takes the place of a value. All three are
+    added to.
     """
     zeros: dict = {}
     for line in lines:
@@ -412,15 +494,29 @@ def _other_term(line: BoundSymbol, gone: set) -> TensorProxy | None:
     if line.sym not in (LTORCH["add"], LTORCH["sub"]) or line.kwargs or len(line.inputs) != 2:
         return None
     term = line.inputs[0] if line.inputs[1] in gone else line.inputs[1]
-    return term if same_shape(term.shape, line.output.shape) and term.dtype is line.output.dtype else None  # type: ignore[attr-defined]
+    alike = same_shape(term.shape, line.output.shape) and term.dtype is line.output.dtype  # type: ignore[attr-defined]
+    return term if alike else None
 
 
 def sides(joint: Trace) -> tuple[list[BoundSymbol], list[BoundSymbol], list[BoundSymbol]]:
     """The lines of a joint trace: those of the forward, the `get_grad` ones, those of the backward."""
     border = next((i for i, b in enumerate(joint.bound_symbols) if b.sym is get_grad_symbol), len(joint.bound_symbols))
     rest = joint.bound_symbols[border:]
-    return list(joint.bound_symbols[:border]), [b for b in rest if b.sym is get_grad_symbol], [b for b in rest if b.sym is not get_grad_symbol]
+    return (
+        list(joint.bound_symbols[:border]),
+        [b for b in rest if b.sym is get_grad_symbol],
+        [b for b in rest if b.sym is not get_grad_symbol],
+    )
 
 
 # the steps after this one, under the path where Lightning Thunder's users find them; they import this module
-__getattr__, __dir__ = names_from(__name__, {"thunder.transforms.partition": ("split_into_forward_and_backward", "forward_and_backward_from_trace", "ForwardBackwardTraces")})
+__getattr__, __dir__ = names_from(
+    __name__,
+    {
+        "thunder.transforms.partition": (
+            "split_into_forward_and_backward",
+            "forward_and_backward_from_trace",
+            "ForwardBackwardTraces",
+        )
+    },
+)

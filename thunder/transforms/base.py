@@ -1,10 +1,10 @@
 """`Transform`: what a user's transform may change, and when it is asked.
 
-    class Doubling(thunder.Transform):
-        def transform_trace_post_optimization(self, computation_trace, **kwargs):
-            return rewrite(computation_trace, ...)
+class Doubling(thunder.Transform):
+    def transform_trace_post_optimization(self, computation_trace, **kwargs):
+        return rewrite(computation_trace, ...)
 
-    thunder.jit(model, transforms=[Doubling()])
+thunder.jit(model, transforms=[Doubling()])
 """
 
 from __future__ import annotations
@@ -21,13 +21,24 @@ from thunder.errors import CaptureError, OptionError
 from thunder.extend import Executor, add_executor_lists, resolve_executors
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
 
-__all__ = ["Transform", "HOOKS", "check_transforms", "with_executors_of", "asked", "transform_traces", "with_parameter", "check_replaced"]
+__all__ = [
+    "Transform",
+    "HOOKS",
+    "check_transforms",
+    "with_executors_of",
+    "asked",
+    "transform_traces",
+    "with_parameter",
+    "check_replaced",
+]
 
 
 class Transform:
-    """Base of the transforms given to `thunder.jit(transforms=...)`. Every hook is optional: one that is not overridden is not called.
+    """Base of the transforms given to `thunder.jit(transforms=...)`. Every hook is optional: one that is not overridden
+    is not called.
 
-    A transform changes traces by returning others, and parameters by writing to the compiled module's overrides; the wrapped module stays as it was.
+    A transform changes traces by returning others, and parameters by writing to the compiled module's overrides; the
+    wrapped module stays as it was.
 
     exact: a program computes the same with it, bit for bit, so that `thunder.jit(..., numerics="eager")` may use it.
     executors: names of those that carry out its operations, which are asked after all others.
@@ -37,36 +48,47 @@ class Transform:
     executors: tuple[str, ...] = ()
 
     def transform_module(self, model) -> None:
-        """Once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`; `model.set_parameter(name, value)` replaces or adds a parameter.
+        """Once, when a module is compiled, in the order of the list. `model` is the `ThunderModule`;
+        `model.set_parameter(name, value)` replaces or adds a parameter.
 
-        Programs are read with the shapes and dtypes of the wrapped module's own parameters: a transform that replaces one by another form changes what reads it
-        in `transform_traces_pre_prologue`.
+        Programs are read with the shapes and dtypes of the wrapped module's own parameters: a transform that replaces
+        one by another form changes what reads it in `transform_traces_pre_prologue`.
         """
 
     def while_reading(self) -> AbstractContextManager:
-        """At each compilation: a context manager that the program is read under, for modes of PyTorch's that change what it records."""
+        """At each compilation: a context manager that the program is read under, for modes of PyTorch's that change
+        what it records."""
         return nullcontext()
 
-    def transform_traces_pre_prologue(self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, **kwargs) -> tuple:
+    def transform_traces_pre_prologue(
+        self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, **kwargs
+    ) -> tuple:
         """At each compilation, before differentiation. Returns the three traces; the same object means no change.
 
-        epilogue_trace is None where the computation's value is the program's. The prologue returns the computation's arguments in order, so that a new argument
-        needs both (`with_parameter` does it). computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers; "held" has the
-        names of those that are parameters and buffers of other modules, too. kwargs has executors_list
-        and model, the compiled module that is called (None for a function): one transform may serve several.
+        epilogue_trace is None where the computation's value is the program's. The prologue returns the computation's
+        arguments in order, so that a new argument needs both (`with_parameter` does it).
+        computation_trace.tables["parameters"] maps names of arguments to names of parameters and buffers; "held" has
+        the names of those that are parameters and buffers of other modules, too. kwargs has executors_list and model,
+        the compiled module that is called (None for a function): one transform may serve several.
         """
         return prologue_trace, computation_trace, epilogue_trace
 
-    def transform_state_dict_for_submodule(self, model, submodule_name: str, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """From the entries of one submodule in the original's form (keys without its prefix) to those of the transformed module."""
+    def transform_state_dict_for_submodule(
+        self, model, submodule_name: str, state_dict: dict[str, Any]
+    ) -> dict[str, Any]:
+        """From the entries of one submodule in the original's form (keys without its prefix) to those of the
+        transformed module."""
         return state_dict
 
-    def reverse_transform_state_dict_for_submodule(self, model, submodule_name: str, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def reverse_transform_state_dict_for_submodule(
+        self, model, submodule_name: str, state_dict: dict[str, Any]
+    ) -> dict[str, Any]:
         """The way back, asked of the transforms in reverse order."""
         return state_dict
 
     def transform_trace_post_optimization(self, computation_trace: Trace, **kwargs) -> Trace:
-        """At each compilation, on the program that would run: on the forward and on the backward separately. kwargs has executors_list."""
+        """At each compilation, on the program that would run: on the forward and on the backward separately. kwargs has
+        executors_list."""
         return computation_trace
 
 
@@ -80,26 +102,44 @@ def asked(transform, hook: str) -> bool:
 
 
 def check_transforms(transforms: Sequence) -> tuple:
-    """The transforms as a tuple. Raises OptionError, which names the hooks, for an object that has none of them and is no Transform."""
-    if callable(getattr(transforms, "transform_module", None)) or isinstance(transforms, (str, bytes)) or not hasattr(transforms, "__iter__"):
+    """The transforms as a tuple. Raises OptionError, which names the hooks, for an object that has none of them and is
+    no Transform."""
+    if (
+        callable(getattr(transforms, "transform_module", None))
+        or isinstance(transforms, (str, bytes))
+        or not hasattr(transforms, "__iter__")
+    ):
         raise OptionError(f"transforms= is a list of transforms, not a {type(transforms).__name__}: transforms=[...]")
     for t in (given := tuple(transforms)):
         if isinstance(t, type):
             raise OptionError(f"transforms= has the class {t.__name__}: give an instance, {t.__name__}(...)")
         if not isinstance(t, Transform) and not any(asked(t, hook) for hook in HOOKS):
-            raise OptionError(f"transforms= has a {type(t).__name__}, which has none of the hooks of a thunder.Transform: {', '.join(HOOKS)}")
+            raise OptionError(
+                f"transforms= has a {type(t).__name__}, which has none of the hooks of a thunder.Transform: "
+                f"{', '.join(HOOKS)}"
+            )
     return given
 
 
 def with_executors_of(transforms: Sequence, executors: Sequence[Executor]) -> tuple[Executor, ...]:
     """Executors, and those that transforms bring."""
-    return add_executor_lists(executors, resolve_executors([name for t in transforms for name in getattr(t, "executors", ())]))
+    return add_executor_lists(
+        executors, resolve_executors([name for t in transforms for name in getattr(t, "executors", ())])
+    )
 
 
-def transform_traces(transforms: Sequence, prologues: list[Trace], computations: list[Trace], epilogues: list[Trace], executors: Sequence, model) -> None:
+def transform_traces(
+    transforms: Sequence,
+    prologues: list[Trace],
+    computations: list[Trace],
+    epilogues: list[Trace],
+    executors: Sequence,
+    model,
+) -> None:
     """Asks each transform for other traces, and appends what changed to the three lists (the epilogues' may be empty).
 
-    Raises OptionError where a transform does not return three traces, or a prologue that gives the computation another number of arguments than it has.
+    Raises OptionError where a transform does not return three traces, or a prologue that gives the computation another
+    number of arguments than it has.
     """
     for transform in transforms:
         if not asked(transform, "transform_traces_pre_prologue"):
@@ -109,7 +149,12 @@ def transform_traces(transforms: Sequence, prologues: list[Trace], computations:
         found: list = []
 
         def run(computation: Trace, transform=transform, before=before, name=name, found=found):
-            found[:] = _three(name, transform.transform_traces_pre_prologue(before[0], computation, before[2], executors_list=executors, model=model))
+            found[:] = _three(
+                name,
+                transform.transform_traces_pre_prologue(
+                    before[0], computation, before[2], executors_list=executors, model=model
+                ),
+            )
             return found[1]
 
         changed = timed_pass(f"Transform {name}", before[1], run)
@@ -122,14 +167,18 @@ def transform_traces(transforms: Sequence, prologues: list[Trace], computations:
         given, wanted = _results(prologues[-1]), len(computations[-1].args)
         if given is not None and given != wanted:
             raise OptionError(
-                f"after {name}.transform_traces_pre_prologue the prologue returns {given} values and the computation has {wanted} arguments: "
+                f"after {name}.transform_traces_pre_prologue the prologue returns {given} values and the computation "
+                f"has {wanted} arguments: "
                 "a new argument needs a new value of the prologue (thunder.transforms.base.with_parameter)"
             )
 
 
 def _three(name: str, returned) -> tuple:
     if not isinstance(returned, tuple) or len(returned) != 3:
-        raise OptionError(f"{name}.transform_traces_pre_prologue returned {type(returned).__name__}: return (prologue_trace, computation_trace, epilogue_trace)")
+        raise OptionError(
+            f"{name}.transform_traces_pre_prologue returned {type(returned).__name__}: return (prologue_trace, "
+            "computation_trace, epilogue_trace)"
+        )
     return returned
 
 
@@ -137,7 +186,8 @@ def _results(prologue: Trace) -> int | None:
     return len(prologue.output) if isinstance(prologue.output, tuple) else None
 
 
-# ---------------------------------------------------------------------------------------------------------------- parameters in traces
+# ----------------------------------------------------------------------------------------------------------------
+# parameters in traces
 
 
 def _print_read(line: BoundSymbol, printer) -> list[str]:
@@ -165,15 +215,20 @@ def _facts(value) -> tuple:
 
 
 def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tuple[Trace, Trace, TensorProxy]:
-    """Both traces with one more argument: parameter or buffer `name` of the compiled module, which the prologue reads and checks, and its proxy."""
+    """Both traces with one more argument: parameter or buffer `name` of the compiled module, which the prologue reads
+    and checks, and its proxy."""
     overrides = model._overrides_parameters if name in model._overrides_parameters else model._overrides_buffers
     if name not in overrides:
-        raise OptionError(f"{name!r} is no parameter that a transform gave the module (model.set_parameter); it has {', '.join(model._overrides_parameters) or 'none'}")
+        raise OptionError(
+            f"{name!r} is no parameter that a transform gave the module (model.set_parameter); it has "
+            f"{', '.join(model._overrides_parameters) or 'none'}"
+        )
     value = overrides[name]
     shape, dtype = model.seen_as(name)
     variable = computation.names.claim("t_" + "".join(c if c.isalnum() else "_" for c in name))
     proxy = TensorProxy(
-        variable, shape=shape, dtype=from_tensor_dtype(dtype), device=from_tensor_device(value.device), requires_grad=value.requires_grad
+        variable, shape=shape, dtype=from_tensor_dtype(dtype), device=from_tensor_device(value.device),
+            requires_grad=value.requires_grad
     )  # fmt: skip
     read = prologue.names.claim(variable)
     line = BoundSymbol(_read_parameter, (read, overrides, name, _Check(value)), {}, None, inputs=(), outputs=())
@@ -186,7 +241,8 @@ def with_parameter(prologue: Trace, computation: Trace, model, name: str) -> tup
 
 
 def check_replaced(computation: Trace, overrides: dict[str, tuple]) -> None:
-    """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would compute with something else. overrides: (shape, dtype)."""
+    """Raises CaptureError where a replaced parameter is not what the computation was told that it is, so that it would
+    compute with something else. overrides: (shape, dtype)."""
     for a in computation.args:
         name = computation.tables.get("parameters", {}).get(a.name) if isinstance(a, Proxy) else None
         if name not in overrides:
@@ -194,6 +250,8 @@ def check_replaced(computation: Trace, overrides: dict[str, tuple]) -> None:
         shape, dtype = overrides[name]
         if (tuple(a.shape), a.dtype) != (shape, from_tensor_dtype(dtype)):
             raise CaptureError(
-                f"parameter {name} was replaced by one of shape {shape} and {dtype}, and the program reads it as {tuple(a.shape)}, {a.dtype}",
-                remedy="a transform that replaces a parameter by another form changes the computation in transform_traces_pre_prologue",
+                f"parameter {name} was replaced by one of shape {shape} and {dtype}, and the program reads it as "
+                f"{tuple(a.shape)}, {a.dtype}",
+                remedy="a transform that replaces a parameter by another form changes the computation in "
+                "transform_traces_pre_prologue",
             )

@@ -1,9 +1,11 @@
 """Batching: the lines of a function, made to compute for every element of a batch at once (`vmap`).
 
-Each value is mapped, with the batch as its first dimension, or the same for all elements. Lines that read nothing mapped stay. For the most frequent operations a
-rule says which call of the same operation computes the batch; whatever has no rule, or where the rule declines, becomes one operation that `torch.vmap` carries out.
+Each value is mapped, with the batch as its first dimension, or the same for all elements. Lines that read nothing
+mapped stay. For the most frequent operations a rule says which call of the same operation computes the batch; whatever
+has no rule, or where the rule declines, becomes one operation that `torch.vmap` carries out.
 
-Before, for x: f32[3] mapped over 4: `t0 = ltorch.sum(x, 0, False)`. After, with x: f32[4, 3]: `t1 = ltorch.sum(x, 1, False)`.
+Before, for x: f32[3] mapped over 4: `t0 = ltorch.sum(x, 0, False)`. After, with x: f32[4, 3]: `t1 = ltorch.sum(x, 1,
+False)`.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ from thunder.transforms.levels import write
 __all__ = ["batched", "RULES"]
 
 
-def batched(lines: Iterable[BoundSymbol], moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder) -> dict[Proxy, Proxy]:
-    """Writes the lines to `recorder`, the current one, for a batch. moved: mapped values and what they are with the batch first; returned with those that the lines make.
+def batched(
+    lines: Iterable[BoundSymbol], moved: dict[Proxy, Proxy], size, randomness: str, recorder: Recorder
+) -> dict[Proxy, Proxy]:
+    """Writes the lines to `recorder`, the current one, for a batch. moved: mapped values and what they are with the
+    batch first; returned with those that the lines make.
 
-    randomness: "same": random lines draw once for all elements; "different": for each; "error": they raise RuntimeError.
-    Raises MissingImplementationError where an operation cannot be mapped.
+    randomness: "same": random lines draw once for all elements; "different": for each; "error": they raise
+    RuntimeError. Raises MissingImplementationError where an operation cannot be mapped.
     """
     batch = _Batch(dict(moved), size, randomness, recorder)
     outer = recorder.context, recorder.location
@@ -62,7 +67,8 @@ class _Batch:
         random = OpTags.RANDOM_OP in line.sym.tags
         if random and self.randomness == "error":
             raise RuntimeError(
-                "vmap: called random operation while in randomness error mode. Please either use the 'same' or 'different' randomness flags on vmap or perform "
+                "vmap: called random operation while in randomness error mode. Please either use the 'same' or "
+                "'different' randomness flags on vmap or perform "
                 "the randomness operation out of vmap"
             )
         if not any(i in self.moved for i in line.inputs) and not (random and self.randomness == "different"):
@@ -88,14 +94,23 @@ class _Batch:
 
     def fits(self, line: BoundSymbol, found: list) -> bool:
         return len(found) == len(line.outputs) and all(
-            isinstance(f, TensorProxy) and f.shape == (self.size, *o.shape) and f.dtype is o.dtype for f, o in zip(found, line.outputs, strict=True)
+            isinstance(f, TensorProxy) and f.shape == (self.size, *o.shape) and f.dtype is o.dtype
+            for f, o in zip(found, line.outputs, strict=True)
         )
 
     def by_torch(self, line: BoundSymbol):
         """One operation that torch.vmap carries out; where the operation is none of PyTorch's, its decomposition."""
         symbol = line.sym
-        if any(isinstance(n, NumberProxy) and n.unbacked for o in line.outputs if isinstance(o, TensorProxy) for n in o.shape):
-            raise RuntimeError(f"vmap: We do not support batching operators that can output dynamic shape. Attempted to vmap over {symbol.name}.")
+        if any(
+            isinstance(n, NumberProxy) and n.unbacked
+            for o in line.outputs
+            if isinstance(o, TensorProxy)
+            for n in o.shape
+        ):
+            raise RuntimeError(
+                "vmap: We do not support batching operators that can output dynamic shape. Attempted to vmap over "
+                f"{symbol.name}."
+            )
         differentiated = any(isinstance(o, TensorProxy) and o.requires_grad for o in line.outputs)
         if "formula" in symbol.info and differentiated:
             for sub in by_formula(line):
@@ -106,9 +121,15 @@ class _Batch:
             args, kwargs = map_structure(self.at, line.args), map_structure(self.at, line.kwargs)
             return mapped_symbol(symbol)(mapped, self.size, self.randomness, args, kwargs)
         if "own_derivative" in symbol.info and differentiated:
-            raise MissingImplementationError(f"vmap of {symbol.name}, which has a derivative of its own, is differentiated: differentiate inside of vmap instead")
+            raise MissingImplementationError(
+                f"vmap of {symbol.name}, which has a derivative of its own, is differentiated: differentiate inside "
+                "of vmap instead"
+            )
         if not line.subsymbols:
-            raise MissingImplementationError(f"{symbol.qualified_name} cannot be mapped by vmap: define it by like=, or call it outside of the mapped function")
+            raise MissingImplementationError(
+                f"{symbol.qualified_name} cannot be mapped by vmap: define it by like=, or call it outside of the "
+                "mapped function"
+            )
         for sub in line.subsymbols:
             self.line(sub)
         for old, new in line.aliases.items():
@@ -119,15 +140,19 @@ class _Batch:
         return None
 
 
-# ---------------------------------------------------------------------------------------------------------------- by torch.vmap
+# ---------------------------------------------------------------------------------------------------------------- by
+# torch.vmap
 
 
 def _unknown_to_torch(line: BoundSymbol) -> bool:
-    """Whether torch.vmap refuses the operation, or computes something else (index_select at one place, by a tensor without dimensions): then its decomposition is mapped."""
+    """Whether torch.vmap refuses the operation, or computes something else (index_select at one place, by a tensor
+    without dimensions): then its decomposition is mapped."""
     name = line.sym.name
     if name == "setitem":
         return any(x.dtype is bool8 for x in proxies_in(line.args[1], []) if isinstance(x, TensorProxy))
-    return name == "column_stack" or (name == "index_select" and any(isinstance(x, TensorProxy) and not x.shape for x in line.args[1:]))
+    return name == "column_stack" or (
+        name == "index_select" and any(isinstance(x, TensorProxy) and not x.shape for x in line.args[1:])
+    )
 
 
 _MAPPED: dict[Symbol, Symbol] = {}
@@ -135,7 +160,8 @@ _KEPT = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.DETACHED, OpTags.VIEW, OpTags
 
 
 def mapped_symbol(symbol: Symbol) -> Symbol:
-    """`vmap_of_X(mapped, size, randomness, args, kwargs)`: X for each element. mapped: for each tensor among the arguments, whether its first dimension is the batch."""
+    """`vmap_of_X(mapped, size, randomness, args, kwargs)`: X for each element. mapped: for each tensor among the
+    arguments, whether its first dimension is the batch."""
     made = _MAPPED.get(symbol)
     if made is None:
         made = _MAPPED[symbol] = _mapped_symbol(symbol)
@@ -166,7 +192,9 @@ def _mapped_symbol(symbol: Symbol) -> Symbol:
             out = (symbol.meta or symbol.decomposition)(*args, **kwargs)  # type: ignore[misc]
         return map_structure(lambda x: like(x, (size, *x.shape)) if isinstance(x, TensorProxy) else x, out)
 
-    made = Symbol(f"vmap_of_{symbol.name}", meta, id=("vmap_of", symbol.id), is_prim=True, tags=tuple(symbol.tags & _KEPT), fn=run)
+    made = Symbol(
+        f"vmap_of_{symbol.name}", meta, id=("vmap_of", symbol.id), is_prim=True, tags=tuple(symbol.tags & _KEPT), fn=run
+    )
     detaches = symbol.info.get("detaches")
     if detaches is not None:
         made.info["detaches"] = lambda mapped, size, randomness, args, kwargs: detaches(*args, **kwargs)
@@ -201,7 +229,11 @@ def _rule(*names: str):
 
 
 def _mapped_only_first(batch: _Batch, line: BoundSymbol) -> bool:
-    return isinstance(line.args[0], TensorProxy) and line.args[0] in batch.moved and not any(p in batch.moved for p in proxies_in(line.args[1:], []))
+    return (
+        isinstance(line.args[0], TensorProxy)
+        and line.args[0] in batch.moved
+        and not any(p in batch.moved for p in proxies_in(line.args[1:], []))
+    )
 
 
 def _aligned(batch: _Batch, x, rank: int):
@@ -215,7 +247,8 @@ def _aligned(batch: _Batch, x, rank: int):
 def _elementwise(batch: _Batch, line: BoundSymbol):
     tensors = [x for x in line.args if type(x) is TensorProxy]
     typed = [x for x in tensors if not (line.sym is LTORCH["where"] and x is line.args[0])]
-    if len({x.dtype for x in typed}) > 1:  # a tensor of rank 0 counts less in PyTorch's rules of types; mapped, it has another rank
+    # a tensor of rank 0 counts less in PyTorch's rules of types; mapped, it has another rank
+    if len({x.dtype for x in typed}) > 1:
         return None
     rank = max(len(x.shape) for x in tensors)
     return line.sym(*(_aligned(batch, x, rank) if type(x) is TensorProxy else x for x in line.args), **line.kwargs)
@@ -235,11 +268,32 @@ def _shifted(dim, rank: int):
     return tuple(d % rank + 1 for d in dim) if isinstance(dim, (tuple, list)) else dim % rank + 1
 
 
-@_rule("sum", "mean", "amax", "amin", "logsumexp", "var", "std", "var_mean", "all", "any", "softmax", "log_softmax", "cumsum", "cumprod", "flip", "permute")
+@_rule(
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "logsumexp",
+    "var",
+    "std",
+    "var_mean",
+    "all",
+    "any",
+    "softmax",
+    "log_softmax",
+    "cumsum",
+    "cumprod",
+    "flip",
+    "permute",
+)
 def _along(batch: _Batch, line: BoundSymbol):
     a, rank = line.args[0], len(line.args[0].shape)
     dim = line.args[1] if len(line.args) > 1 else None
-    if not rank or not _mapped_only_first(batch, line) or (dim is None and line.sym in (LTORCH["softmax"], LTORCH["log_softmax"])):
+    if (
+        not rank
+        or not _mapped_only_first(batch, line)
+        or (dim is None and line.sym in (LTORCH["softmax"], LTORCH["log_softmax"]))
+    ):
         return None
     if dim is None or dim == ():
         dim = tuple(range(rank))
@@ -259,7 +313,8 @@ def _two_dims(batch: _Batch, line: BoundSymbol):
 @_rule("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
 def _reshaped(batch: _Batch, line: BoundSymbol):
     a = line.args[0]
-    return LTORCH["reshape"](batch.at(a), (batch.size, *line.output.shape)) if a.dtype is line.output.dtype else None  # a view as another dtype
+    # a view as another dtype
+    return LTORCH["reshape"](batch.at(a), (batch.size, *line.output.shape)) if a.dtype is line.output.dtype else None
 
 
 @_rule("t")
@@ -316,7 +371,9 @@ def _linear(batch: _Batch, line: BoundSymbol):
     if len(weight.shape) != 2:
         return None
     rank = max(len(a.shape), 2)
-    product = LTORCH["matmul"](_matrix(batch, a, rank, -2), LTORCH["transpose"](_matrix(batch, weight, rank, -2), -2, -1))
+    product = LTORCH["matmul"](
+        _matrix(batch, a, rank, -2), LTORCH["transpose"](_matrix(batch, weight, rank, -2), -2, -1)
+    )
     out = LTORCH["reshape"](product, (batch.size, *line.output.shape))
     return out if bias is None else LTORCH["add"](out, _aligned(batch, bias, len(line.output.shape)))
 
@@ -334,7 +391,8 @@ def _embedding(batch: _Batch, line: BoundSymbol):
 
 @_rule("scaled_dot_product_attention")
 def _attention(batch: _Batch, line: BoundSymbol):
-    """The kernels have one batch dimension: the batch is put in front of it. An attention mask would have to be stretched."""
+    """The kernels have one batch dimension: the batch is put in front of it. An attention mask would have to be
+    stretched."""
     tensors = [x for x in line.args if isinstance(x, TensorProxy)]
     whole = tensors[0].shape[0]
     mask = line.args[6] if line.sym is flash_attention_backward else line.args[3] if len(line.args) > 3 else None

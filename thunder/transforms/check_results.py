@@ -1,4 +1,5 @@
-"""Checked execution: every line compares what its implementation returned with what the trace says. For `DebugOptions(check_traces=True)`."""
+"""Checked execution: every line compares what its implementation returned with what the trace says. For
+`DebugOptions(check_traces=True)`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ __all__ = ["check_results"]
 
 
 def check_results(trace: Trace, where: Callable) -> Trace:
-    """The same program, line by line, with functions that raise TraceCheckError where a result is not what the meta rule said.
+    """The same program, line by line, with functions that raise TraceCheckError where a result is not what the meta
+    rule said.
 
     where: (filename, line, function, source line) of a line's location.
     """
@@ -25,20 +27,26 @@ def check_results(trace: Trace, where: Callable) -> Trace:
 
 def _checked(line: BoundSymbol, where: Callable) -> BoundSymbol:
     function = line.sym.fn
-    if function is None or line.sym.python_printer is not None or line.output is None:  # what is called for its effect may return anything
+    # what is called for its effect may return anything
+    if function is None or line.sym.python_printer is not None or line.output is None:
         return line
 
     def run(*args, **kwargs):
         result = function(*args, **kwargs)
         problem = _difference(result, line.output)
         if problem is not None:
-            error = TraceCheckError(f"{line.sym.qualified_name} {problem}: correct the meta= of the operation, or the function that executes it")
+            error = TraceCheckError(
+                f"{line.sym.qualified_name} {problem}: correct the meta= of the operation, or the function that "
+                "executes it"
+            )
             if line.location:
                 add_location(error, where(line.location))
             raise error
         return result
 
-    symbol = Symbol(line.sym.name, id=line.sym.id, is_prim=True, fn=run, executor=line.sym.executor, is_fusion=line.sym.is_fusion)
+    symbol = Symbol(
+        line.sym.name, id=line.sym.id, is_prim=True, fn=run, executor=line.sym.executor, is_fusion=line.sym.is_fusion
+    )
     return line.replace(sym=symbol)
 
 
@@ -52,14 +60,26 @@ def _difference(result, said) -> str | None:
         return _tensor_difference(result, said)
     if said is None or isinstance(said, Proxy) or result is said:  # nobody reads what a line has no name for
         return None
-    return None if type(said) is type(result) and result == said else f"returned {result!r} where its meta rule says {said!r}"
+    return (
+        None
+        if type(said) is type(result) and result == said
+        else f"returned {result!r} where its meta rule says {said!r}"
+    )
 
 
 def _tensor_difference(result, said: TensorProxy) -> str | None:
     if not isinstance(result, torch.Tensor):
-        return f'returned a {type(result).__name__} where its meta rule says a tensor, {said.name}: "{type_string(said)}"'
-    shape = tuple(n if type(m) is int else m for n, m in zip(result.shape, said.shape)) if result.dim() == said.ndim else tuple(result.shape)
-    found = TensorProxy("found", shape=shape, dtype=from_tensor_dtype(result.dtype), device=from_tensor_device(result.device))
+        return (
+            f'returned a {type(result).__name__} where its meta rule says a tensor, {said.name}: "{type_string(said)}"'
+        )
+    shape = (
+        tuple(n if type(m) is int else m for n, m in zip(result.shape, said.shape))
+        if result.dim() == said.ndim
+        else tuple(result.shape)
+    )
+    found = TensorProxy(
+        "found", shape=shape, dtype=from_tensor_dtype(result.dtype), device=from_tensor_device(result.device)
+    )
     if type_string(found) == type_string(said):
         return None
     return f'returned "{type_string(found)}" where its meta rule says {said.name}: "{type_string(said)}"'

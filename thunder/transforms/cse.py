@@ -12,7 +12,8 @@ _NEVER = {OpTags.RANDOM_OP, OpTags.DONT_DCE, OpTags.IN_PLACE}
 
 
 def cse(trace: Trace) -> Trace:
-    """Computes equal expressions once. Meant for regions that a fusion executor takes: what PyTorch runs op by op is left as the user wrote it.
+    """Computes equal expressions once. Meant for regions that a fusion executor takes: what PyTorch runs op by op is
+    left as the user wrote it.
 
     Before: `t0 = sin(x)`, `t1 = sin(x)`, `t2 = add(t0, t1)`. After: `t0 = sin(x)`, `t2 = add(t0, t0)`.
     """

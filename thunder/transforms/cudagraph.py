@@ -2,31 +2,40 @@
 
     thunder.jit(model, transforms=[CUDAGraphTransform()])
 
-Before: `t0 = torch.matmul(x, w)`, `[t1] = TritonFusion0(t0)`, `n = item(t1)`. After: `[t1] = CUDAGraph0(x, w)`, the two lines as comments below, `n = item(t1)`. A line that stays
-outside says why in a comment above it.
+Before: `t0 = torch.matmul(x, w)`, `[t1] = TritonFusion0(t0)`, `n = item(t1)`. After: `[t1] = CUDAGraph0(x, w)`, the two
+lines as comments below, `n = item(t1)`. A line that stays outside says why in a comment above it.
 
-A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from then on. What it reads is copied to where the
-recording expects it, except for parameters, buffers, what it writes to, and what other graphs saved for it: their addresses are looked at, and other ones are another
-recording. So are, without grad, arguments that come in at the same address twice, until they do not. A long forward is two recordings: the device works on the first while
-the host launches the other. In a backward, products that nobody reads, and sums that finish gradients, are on a second stream (`side_stream`). Recordings share memory, where
-their results stay until the next replay:
+A region runs line by line when it is called first, is recorded when it is called again like that, and replayed from
+then on. What it reads is copied to where the recording expects it, except for parameters, buffers, what it writes to,
+and what other graphs saved for it: their addresses are looked at, and other ones are another recording. So are, without
+grad, arguments that come in at the same address twice, until they do not. A long forward is two recordings: the device
+works on the first while the host launches the other. In a backward, products that nobody reads, and sums that finish
+gradients, are on a second stream (`side_stream`). Recordings share memory, where their results stay until the next
+replay:
 
 - what the program returns is copied out of it, except for gradients, as they are large;
-- gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would overwrite it (gradients that are accumulated, two
+- gradients, and what is saved for the backward, are watched. Where one of them is still in use when a replay would
+  overwrite it (gradients that are accumulated, two
   forwards before a backward), that call runs line by line, with memory of its own, and says so once;
-- what is saved is one object, `[t1, results0] = CUDAGraph0(x, w)` and `[t2] = CUDAGraph0(cotangent, results0)`: a graph knows where its tensors are, so that the host need not
+- what is saved is one object, `[t1, results0] = CUDAGraph0(x, w)` and `[t2] = CUDAGraph0(cotangent, results0)`: a
+  graph knows where its tensors are, so that the host need not
   look at each. Where lines outside of graphs read one of them, the backward unpacks them all.
 
 Which order of streams holds, and by what:
 
-- A replay, the copies to where it looks for arguments, and the copies of its results are on the caller's stream, one after another.
-- It comes behind replays on other streams that use the same memory, and, as long as somebody has results of these, behind whatever is launched on their streams
-  (`Memory.on_this_stream`). PyTorch's autograd runs a backward on its forward's stream. So what reads a result on the stream that it was made on has read it, as in eager
-  PyTorch, where memory is given away in the order of its stream.
-- Graphs that draw random numbers come one after another on a device, whatever their memory and streams (`Memory.launch_drawing`).
-- What arguments are copied to is freed when the streams of its replays have reached that point (`record_stream`); memory of the pool goes to recordings only, which wait for the
+- A replay, the copies to where it looks for arguments, and the copies of its results are on the caller's stream, one
+  after another.
+- It comes behind replays on other streams that use the same memory, and, as long as somebody has results of these,
+  behind whatever is launched on their streams
+  (`Memory.on_this_stream`). PyTorch's autograd runs a backward on its forward's stream. So what reads a result on the
+  stream that it was made on has read it, as in eager PyTorch, where memory is given away in the order of its stream.
+- Graphs that draw random numbers come one after another on a device, whatever their memory and streams
+  (`Memory.launch_drawing`).
+- What arguments are copied to is freed when the streams of its replays have reached that point (`record_stream`);
+  memory of the pool goes to recordings only, which wait for the
   device first, one thread at a time.
-- What reads a result on another stream than the one it was made on has to be waited for before the result is let go of: nobody tells that a tensor's `record_stream` was called.
+- What reads a result on another stream than the one it was made on has to be waited for before the result is let go
+  of: nobody tells that a tensor's `record_stream` was called.
 """
 
 from __future__ import annotations
@@ -63,17 +72,22 @@ from thunder.transforms.reinplace import in_place_form
 __all__ = ["CUDAGraphTransform", "GraphedRegion", "Memory", "Results"]
 
 RECORDINGS = 8  # of one region: for other addresses of parameters, and other strides
-HEAD = 32  # lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for the host to launch the rest
+# lines at least of the head of a long forward, which is a graph of its own: about as much work for a GPU as it is for
+# the host to launch the rest
+HEAD = 32
 LARGE = 1 << 23  # bytes that are not copied where a launch helps it
-LEAST_BESIDE = 10**9  # multiplications and additions of a product on the side stream, where a graph launches it without the host
+# multiplications and additions of a product on the side stream, where a graph launches it without the host
+LEAST_BESIDE = 10**9
 
 
 class CUDAGraphTransform(Transform):
     """Runs what a program launches on a GPU as CUDA graphs, the forward's and the backward's.
 
-    share_mem_pool: all recordings of the programs compiled with this transform share memory, those of forwards and those of backwards; otherwise each region has memory of its own.
+    share_mem_pool: all recordings of the programs compiled with this transform share memory, those of forwards and
+    those of backwards; otherwise each region has memory of its own.
 
-    A subclass may decide by `can_fuse(line)` what is recorded: for lines that `refusal` gives reasons against, which may be too careful for an operation of the user's.
+    A subclass may decide by `can_fuse(line)` what is recorded: for lines that `refusal` gives reasons against, which
+    may be too careful for an operation of the user's.
     """
 
     exact = True
@@ -100,15 +114,28 @@ class CUDAGraphTransform(Transform):
         tensors = [p for p in (*line.inputs, *line.outputs) if not _is_seed(line, p)]
         if len(devices := {p.device.name for p in tensors}) != 1 or tensors[0].device.type != self.device_type:
             return f"its tensors are on {', '.join(sorted(devices))}" if devices else "it has no tensor on a GPU"
-        if symbol.executor is None or not symbol.executor.capturable or isinstance(original.id, tuple) or OpTags.OPAQUE in tags or _is_foreign(symbol):
+        if (
+            symbol.executor is None
+            or not symbol.executor.capturable
+            or isinstance(original.id, tuple)
+            or OpTags.OPAQUE in tags
+            or _is_foreign(symbol)
+        ):
             return "it may do more than launch kernels"
         if original.id in holding or line.kwargs.get("generator") is not None:
             return "it uses the state of a generator"
         if OpTags.DEVICE_SYNC_OP in tags or original.name in _WAITS or original.name.startswith("linalg_"):
             return "it may wait for the device"
-        if original.name in _INDEXES and any(p.dtype.category == 0 for p in proxies_in(line.args[1:], []) if isinstance(p, TensorProxy)):
+        if original.name in _INDEXES and any(
+            p.dtype.category == 0 for p in proxies_in(line.args[1:], []) if isinstance(p, TensorProxy)
+        ):
             return "it may wait for the device"
-        if OpTags.DONT_DCE in tags and not tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE} or "rearranges" in original.info or original is count_write:
+        if (
+            OpTags.DONT_DCE in tags
+            and not tags & {OpTags.RANDOM_OP, OpTags.IN_PLACE}
+            or "rearranges" in original.info
+            or original is count_write
+        ):
             return "it has an effect that is no write to a tensor's memory"
         return None
 
@@ -118,14 +145,19 @@ class CUDAGraphTransform(Transform):
         groups = _runs(lines, self.can_fuse)
         backward = TraceTag.BACKWARD in trace.tags
         saved, others = trace.output[1] if TraceTag.AUGMENTED_FORWARD in trace.tags else ((), ())
-        returned = set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
+        returned = (
+            set(trace.output_proxies if not saved else proxies_in(trace.output[0], [])) if not backward else set()
+        )
         if saved:
             groups = _head_apart(groups, lines, trace.output_proxies)
         shown = roots(lines, maybe=True)
         returned |= {shown.get(p, p) for p in returned}
         groups = _result_apart(groups, lines, returned - {shown.get(p, p) for p in saved})
         regions = schedule(lines, groups, trace.output_proxies)
-        recorded = [self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in line.sym.tags for line in r.lines) >= 2 for r in regions]
+        recorded = [
+            self.can_fuse(r.lines[0]) and sum(OpTags.SHAPE_OP not in line.sym.tags for line in r.lines) >= 2
+            for r in regions
+        ]
         memory, _ = _memory(lines)
         leaving = {memory.get(p, p) for p in returned}
         kept = {o for o in saved if memory.get(o, o) not in leaving}
@@ -135,11 +167,18 @@ class CUDAGraphTransform(Transform):
         counter, made = itertools.count(), []
         for region, is_recorded in zip(regions, recorded, strict=True):
             if not is_recorded:
-                made += [self._explained(line) for line in region.lines if line.sym not in (unpack_sequence, clear_symbol) or line.args[-1] not in taken]
+                made += [
+                    self._explained(line)
+                    for line in region.lines
+                    if line.sym not in (unpack_sequence, clear_symbol) or line.args[-1] not in taken
+                ]
                 continue
             name = next(n for i in counter if (n := f"CUDAGraph{i}") not in trace.names.taken)
             inputs, within = [p for p in region.inputs if p not in gathered], set(region.inputs)
-            collections = {c: [(i, p) for i, p in enumerate(c.collection) if p in within] for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)}
+            collections = {
+                c: [(i, p) for i, p in enumerate(c.collection) if p in within]
+                for c in dict.fromkeys(gathered[p] for p in region.inputs if p in gathered)
+            }
             inside, written = _memory(region.lines)
             stays = [o in kept and inside.get(o) not in within for o in region.outputs]
             shows = [not s or o in read for s, o in zip(stays, region.outputs, strict=True)]
@@ -147,16 +186,25 @@ class CUDAGraphTransform(Transform):
             arguments = [*inputs, *(p for pairs in collections.values() for _, p in pairs)]
             program = del_last_used(Trace(name, arguments, region.lines, list(region.outputs), trace.names))
             run = GraphedRegion(
-                f"{name} of {trace.name}", side_stream.side_stream(program, LEAST_BESIDE, small=True) if backward else program, self._memory_of(region, backward),
-                fixed=[i for i, p in enumerate(inputs) if p.name in parameters or p in written], expected=[i for i, p in enumerate(inputs) if p in unpacked],
-                returned=[o in returned for o in region.outputs], shown=list(itertools.compress(itertools.count(), shows)),
-                kept=list(itertools.compress(itertools.count(), stays)), read=[[i for i, _ in pairs] for pairs in collections.values()],
+                f"{name} of {trace.name}",
+                    side_stream.side_stream(program, LEAST_BESIDE, small=True) if backward else program,
+                        self._memory_of(region, backward),
+                fixed=[i for i, p in enumerate(inputs) if p.name in parameters or p in written],
+                    expected=[i for i, p in enumerate(inputs) if p in unpacked],
+                returned=[o in returned for o in region.outputs],
+                    shown=list(itertools.compress(itertools.count(), shows)),
+                kept=list(itertools.compress(itertools.count(), stays)),
+                    read=[[i for i, _ in pairs] for pairs in collections.values()],
             )  # fmt: skip
             if staying:
                 outputs.append(CollectionProxy(tuple(staying), trace.names.make("results")))
                 others = (*others, outputs[-1])
             symbol = Symbol(name, id=f"cudagraph.{name}", is_prim=True, fn=run, is_fusion=True)
-            made.append(symbol.bind(*inputs, *collections, output=outputs, subsymbols=region.lines, context=region.lines[0].context))
+            made.append(
+                symbol.bind(
+                    *inputs, *collections, output=outputs, subsymbols=region.lines, context=region.lines[0].context
+                )
+            )
         if saved:
             gone = {p for c in others if isinstance(c, CollectionProxy) for p in c.collection}
             trace = trace.replace(output=(trace.output[0], (tuple(p for p in saved if p not in gone), others)))
@@ -169,7 +217,9 @@ class CUDAGraphTransform(Transform):
 
     def _memory_of(self, region: Region, backward: bool) -> Memory:
         """Gradients of the last step may be in use while a forward runs: the backward has memory of its own."""
-        device = to_torch_device(next(p.device for p in (*region.outputs, *region.inputs) if isinstance(p, TensorProxy)))
+        device = to_torch_device(
+            next(p.device for p in (*region.outputs, *region.inputs) if isinstance(p, TensorProxy))
+        )
         if not self.share_mem_pool:
             return self.make_memory(device)
         key = (device, backward)
@@ -183,20 +233,34 @@ class CUDAGraphTransform(Transform):
 
 # names of operations that copy sizes or numbers to the host, or check there what came out
 _WAITS = {
-    "tensor", "as_tensor", "one_hot", "bincount", "histc", "histogram", "histogramdd", "multinomial", "masked_select", "nonzero", "unique", "unique_consecutive", "inverse",
-    "cholesky", "cholesky_inverse", "cholesky_solve", "lu", "lu_solve", "svd", "qr", "ctc_loss", "masked_scatter", "poisson", "pinverse", "det", "logdet", "slogdet",
+    "tensor", "as_tensor", "one_hot", "bincount", "histc", "histogram", "histogramdd", "multinomial", "masked_select",
+    "nonzero", "unique", "unique_consecutive", "inverse",
+    "cholesky", "cholesky_inverse", "cholesky_solve", "lu", "lu_solve", "svd", "qr", "ctc_loss", "masked_scatter",
+    "poisson", "pinverse", "det", "logdet", "slogdet",
 }  # fmt: skip
 _INDEXES = {"getitem", "setitem", "index_put", "index", "index_put_"}
 
 
 def _is_seed(line: BoundSymbol, value: Proxy) -> bool:
-    """Whether a value is what an attention kernel keeps of the generator: on the GPU where it is recorded, else on the CPU."""
-    return OpTags.MATMUL_OP in line.sym.tags and isinstance(value, TensorProxy) and value.device.type == "cpu" and value.dtype.category == 1 and len(value.shape) <= 1
+    """Whether a value is what an attention kernel keeps of the generator: on the GPU where it is recorded, else on the
+    CPU."""
+    return (
+        OpTags.MATMUL_OP in line.sym.tags
+        and isinstance(value, TensorProxy)
+        and value.device.type == "cpu"
+        and value.dtype.category == 1
+        and len(value.shape) <= 1
+    )
 
 
-def _gathered(regions: Sequence[Region], recorded: Sequence[bool], output: Sequence[Proxy]) -> tuple[dict[Proxy, CollectionProxy], set[Proxy]]:
-    """What only recorded regions read of what graphs have left, and in which collections it comes; what is unpacked of such collections."""
-    alone = [line for region, is_recorded in zip(regions, recorded, strict=True) if not is_recorded for line in region.lines]
+def _gathered(
+    regions: Sequence[Region], recorded: Sequence[bool], output: Sequence[Proxy]
+) -> tuple[dict[Proxy, CollectionProxy], set[Proxy]]:
+    """What only recorded regions read of what graphs have left, and in which collections it comes; what is unpacked of
+    such collections."""
+    alone = [
+        line for region, is_recorded in zip(regions, recorded, strict=True) if not is_recorded for line in region.lines
+    ]
     outside = {p for line in alone for p in line.inputs}.union(output)
     gathered, unpacked = dict[Proxy, CollectionProxy](), set[Proxy]()
     for line in alone:
@@ -219,7 +283,11 @@ def _deleted(lines: Sequence[BoundSymbol], collections: Iterable[CollectionProxy
 
 def _is_foreign(symbol: Symbol) -> bool:
     """Whether an operation was registered with torch.library by others than PyTorch."""
-    return symbol.module is not None and symbol.module.startswith("torch.ops.") and not symbol.module.startswith("torch.ops.aten")
+    return (
+        symbol.module is not None
+        and symbol.module.startswith("torch.ops.")
+        and not symbol.module.startswith("torch.ops.aten")
+    )
 
 
 def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) -> list[list[int]]:
@@ -227,7 +295,18 @@ def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) ->
     groups: list[list[int]] = []
     before: Any = None
     for i, line in enumerate(lines):
-        device = next((p.device for p in (*line.inputs, *line.outputs) if isinstance(p, TensorProxy) and not _is_seed(line, p)), None) if takes(line) else None
+        device = (
+            next(
+                (
+                    p.device
+                    for p in (*line.inputs, *line.outputs)
+                    if isinstance(p, TensorProxy) and not _is_seed(line, p)
+                ),
+                None,
+            )
+            if takes(line)
+            else None
+        )
         if device is not None and device == before:
             groups[-1].append(i)
         else:
@@ -237,7 +316,8 @@ def _runs(lines: Sequence[BoundSymbol], takes: Callable[[BoundSymbol], bool]) ->
 
 
 def _head_apart(groups: list[list[int]], lines: Sequence[BoundSymbol], output: Sequence[Proxy]) -> list[list[int]]:
-    """The first long group as two, cut where the fewest bytes have to stay for that: the device works on its head while the host looks at what the rest reads, and launches it."""
+    """The first long group as two, cut where the fewest bytes have to stay for that: the device works on its head while
+    the host looks at what the rest reads, and launches it."""
     at = next((n for n, group in enumerate(groups) if len(group) >= 4 * HEAD), None)
     if at is None:
         return groups
@@ -254,12 +334,18 @@ def _head_apart(groups: list[list[int]], lines: Sequence[BoundSymbol], output: S
 
 
 def _result_apart(groups: list[list[int]], lines: list[BoundSymbol], leaving: set[Proxy]) -> list[list[int]]:
-    """A matrix product at the end of a group, with a large result that leaves the program, becomes a group of its own: it would be copied out of a graph's memory."""
+    """A matrix product at the end of a group, with a large result that leaves the program, becomes a group of its own:
+    it would be copied out of a graph's memory."""
     found: list[list[int]] = []
     for group in groups:
         at = next((n for n in reversed(range(len(group))) if OpTags.SHAPE_OP not in lines[group[n]].sym.tags), 0)
         line = lines[group[at]]
-        if len(group) > 1 and OpTags.MATMUL_OP in line.sym.tags and leaving.issuperset(line.outputs) and sum(map(nbytes, line.outputs)) >= LARGE:
+        if (
+            len(group) > 1
+            and OpTags.MATMUL_OP in line.sym.tags
+            and leaving.issuperset(line.outputs)
+            and sum(map(nbytes, line.outputs)) >= LARGE
+        ):
             lines[group[at]] = _with_reason(line, "its result would be copied")
             found += [part for part in (group[:at], [group[at]], group[at + 1 :]) if part]
         else:
@@ -285,7 +371,8 @@ def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy
             form = in_place_form(line)
             targets = list(line.inputs if form is None else form[1].values())
         for target in targets:
-            shown |= {o: shown.get(target, target) for o in line.outputs if isinstance(target, Proxy)}  # a result of it is in the memory that it writes to
+            # a result of it is in the memory that it writes to
+            shown |= {o: shown.get(target, target) for o in line.outputs if isinstance(target, Proxy)}
         found |= {shown.get(t, t) for t in targets if isinstance(t, Proxy)}
 
     def last(value: Proxy) -> Proxy:
@@ -296,7 +383,8 @@ def _memory(lines: Sequence[BoundSymbol]) -> tuple[dict[Proxy, Proxy], set[Proxy
     return {value: last(value) for value in shown}, found
 
 
-# ---------------------------------------------------------------------------------------------------------------- when a program runs
+# ---------------------------------------------------------------------------------------------------------------- when
+# a program runs
 
 
 class Refused(Exception):
@@ -306,7 +394,8 @@ class Refused(Exception):
 class Memory:
     """The memory that recordings on one device share, and who may overwrite what.
 
-    Results of a recording stay allocated. What it needs besides may be results of those that were recorded later: a replay overwrites its own results and theirs.
+    Results of a recording stay allocated. What it needs besides may be results of those that were recorded later: a
+    replay overwrites its own results and theirs.
     """
 
     def __init__(self, device: torch.device):
@@ -317,12 +406,14 @@ class Memory:
         self.streams: dict[int, torch.cuda.Stream] = {}  # that have to be waited for, by their handles
 
     def record(self, run: Callable[..., list], inputs: Sequence[torch.Tensor]) -> tuple[Callable[[], None], list]:
-        """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed yet."""
+        """Records what `run(*inputs)` launches: a function that launches it, and the results, which nobody has computed
+        yet."""
         graph, caller = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.device)
         side_stream.join()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():  # nothing may be freed while a graph is recorded
+        # nothing may be freed while a graph is recorded
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), without_collection():
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 outputs = run(*inputs)
@@ -338,7 +429,8 @@ class Memory:
         return graph.replay, outputs
 
     def _recover(self) -> None:
-        """A recording that failed leaves the generator thinking that it is recorded. With another state it is another one for earlier recordings."""
+        """A recording that failed leaves the generator thinking that it is recorded. With another state it is another
+        one for earlier recordings."""
         generator = torch.cuda.default_generators[self.index]
         with contextlib.suppress(RuntimeError):
             generator.graphsafe_set_state(generator.clone_state())
@@ -348,7 +440,8 @@ class Memory:
                 region.recordings[:] = [r for r in region.recordings if r is not recording]
 
     def launch_drawing(self, launch: Callable[[], None]) -> None:
-        """Launches a graph that draws random numbers. Where they begin is in one place for all graphs of a device, which is written to at each launch."""
+        """Launches a graph that draws random numbers. Where they begin is in one place for all graphs of a device,
+        which is written to at each launch."""
         with _ONE_AT_A_TIME:
             last = _DRAWN.get(self.index)
             if last is None or last.cuda_stream != compat.current_stream(self.index):
@@ -362,7 +455,8 @@ class Memory:
         return not torch.cuda.is_current_stream_capturing()
 
     def on_this_stream(self) -> int:
-        """Orders what comes behind replays on other streams, and behind what reads their results there. The current stream's handle."""
+        """Orders what comes behind replays on other streams, and behind what reads their results there. The current
+        stream's handle."""
         handle = compat.current_stream(self.index)
         if handle not in self.streams or len(self.streams) > 1:
             self._join(handle, torch.cuda.current_stream(self.index))
@@ -424,7 +518,9 @@ class Results(SavedTogether):
 def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.Tensor]) -> Results:
     """Tensors in one piece again: that of a recording if they are where it left them."""
     recording = reference()
-    if recording is not None and [*map(torch.Tensor.data_ptr, tensors)] == [*map(torch.Tensor.data_ptr, recording.kept)]:
+    if recording is not None and [*map(torch.Tensor.data_ptr, tensors)] == [
+        *map(torch.Tensor.data_ptr, recording.kept)
+    ]:
         return Results(recording, recording.kept)
     return Results(None, list(tensors))
 
@@ -432,13 +528,15 @@ def _joined(reference: Callable[[], Recording | None], tensors: Sequence[torch.T
 class GraphedRegion:
     """A region of a program: called with its inputs, it returns the list of its outputs.
 
-    trace: the lines. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs make. returned: which outputs of the trace leave the
-    program and are copied out. shown: places of those that are outputs of the call; kept: of those that its last output gathers, as `Results`. read: for each `Results` among the
+    trace: the lines. fixed: places of inputs whose addresses stay as a rule. expected: of inputs that other graphs
+    make. returned: which outputs of the trace leave the program and are copied out. shown: places of those that are
+    outputs of the call; kept: of those that its last output gathers, as `Results`. read: for each `Results` among the
     inputs, which come last, the places in it of what the trace reads.
     """
 
     def __init__(
-        self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int], returned: Sequence[bool], shown: Sequence[int],
+        self, name: str, trace: Trace, memory: Memory, *, fixed: Sequence[int], expected: Sequence[int],
+            returned: Sequence[bool], shown: Sequence[int],
         kept: Sequence[int], read: Sequence[Sequence[int]],
     ):  # fmt: skip
         self.name, self.trace, self.run, self.memory = name, trace, trace.python_callable(), memory
@@ -448,7 +546,8 @@ class GraphedRegion:
         self.draws = any(OpTags.RANDOM_OP in line.sym.tags for line in trace.bound_symbols)
         self.recordings: list[Recording] = []
         self.seen: dict[tuple, list[int]] = {}  # strides and setting -> addresses of the inputs
-        self.moves = not all(returned)  # whether arguments are copied, and not read where they are: another recording would need room for its results
+        # whether arguments are copied, and not read where they are: another recording would need room for its results
+        self.moves = not all(returned)
         self.off: str | None = None  # why it is not recorded any more
         self.warned = False
 
@@ -460,7 +559,14 @@ class GraphedRegion:
             strides = [*map(torch.Tensor.stride, tensors)]
             setting = [*compat.kernel_flags(), *map(torch.Tensor.data_ptr, map(tensors.__getitem__, self.fixed))]
             sources = [results.recording for results in given]
-            recording = None if None in sources else next((r for r in self.recordings if r.strides == strides and r.setting == setting and r.reads(sources)), None)
+            recording = (
+                None
+                if None in sources
+                else next(
+                    (r for r in self.recordings if r.strides == strides and r.setting == setting and r.reads(sources)),
+                    None,
+                )
+            )
             if recording is not None and not recording.finds(tensors):
                 self.moves = True
                 self.recordings.remove(recording)
@@ -472,8 +578,10 @@ class GraphedRegion:
                 if (other := self.memory.in_use(recording)) is None:
                     return recording.replay(tensors, given)
                 self._warn(
-                    f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still in use and the graph would overwrite them. "
-                    "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward by running it"
+                    f"ran without its CUDA graph, since results that {other.name} gave to an earlier call are still "
+                    "in use and the graph would overwrite them. "
+                    "Gradients are let go of by optimizer.zero_grad(set_to_none=True), what is saved for a backward "
+                    "by running it"
                 )
         return self._by_lines(tensors, given)
 
@@ -487,10 +595,15 @@ class GraphedRegion:
 
     def _by_lines(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
         values = self.run(*self.all_tensors(tensors, given))
-        return [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.kept])] if self.kept else values
+        return (
+            [*(values[i] for i in self.shown), Results(None, [values[i] for i in self.kept])] if self.kept else values
+        )
 
-    def _record(self, strides: list, setting: list, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> Recording | None:
-        """A recording for inputs like these, if they come in like this for the second time: what runs first may compile, or choose kernels."""
+    def _record(
+        self, strides: list, setting: list, tensors: Sequence[torch.Tensor], given: Sequence[Results]
+    ) -> Recording | None:
+        """A recording for inputs like these, if they come in like this for the second time: what runs first may
+        compile, or choose kernels."""
         key = (*strides, *setting)
         addresses = [t.data_ptr() for t in tensors]
         if key not in self.seen:
@@ -498,19 +611,31 @@ class GraphedRegion:
             if len(self.seen) > 4 * RECORDINGS:
                 self.stop(f"its parameters, or what it writes to, were at {len(self.seen)} places in memory")
             return None
-        if any(results.recording is None for results in given) or not all(_is_result(tensors[i]) for i in self.expected):
+        if any(results.recording is None for results in given) or not all(
+            _is_result(tensors[i]) for i in self.expected
+        ):
             return None
         self.recordings[:] = [r for r in self.recordings if r.can_be_replayed()]
         if len(self.recordings) == RECORDINGS:
-            self._warn(f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, or addresses of parameters")
+            self._warn(
+                f"runs without a CUDA graph for inputs like these: it was recorded for {RECORDINGS} other strides, "
+                "or addresses of parameters"
+            )
             return None
         try:
-            stay = [] if self.moves else [i for i, (a, b) in enumerate(zip(addresses, self.seen[key], strict=True)) if a == b]
+            stay = (
+                []
+                if self.moves
+                else [i for i, (a, b) in enumerate(zip(addresses, self.seen[key], strict=True)) if a == b]
+            )
             recording = Recording(self, strides, setting, tensors, stay, given)
         except Refused as reason:
             return self.stop(str(reason))
         except RuntimeError as error:
-            return self.stop(f"while it was recorded, PyTorch raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            return self.stop(
+                f"while it was recorded, PyTorch raised {type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else ''}"
+            )
         self.recordings.append(recording)
         return recording
 
@@ -526,10 +651,19 @@ class GraphedRegion:
 
 
 class Recording:
-    """What a region launches for inputs of these strides, and where it leaves its results. setting: PyTorch's flags, and the addresses of fixed inputs. stay: places of inputs
-    that are read where they are. given: results of other recordings, of which it reads."""
+    """What a region launches for inputs of these strides, and where it leaves its results. setting: PyTorch's flags,
+    and the addresses of fixed inputs. stay: places of inputs that are read where they are. given: results of other
+    recordings, of which it reads."""
 
-    def __init__(self, region: GraphedRegion, strides: list, setting: list, tensors: Sequence[torch.Tensor], stay: Sequence[int], given: Sequence[Results]):
+    def __init__(
+        self,
+        region: GraphedRegion,
+        strides: list,
+        setting: list,
+        tensors: Sequence[torch.Tensor],
+        stay: Sequence[int],
+        given: Sequence[Results],
+    ):
         self.name, self.region, self.memory = region.name, weakref.ref(region), region.memory
         self.strides, self.setting, self.number = strides, setting, 0
         self.sources = [weakref.ref(results.recording) for results in given]
@@ -541,7 +675,8 @@ class Recording:
         self.stay_addresses = [tensors[i].data_ptr() for i in self.stay]
         copied = [i for i in others if i not in self.pooled and i not in self.stay]
         inputs = region.all_tensors(tensors, given)
-        self.copied: list[tuple[int, tuple | None]] = []  # place, and the part to copy where elements lie upon each other
+        # place, and the part to copy where elements lie upon each other
+        self.copied: list[tuple[int, tuple | None]] = []
         self.buffers = []
         for i in copied:
             buffer, part = _buffer_for(tensors[i])
@@ -550,7 +685,9 @@ class Recording:
             inputs[i] = buffer if part is None else buffer.expand(tensors[i].shape)
         before = _versions(inputs)
         self.launch, outputs = self.memory.record(region.run, inputs)
-        self.counted = [i for i, (version, now) in enumerate(zip(before, _versions(inputs), strict=True)) if version != now]
+        self.counted = [
+            i for i, (version, now) in enumerate(zip(before, _versions(inputs), strict=True)) if version != now
+        ]
         if not set(self.counted).isdisjoint(copied):
             raise Refused("it writes to a tensor that it was not known to write to")
         self._take(outputs, inputs, region)
@@ -589,11 +726,13 @@ class Recording:
         if len(self.kept) < len(region.kept):
             raise Refused("what it leaves for a backward is in memory that others may write to")
         shown = [o for i in region.shown if (o := self.results[i]) is not None]
-        self.handed = {data: self.watched[data] for o in shown if (data := o.untyped_storage()._cdata) in self.watched}  # as tensors
+        # as tensors
+        self.handed = {data: self.watched[data] for o in shown if (data := o.untyped_storage()._cdata) in self.watched}
         self.shown = region.shown
 
     def _uses(self, opened: bool) -> list[int]:
-        """How often the storage of each watched result is held, by tensors and by Python: of those that are handed out as tensors, or of all."""
+        """How often the storage of each watched result is held, by tensors and by Python: of those that are handed out
+        as tensors, or of all."""
         watched = self.watched if opened else self.handed
         return [*map(compat.storage_uses, watched), *map(sys.getrefcount, watched.values())]
 
@@ -601,7 +740,8 @@ class Recording:
         """Whether somebody has a result of an earlier replay."""
         opened = self.opened
         if self.handed_out and self.left() is None and self._uses(opened) == self.unused[opened]:
-            if self.left() is None and self.opened is opened:  # another thread may have put tensors together, or apart, while they were counted
+            # another thread may have put tensors together, or apart, while they were counted
+            if self.left() is None and self.opened is opened:
                 self.handed_out = self.opened = False
         return self.handed_out
 
@@ -622,7 +762,8 @@ class Recording:
         return [tensors[i].data_ptr() for i in self.stay] == self.stay_addresses
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether what other graphs give is where this one looks for it; it is not where one of them did not run as a graph."""
+        """Whether what other graphs give is where this one looks for it; it is not where one of them did not run as a
+        graph."""
         return [tensors[i].data_ptr() for i in self.pooled] == self.pooled_addresses
 
     def replay(self, tensors: Sequence[torch.Tensor], given: Sequence[Results]) -> list:
@@ -650,8 +791,10 @@ class Recording:
 
 
 _RECORDINGS: weakref.WeakSet[Recording] = weakref.WeakSet()
-_DRAWN: dict[int, torch.cuda.Stream] = {}  # by device, the stream where its graphs were told last where random numbers begin
-_ONE_AT_A_TIME = threading.RLock()  # what one thread does before it records would end what another one records, and change where its random numbers begin
+# by device, the stream where its graphs were told last where random numbers begin
+_DRAWN: dict[int, torch.cuda.Stream] = {}
+# what one thread does before it records would end what another one records, and change where its random numbers begin
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -660,7 +803,8 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
-    """Memory for what an input holds, and (shape, strides) of the part that is copied where it is not all of it: expanded dimensions are stored once."""
+    """Memory for what an input holds, and (shape, strides) of the part that is copied where it is not all of it:
+    expanded dimensions are stored once."""
     shape = [1 if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
     buffer = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     reached = 1
@@ -672,7 +816,8 @@ def _buffer_for(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple | None]:
 
 
 def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.Tensor]) -> Callable[[Sequence], list]:
-    """What shows outputs in the memory of the input that they share it with: as views of it, or detached from it where they are."""
+    """What shows outputs in the memory of the input that they share it with: as views of it, or detached from it where
+    they are."""
     shown = inputs[source]
     if any(o.dtype != shown.dtype for o in members):
         raise Refused("a result shows an argument as another type")
@@ -680,7 +825,10 @@ def _shown(members: Sequence[torch.Tensor], source: int, inputs: Sequence[torch.
     def is_view(o):
         return o._base is not None and (o._base is shown or o._base is shown._base)
 
-    parts = [None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset(), is_view(o)) for o in members]
+    parts = [
+        None if o is shown else (o.shape, o.stride(), o.storage_offset() - shown.storage_offset(), is_view(o))
+        for o in members
+    ]
 
     def show(tensor, part):
         if part is None:

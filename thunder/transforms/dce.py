@@ -14,4 +14,8 @@ def dce(trace: Trace) -> Trace:
 
     Before: `t0 = sin(x)`, `t1 = cos(x)`, `return t1`. After: `t1 = cos(x)`, `return t1`.
     """
-    return trace.replace(bound_symbols=leading_to(trace.bound_symbols, trace.output_proxies, lambda line: OpTags.DONT_DCE in line.sym.tags))
+    return trace.replace(
+        bound_symbols=leading_to(
+            trace.bound_symbols, trace.output_proxies, lambda line: OpTags.DONT_DCE in line.sym.tags
+        )
+    )

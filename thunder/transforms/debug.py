@@ -1,4 +1,5 @@
-"""`DebugTransform`: functions of the user's that are called before and after every line of a program, and whose words stand in its text.
+"""`DebugTransform`: functions of the user's that are called before and after every line of a program, and whose words
+stand in its text.
 
 Before: `t0 = torch.sin(x)`. After, with a pre_callback that returned "x is fine" when the program ran last:
 
@@ -22,7 +23,8 @@ __all__ = ["DebugTransform"]
 
 @dataclasses.dataclass
 class DebugTransform(Transform):
-    """pre_callback(line, *args, **kwargs) and post_callback(line, output, *args, **kwargs) are called when a line runs; what they return is printed above it."""
+    """pre_callback(line, *args, **kwargs) and post_callback(line, output, *args, **kwargs) are called when a line runs;
+    what they return is printed above it."""
 
     exact: ClassVar[bool] = True
     pre_callback: Callable | None = None
@@ -44,6 +46,8 @@ def _call(when: str, callback: Callable, line: BoundSymbol, args: tuple) -> Boun
     def run(*args, **kwargs):
         inserted.header = str(callback(line, *args, **kwargs) or "")
 
-    symbol = Symbol(f"debug_{when}_{line.sym.name}", id=("debug", when, id(line)), is_prim=True, tags=(OpTags.DONT_DCE,), fn=run)
+    symbol = Symbol(
+        f"debug_{when}_{line.sym.name}", id=("debug", when, id(line)), is_prim=True, tags=(OpTags.DONT_DCE,), fn=run
+    )
     inserted = BoundSymbol(symbol, args, line.kwargs, None, context=line.context, location=line.location)
     return inserted

@@ -20,17 +20,24 @@ python_del = Symbol("python_del", module="prims", is_prim=True, python_printer=_
 def del_last_used(trace: Trace) -> Trace:
     """Inserts `del` after the last use of each value, arguments included; what is returned stays.
 
-    Before: `t0 = sin(x)`, `t1 = cos(t0)`, `return t1`. After: `t0 = sin(x)`, `del x`, `t1 = cos(t0)`, `del t0`, `return t1`.
+    Before: `t0 = sin(x)`, `t1 = cos(t0)`, `return t1`. After: `t0 = sin(x)`, `del x`, `t1 = cos(t0)`, `del t0`, `return
+    t1`.
     """
     live = set(trace.output_proxies)
     lines: list[BoundSymbol] = []
     for line in reversed(trace.bound_symbols):
-        dead = tuple(dict.fromkeys(p for p in (*line.inputs, *line.outputs) if p not in live and not isinstance(p, CollectionProxy)))
+        dead = tuple(
+            dict.fromkeys(
+                p for p in (*line.inputs, *line.outputs) if p not in live and not isinstance(p, CollectionProxy)
+            )
+        )
         live.update(dead)
         if dead:
             lines.append(BoundSymbol(python_del, dead, {}, None, inputs=dead, outputs=()))
         lines.append(line)
-    unused: tuple[Proxy, ...] = tuple(a for a in trace.args if isinstance(a, Proxy) and not isinstance(a, CollectionProxy) and a not in live)
+    unused: tuple[Proxy, ...] = tuple(
+        a for a in trace.args if isinstance(a, Proxy) and not isinstance(a, CollectionProxy) and a not in live
+    )
     if unused:
         lines.append(BoundSymbol(python_del, unused, {}, None, inputs=unused, outputs=()))
     return trace.replace(bound_symbols=lines[::-1])

@@ -18,7 +18,8 @@ __all__ = ["dispatch"]
 def dispatch(trace: Trace, executors: Sequence[Executor]) -> Trace:
     """Gives every line to the first executor that takes it, and opens up composites that nobody takes.
 
-    Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the line before as its decomposition.
+    Before: `t0 = ltorch.mul(a, b)`. After, with the torch executor: `t0 = torch.mul(a, b)`, the line before as its
+    decomposition.
 
     A fusion executor that may take a line gets its regions first; what it leaves goes to the others.
 
@@ -61,23 +62,41 @@ def _place(line: BoundSymbol, executors: tuple[Executor, ...], out: Rewriter, le
         return out.write(line)
     if symbol.decomposition is None and not line.subsymbols:
         raise MissingImplementationError(
-            f"no executor takes {symbol.qualified_name}: asked {', '.join(e.name for e in executors)}. Register an implementation, or a decomposition (like=)."
+            f"no executor takes {symbol.qualified_name}: asked {', '.join(e.name for e in executors)}. Register an "
+            "implementation, or a decomposition (like=)."
         )
     if not line.subsymbols and any(o not in line.aliases for o in line.outputs):
-        raise MissingImplementationError(f"no executor takes {symbol.qualified_name}, and its decomposition depends on sizes that data decides. Register an implementation")
+        raise MissingImplementationError(
+            f"no executor takes {symbol.qualified_name}, and its decomposition depends on sizes that data decides. "
+            "Register an implementation"
+        )
     for sub in line.subsymbols:
         _place(out.current(sub), executors, out, left)
     out.alias(line.aliases)
 
 
-def _implement(line: BoundSymbol, executor: Executor, found: Implementation, executors: tuple[Executor, ...], out: Rewriter, left: set[int]) -> None:
+def _implement(
+    line: BoundSymbol,
+    executor: Executor,
+    found: Implementation,
+    executors: tuple[Executor, ...],
+    out: Rewriter,
+    left: set[int],
+) -> None:
     if found.execution_transform is None:
         assert found.symbol is not None, "an implementation has a symbol or an execution transform"
         return out.write(line.replace(sym=found.symbol, subsymbols=(line,)))
     _rewrite(line, executor, found.execution_transform, executors, out, left)
 
 
-def _rewrite(line: BoundSymbol, executor: Executor, transform: Callable, executors: tuple[Executor, ...], out: Rewriter, left: set[int]) -> None:
+def _rewrite(
+    line: BoundSymbol,
+    executor: Executor,
+    transform: Callable,
+    executors: tuple[Executor, ...],
+    out: Rewriter,
+    left: set[int],
+) -> None:
     """Writes what an execution transform makes of a line."""
     with recording(Recorder(line.context, lambda: line.location)) as recorder:
         result = transform(*line.args, **line.kwargs)
@@ -85,10 +104,12 @@ def _rewrite(line: BoundSymbol, executor: Executor, transform: Callable, executo
         lines, aliases = adopt(recorder.bound_symbols, result, line.output)
     except ValueError:
         raise MissingImplementationError(
-            f"the execution transform of {executor.name} for {line.sym.qualified_name} returned another number of values than the operation has: "
+            f"the execution transform of {executor.name} for {line.sym.qualified_name} returned another number of "
+            "values than the operation has: "
             f"return {len(proxies_in(line.output, []))} as the operation does, with any object where nobody reads one"
         ) from None
-    # what the transform writes goes to the other executors, so that it may use the operation it implements; operations of this executor stay with it
+    # what the transform writes goes to the other executors, so that it may use the operation it implements; operations
+    # of this executor stay with it
     others = tuple(e for e in executors if e is not executor)
     for new in lines:
         its_own = new.sym.executor is executor or isinstance(executor, FusionExecutor) and new.sym.id != line.sym.id

@@ -1,13 +1,16 @@
 """Gradients that the forward makes: what a loss that is one number depends on is read once.
 
-The backward is linear in the cotangent of the loss. So what it computes of that cotangent and of the forward's values alone, up to the first operation that no fusion executor
-takes, is computed in the forward for a cotangent of 1, in the kernels that make the loss, and saved in place of what it is made of. The backward multiplies it by the cotangent,
-in place, where a kernel that finds a 1 has nothing to do.
+The backward is linear in the cotangent of the loss. So what it computes of that cotangent and of the forward's values
+alone, up to the first operation that no fusion executor takes, is computed in the forward for a cotangent of 1, in the
+kernels that make the loss, and saved in place of what it is made of. The backward multiplies it by the cotangent, in
+place, where a kernel that finds a 1 has nothing to do.
 
-Before: `t0 = cross_entropy(x, y)`; `t1 = get_grad(t0)`; `t2 = nll_loss_backward(t1, x, y)`, `t3 = mm(t2, w)`. After: `t0 = cross_entropy(x, y)`, `t4 = full((), 1)`,
-`t5 = nll_loss_backward(t4, x, y)`; `t1 = get_grad(t0)`; `t2 = times_cotangent(t5, t1)`, `t3 = mm(t2, w)`.
+Before: `t0 = cross_entropy(x, y)`; `t1 = get_grad(t0)`; `t2 = nll_loss_backward(t1, x, y)`, `t3 = mm(t2, w)`. After:
+`t0 = cross_entropy(x, y)`, `t4 = full((), 1)`, `t5 = nll_loss_backward(t4, x, y)`; `t1 = get_grad(t0)`; `t2 =
+times_cotangent(t5, t1)`, `t3 = mm(t2, w)`.
 
-float16, in which small gradients vanish unless the loss was scaled, is left alone, and so is what would read long rows twice: one of 50257 numbers is in no cache any more.
+float16, in which small gradients vanish unless the loss was scaled, is left alone, and so is what would read long rows
+twice: one of 50257 numbers is in no cache any more.
 """
 
 from __future__ import annotations
@@ -43,10 +46,25 @@ def early_gradients(joint: Trace, fusers: Sequence) -> Trace:
 
 
 class _Loss:
-    """One loss. early: lines of the backward that read its cotangent and values of the forward only. linear: those of their results that are multiples of the cotangent."""
+    """One loss. early: lines of the backward that read its cotangent and values of the forward only. linear: those of
+    their results that are multiples of the cotangent."""
 
-    def __init__(self, joint: Trace, cotangent: TensorProxy, forward: list[BoundSymbol], backward: list[BoundSymbol], known: set, fusers: Sequence):
-        self.joint, self.cotangent, self.forward, self.backward, self.fusers = joint, cotangent, forward, backward, fusers
+    def __init__(
+        self,
+        joint: Trace,
+        cotangent: TensorProxy,
+        forward: list[BoundSymbol],
+        backward: list[BoundSymbol],
+        known: set,
+        fusers: Sequence,
+    ):
+        self.joint, self.cotangent, self.forward, self.backward, self.fusers = (
+            joint,
+            cotangent,
+            forward,
+            backward,
+            fusers,
+        )
         self.early: dict[BoundSymbol, None] = {}
         self.linear: dict[Proxy, BoundSymbol | None] = {cotangent: None}
         there, linear = known | {cotangent}, _Linear({cotangent})
@@ -75,26 +93,52 @@ class _Loss:
             else:
                 lines.append(renamed_line(line, table, lambda o: self.joint.names.make()))
         makers = {self.linear[v]: v for v in chosen}
-        backward = [times_cotangent.bind(table[v], self.cotangent, output=v, context=line.context) if (v := makers.get(line)) is not None else line for line in self.backward]
+        backward = [
+            times_cotangent.bind(table[v], self.cotangent, output=v, context=line.context)
+            if (v := makers.get(line)) is not None
+            else line
+            for line in self.backward
+        ]
         starts = self.joint.bound_symbols[len(self.forward) : len(self.joint.bound_symbols) - len(self.backward)]
         return self.joint.replace(bound_symbols=[*self.forward, *lines, *starts, *backward])
 
     def read_elsewhere(self) -> list[Proxy]:
-        """What other lines read, or views of it, where no executor fuses these: there it would be computed on the way."""
+        """What other lines read, or views of it, where no executor fuses these: there it would be computed on the
+        way."""
         shown: dict[Proxy, Proxy] = {}
         for line in filter(may_view, self.early):
             shown |= dict.fromkeys(line.outputs, shown.get(line.inputs[0], line.inputs[0]))
-        readers = [(i, self.fuses(line)) for line in self.backward if line not in self.early for i in line.inputs if i in self.linear]
+        readers = [
+            (i, self.fuses(line))
+            for line in self.backward
+            if line not in self.early
+            for i in line.inputs
+            if i in self.linear
+        ]
         readers += [(g, False) for g in self.joint.output["output"] if isinstance(g, Proxy) and g in self.linear]
         fused = {shown.get(value, value) for value, fused in readers if fused}
-        return [v for v in dict.fromkeys(shown.get(value, value) for value, _ in readers) if v not in fused and self.linear.get(v) is not None]
+        return [
+            v
+            for v in dict.fromkeys(shown.get(value, value) for value, _ in readers)
+            if v not in fused and self.linear.get(v) is not None
+        ]
 
     def is_worth_it(self, value: Proxy) -> bool:
-        """Whether a pass over something about as large is saved: that is read where the forward reads it, and no reductions of long rows come first."""
+        """Whether a pass over something about as large is saved: that is read where the forward reads it, and no
+        reductions of long rows come first."""
         assert isinstance(value, TensorProxy), "lines that are fused make tensors"
         made = {o for line in self.early for o in line.outputs}
-        read = [i for line in leading_to(tuple(self.early), [value]) for i in line.inputs if i not in made and isinstance(i, TensorProxy)]
-        return nbytes(value) >= SMALLEST and any(2 * nbytes(i) >= nbytes(value) for i in read) and self.longest_row(read) <= max(f.longest_row for f in self.fusers)
+        read = [
+            i
+            for line in leading_to(tuple(self.early), [value])
+            for i in line.inputs
+            if i not in made and isinstance(i, TensorProxy)
+        ]
+        return (
+            nbytes(value) >= SMALLEST
+            and any(2 * nbytes(i) >= nbytes(value) for i in read)
+            and self.longest_row(read) <= max(f.longest_row for f in self.fusers)
+        )
 
     def longest_row(self, values: Sequence[Proxy]) -> int:
         """The most numbers that are reduced to one of several, in what the forward fuses to make these values."""
@@ -107,7 +151,10 @@ class _Loss:
             seen.add(line)
             waiting += line.inputs
             if OpTags.REDUCTION_OP in line.sym.tags:
-                sizes = [[math.prod(p.shape) for p in side if isinstance(p, TensorProxy)] for side in (line.inputs, line.outputs)]
+                sizes = [
+                    [math.prod(p.shape) for p in side if isinstance(p, TensorProxy)]
+                    for side in (line.inputs, line.outputs)
+                ]
                 longest = max([longest, *(max(sizes[0]) // n for n in sizes[1] if n > 1)])
         return longest
 
@@ -124,7 +171,8 @@ class _Linear:
         self.zeros: set[Proxy] = set()
 
     def holds(self, lines: Sequence[BoundSymbol]) -> bool:
-        """Whether each result of the lines is a multiple, or depends on none. Results of lines for which that holds are known from then on."""
+        """Whether each result of the lines is a multiple, or depends on none. Results of lines for which that holds are
+        known from then on."""
         return all(self._holds(line) for line in lines)
 
     def _holds(self, line: BoundSymbol) -> bool:
@@ -137,7 +185,9 @@ class _Linear:
             lines, aliases = parts(line)
             if not lines and not aliases or not self.holds(lines):
                 return False
-            self.dependent.update(old for old, new in aliases.items() if isinstance(new, Proxy) and new in self.dependent)
+            self.dependent.update(
+                old for old, new in aliases.items() if isinstance(new, Proxy) and new in self.dependent
+            )
             return True
         multiples = [isinstance(x, Proxy) and x in self.dependent for x in line.args]
         if name == "mul":
@@ -147,7 +197,9 @@ class _Linear:
         elif name == "cat":
             found = all(x in self.dependent for x in line.args[0])
         elif name == "where":
-            found = not multiples[0] and all(m or self._is_zero(x) for m, x in zip(multiples[1:], line.args[1:], strict=True))
+            found = not multiples[0] and all(
+                m or self._is_zero(x) for m, x in zip(multiples[1:], line.args[1:], strict=True)
+            )
         elif name == "pad":
             found = self._is_zero(line.args[1])
         else:
@@ -162,5 +214,6 @@ class _Linear:
 
 
 _OF_THE_FIRST = {
-    "true_divide", "neg", "sum", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "transpose", "slice_prim", "flip", "clone_prim", "detach_prim", "stride_order",
+    "true_divide", "neg", "sum", "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "transpose",
+    "slice_prim", "flip", "clone_prim", "detach_prim", "stride_order",
 }  # fmt: skip

@@ -1,6 +1,8 @@
-"""With `numerics="eager"`: operations whose rule rounds otherwise than PyTorch's derivative are differentiated by PyTorch.
+"""With `numerics="eager"`: operations whose rule rounds otherwise than PyTorch's derivative are differentiated by
+PyTorch.
 
-Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same line, whose operation has none, so that PyTorch's own graph of it is what is saved and run.
+Before: `t0 = ltorch.linalg_svd(a)`, which has a rule. After: the same line, whose operation has none, so that PyTorch's
+own graph of it is what is saved and run.
 """
 
 from __future__ import annotations
@@ -18,11 +20,26 @@ ROUND_OTHERWISE = frozenset({"gaussian_nll_loss", "linalg_pinv", "linalg_svd", "
 
 def exact_derivatives(trace: Trace) -> Trace:
     """Leaves the rules of ROUND_OTHERWISE out."""
-    return trace.replace(bound_symbols=[line.replace(sym=_without_rule(line.sym)) if line.sym.name in ROUND_OTHERWISE else line for line in trace.bound_symbols])
+    return trace.replace(
+        bound_symbols=[
+            line.replace(sym=_without_rule(line.sym)) if line.sym.name in ROUND_OTHERWISE else line
+            for line in trace.bound_symbols
+        ]
+    )
 
 
 @lru_cache(maxsize=64)
 def _without_rule(symbol: Symbol) -> Symbol:
-    made = Symbol(symbol.name, symbol.meta, id=symbol.id, module=symbol.module, decomposition=symbol.decomposition, is_prim=symbol.is_prim, tags=tuple(symbol.tags), fn=symbol.fn)
-    made.info = {k: v for k, v in symbol.info.items() if k == "not_differentiable"}  # none of the ways to differentiate it
+    made = Symbol(
+        symbol.name,
+        symbol.meta,
+        id=symbol.id,
+        module=symbol.module,
+        decomposition=symbol.decomposition,
+        is_prim=symbol.is_prim,
+        tags=tuple(symbol.tags),
+        fn=symbol.fn,
+    )
+    # none of the ways to differentiate it
+    made.info = {k: v for k, v in symbol.info.items() if k == "not_differentiable"}
     return made

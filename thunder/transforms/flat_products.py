@@ -1,10 +1,12 @@
 """Flat Products: linear layers take and give matrices.
 
-Before: `t0 = ltorch.linear(x, w)` with x of shape (2, 512, 64). After: `t1 = ltorch.reshape(x, (1024, 64))`, `t2 = ltorch.linear(t1, w)`, `t0 = ltorch.view(t2, (2, 512, 96))`.
+Before: `t0 = ltorch.linear(x, w)` with x of shape (2, 512, 64). After: `t1 = ltorch.reshape(x, (1024, 64))`, `t2 =
+ltorch.linear(t1, w)`, `t0 = ltorch.view(t2, (2, 512, 96))`.
 
-A layer's gradients are products of matrices, and so is what is saved for them. Lines that give values their shapes are part of the kernels that fusion executors write or read
-these values by. What is computed elementwise of such results alone, and columns of them, are matrices as well, so that no view is made from layer to layer. What the
-program returns stays as it is: as PyTorch's, it is no view.
+A layer's gradients are products of matrices, and so is what is saved for them. Lines that give values their shapes are
+part of the kernels that fusion executors write or read these values by. What is computed elementwise of such results
+alone, and columns of them, are matrices as well, so that no view is made from layer to layer. What the program returns
+stays as it is: as PyTorch's, it is no view.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ def _flat_shape(x: TensorProxy) -> tuple[int, int]:
 class _Flat:
     """What is known as a matrix while a trace is rewritten.
 
-    matrices: by value, the matrix that it is a view of, which a product, its columns or what is computed elementwise of them are. source: what a value that is read once is
-    another shape of. given: by value, a matrix of the same numbers.
+    matrices: by value, the matrix that it is a view of, which a product, its columns or what is computed elementwise of
+    them are. source: what a value that is read once is another shape of. given: by value, a matrix of the same numbers.
     """
 
     def __init__(self, trace: Trace):
@@ -50,13 +52,15 @@ class _Flat:
         shown = roots(lines, maybe=True)
         self.returned = {shown.get(o, o) for o in trace.output_proxies}
         self.read = Counter(i for line in lines for i in set(line.inputs)) + Counter(trace.output_proxies)
-        self.has_effects = any(line.sym.tags & _EFFECTS for line in lines)  # what is read later may be written to before
+        # what is read later may be written to before
+        self.has_effects = any(line.sym.tags & _EFFECTS for line in lines)
         self.matrices: dict[Proxy, TensorProxy] = {}
         self.source: dict[Proxy, TensorProxy] = {}
         self.given: dict[Proxy, TensorProxy] = {}
 
     def matrix(self, x: TensorProxy) -> TensorProxy:
-        if x not in self.given or self.given[x].requires_grad is not x.requires_grad:  # that of another layer was made under no_grad
+        # that of another layer was made under no_grad
+        if x not in self.given or self.given[x].requires_grad is not x.requires_grad:
             root = self.matrices.get(x, self.source.get(x, x))
             self.given[x] = root if tuple(root.shape) == _flat_shape(x) else LTORCH["reshape"](root, _flat_shape(x))
         return self.given[x]
@@ -72,20 +76,40 @@ class _Flat:
             return out.write(line)
         if line.sym is LTORCH["linear"]:
             if len(x.shape) > 2 and len(line.args[1].shape) == 2 and line.output not in self.returned:
-                return out.trace(lambda x, *rest, **named: self._view(line.output, line.sym(self.matrix(x), *rest, **named)), line)
-        elif name in _SHAPES and isinstance(line.output, TensorProxy) and line.output.dtype is x.dtype and line.output.requires_grad is x.requires_grad:
+                return out.trace(
+                    lambda x, *rest, **named: self._view(line.output, line.sym(self.matrix(x), *rest, **named)), line
+                )
+        elif (
+            name in _SHAPES
+            and isinstance(line.output, TensorProxy)
+            and line.output.dtype is x.dtype
+            and line.output.requires_grad is x.requires_grad
+        ):
             if x in self.matrices:
                 root = self.matrices[line.output] = self.matrices[x]
                 shaped = LTORCH["view" if name == "view" else "reshape"]  # columns in other shapes may be a copy
                 return out.trace(lambda *args, **kwargs: shaped(root, line.output.shape), line)
-            if name != "view" and self.read[line.output] == 1 and not self.has_effects:  # a view that is none is an error
+            # a view that is none is an error
+            if name != "view" and self.read[line.output] == 1 and not self.has_effects:
                 self.source[line.output] = self.source.get(x, x)
-        elif name in _PARTS and (whole := self.columns(x)) is not None and all(part.shape[:-1] == x.shape[:-1] for part in line.output):
+        elif (
+            name in _PARTS
+            and (whole := self.columns(x)) is not None
+            and all(part.shape[:-1] == x.shape[:-1] for part in line.output)
+        ):
             return out.trace(lambda *args, **kwargs: self._parts(line.output, whole), line)
-        elif "elementwise" in line.sym.info and not line.sym.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW} and isinstance(line.output, TensorProxy):
+        elif (
+            "elementwise" in line.sym.info
+            and not line.sym.tags & {*_EFFECTS, OpTags.RANDOM_OP, OpTags.VIEW}
+            and isinstance(line.output, TensorProxy)
+        ):
             tensors = [i for i in line.inputs if isinstance(i, TensorProxy)]
-            if line.output not in self.returned and all(i.shape == line.output.shape and self.columns(i) is not None for i in tensors):
-                args, kwargs = map_structure(lambda a: self.matrices[a] if isinstance(a, TensorProxy) else a, (line.args, line.kwargs))
+            if line.output not in self.returned and all(
+                i.shape == line.output.shape and self.columns(i) is not None for i in tensors
+            ):
+                args, kwargs = map_structure(
+                    lambda a: self.matrices[a] if isinstance(a, TensorProxy) else a, (line.args, line.kwargs)
+                )
                 return out.trace(lambda *_, **__: self._view(line.output, line.sym(*args, **kwargs)), line)
         return out.write(line)
 

@@ -10,8 +10,9 @@ Before: `t0 = ltorch.linear(x, weight, None)`. After:
     (t6, t7, t8) = ltorch.float8_quantize(weight, t5, dtypes.float8_e4m3fn, True)
     t0 = ltorch.float8_linear(x, weight, None, (t2, t3, t4, t3), (t6, t7, t8, t7), dtypes.float8_e5m2)
 
-Scales are found anew in each call, from what is rounded. The backward rounds its cotangents, and reads the transposes that the forward made. What several layers read is
-rounded once. Parameters, their gradients and the optimizer keep their type.
+Scales are found anew in each call, from what is rounded. The backward rounds its cotangents, and reads the transposes
+that the forward made. What several layers read is rounded once. Parameters, their gradients and the optimizer keep
+their type.
 """
 
 from __future__ import annotations
@@ -41,32 +42,45 @@ _SCALINGS = ("tensorwise", "rowwise")
 class Float8Transform(Transform):
     """Computes linear layers by float8 products, forward and backward.
 
-    scaling: "tensorwise", one scale for each matrix; "rowwise", one for each row of each operand, which is nearer and slower. gradient_dtype: of the cotangents,
-    torch.float8_e5m2 or torch.float8_e4m3fn; None for the first with tensorwise scales and the second with rowwise ones. filter(module, name): which layers, by the module that
-    holds the weight and its path; (None, "") where the weight is no parameter of the compiled module. None means all.
+    scaling: "tensorwise", one scale for each matrix; "rowwise", one for each row of each operand, which is nearer and
+    slower. gradient_dtype: of the cotangents, torch.float8_e5m2 or torch.float8_e4m3fn; None for the first with
+    tensorwise scales and the second with rowwise ones. filter(module, name): which layers, by the module that holds the
+    weight and its path; (None, "") where the weight is no parameter of the compiled module. None means all.
 
-    Taken are layers with a weight (n, k) of bfloat16, float16 or float32, n and k divisible by 16, and in training a number of rows divisible by 16. Others stay as they are.
-    Weights are rounded in each call, which products of several hundred rows and more win back.
-    Raises OptionError for options it does not know.
+    Taken are layers with a weight (n, k) of bfloat16, float16 or float32, n and k divisible by 16, and in training a
+    number of rows divisible by 16. Others stay as they are. Weights are rounded in each call, which products of several
+    hundred rows and more win back. Raises OptionError for options it does not know.
     """
 
     executors = ("float8",)
 
-    def __init__(self, *, scaling: str = "tensorwise", gradient_dtype: torch.dtype | None = None, filter: Callable[[Any, str], bool] | None = None):
+    def __init__(
+        self,
+        *,
+        scaling: str = "tensorwise",
+        gradient_dtype: torch.dtype | None = None,
+        filter: Callable[[Any, str], bool] | None = None,
+    ):
         if scaling not in _SCALINGS:
             raise OptionError(f"Float8Transform(scaling={scaling!r}): valid: {', '.join(map(repr, _SCALINGS))}")
         if gradient_dtype is None:
             gradient_dtype = torch.float8_e5m2 if scaling == "tensorwise" else torch.float8_e4m3fn
         if not isinstance(gradient_dtype, torch.dtype) or from_tensor_dtype(gradient_dtype).name not in LARGEST:
-            raise OptionError(f"Float8Transform(gradient_dtype={gradient_dtype}): valid: torch.float8_e4m3fn, torch.float8_e5m2")
+            raise OptionError(
+                f"Float8Transform(gradient_dtype={gradient_dtype}): valid: torch.float8_e4m3fn, torch.float8_e5m2"
+            )
         if filter is not None and not callable(filter):
-            raise OptionError(f"Float8Transform(filter=...) is a function of a module and its path, not a {type(filter).__name__}")
+            raise OptionError(
+                f"Float8Transform(filter=...) is a function of a module and its path, not a {type(filter).__name__}"
+            )
         self.scaling, self.gradient_dtype, self.filter = scaling, gradient_dtype, filter
 
     def __repr__(self) -> str:
         return f"Float8Transform(scaling={self.scaling!r}, gradient_dtype={self.gradient_dtype})"
 
-    def transform_traces_pre_prologue(self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, *, model=None, **kwargs) -> tuple:
+    def transform_traces_pre_prologue(
+        self, prologue_trace: Trace, computation_trace: Trace, epilogue_trace: Trace | None, *, model=None, **kwargs
+    ) -> tuple:
         layers = _Layers(self, computation_trace, model)
         changed = rewrite(computation_trace, layers.rule)
         if layers.refused and not layers.taken:
@@ -116,7 +130,11 @@ class _Layers:
         if any(n % 16 for n in weight.shape) or not rows or line.output.requires_grad and rows % 16:
             return f"sizes are not divisible by 16: {rows} rows, weight {list(weight.shape)}"
         device = to_torch_device(weight.device)
-        if device.type not in ("cpu", "cuda") or device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        if (
+            device.type not in ("cpu", "cuda")
+            or device.type == "cuda"
+            and torch.cuda.get_device_capability(device) < (8, 9)
+        ):
             return f"float8 products need a GPU of compute capability 8.9, and {device} is older, or none"
         return None if self.options.filter is None or self.options.filter(*self.module(weight)) else ""
 

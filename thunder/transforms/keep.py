@@ -1,10 +1,14 @@
-"""Keep: what would be computed again only to be written to memory stays in memory from the forward, as long as that raises the peak by no more than 15 %.
+"""Keep: what would be computed again only to be written to memory stays in memory from the forward, as long as that
+raises the peak by no more than 15 %.
 
-What a fused kernel computes again costs nothing where the kernel itself reads it. What a matrix product or an attention kernel of the backward reads is written once more, though
-the forward wrote it for a reader like that: keeping it saves a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all that
-was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept or not as one, so that a model's layers have the same kernels.
+What a fused kernel computes again costs nothing where the kernel itself reads it. What a matrix product or an attention
+kernel of the backward reads is written once more, though the forward wrote it for a reader like that: keeping it saves
+a pass, and costs its bytes in between. At the end of a backward all gradients are in memory, often more than all that
+was saved for it: up to there, memory is taken anyway, and a little more is worth the time. What is alike is kept or not
+as one, so that a model's layers have the same kernels.
 
-Before: `t0 = silu(x)` and `t1 = mm(t0, w)` in the forward, `bw_t0 = silu(x)` and `t2 = mm(bw_t0, g)` in the backward. After: the backward reads `t0`.
+Before: `t0 = silu(x)` and `t1 = mm(t0, w)` in the forward, `bw_t0 = silu(x)` and `t2 = mm(bw_t0, g)` in the backward.
+After: the backward reads `t0`.
 """
 
 from __future__ import annotations
@@ -20,10 +24,17 @@ from thunder.transforms.memory_budget import nbytes, roots
 
 __all__ = ["keep"]
 
-ROOM = 1.15  # times the peak without what is kept: up to there the backward may fill the memory, where gradients come on top; the forward only up to the peak
+# times the peak without what is kept: up to there the backward may fill the memory, where gradients come on top; the
+# forward only up to the peak
+ROOM = 1.15
 
 
-def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], bool], at_any_peak: Callable[[BoundSymbol], bool] = lambda line: False) -> frozenset[Proxy]:
+def keep(
+    joint: Trace,
+    chosen: Iterable[Proxy],
+    fuses: Callable[[BoundSymbol], bool],
+    at_any_peak: Callable[[BoundSymbol], bool] = lambda line: False,
+) -> frozenset[Proxy]:
     """`chosen`, the values of the forward that the backward computes again, without those that stay in memory.
 
     fuses: lines that a fusion executor takes. at_any_peak: those of them whose results stay whatever the peak is then.
@@ -34,7 +45,9 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
     lines, half = [*forward, *starts, *backward], len(forward)
     shown = roots(lines, maybe=True)
     apart = [not fuses(line) and not any(o in shown for o in line.outputs) for line in lines]
-    makers: dict[TensorProxy, int] = {o: i for i, line in enumerate(lines) for o in line.outputs if o not in shown and isinstance(o, TensorProxy)}
+    makers: dict[TensorProxy, int] = {
+        o: i for i, line in enumerate(lines) for o in line.outputs if o not in shown and isinstance(o, TensorProxy)
+    }
     made_of = _sources(forward, shown, chosen)
     last: dict[Proxy, int] = {}  # the line until which a value is in memory
     written: set[Proxy] = set()  # what a line of the forward reads that stands apart
@@ -58,8 +71,16 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
     groups: dict[tuple, list[TensorProxy]] = {}
     for value, i in makers.items():
         context = lines[i].context
-        if value in chosen and value in written and value in again and not apart[i] and (context is None or not context.checkpoint):
-            groups.setdefault((at_any_peak(lines[i]), lines[i].sym, value.dtype, *map(number_value, value.shape)), []).append(value)
+        if (
+            value in chosen
+            and value in written
+            and value in again
+            and not apart[i]
+            and (context is None or not context.checkpoint)
+        ):
+            groups.setdefault(
+                (at_any_peak(lines[i]), lines[i].sym, value.dtype, *map(number_value, value.shape)), []
+            ).append(value)
     kept: set[Proxy] = set()
     for (always, *_), group in sorted(groups.items(), key=lambda item: nbytes(item[1][0])):
         spans = [(last[value] + 1, again[value][0] - 1) for value in group]
@@ -68,14 +89,20 @@ def keep(joint: Trace, chosen: Iterable[Proxy], fuses: Callable[[BoundSymbol], b
             _hold(changed, value, *span)
         filled = list(itertools.accumulate(changed))
         begin, end = min(begin for begin, _ in spans), max(end for _, end in spans)
-        if always or max(filled[begin:half], default=0) <= peak and max(filled[half : end + 1], default=0) <= ROOM * peak:
+        if (
+            always
+            or max(filled[begin:half], default=0) <= peak
+            and max(filled[half : end + 1], default=0) <= ROOM * peak
+        ):
             changes = changed
             kept.update(group)
     shapes = {o: line.args[0] for line in forward if line.sym.name == "reshape" for o in line.outputs}
     return chosen - kept - {v for v, x in shapes.items() if x in kept}
 
 
-def _sources(forward: Sequence[BoundSymbol], shown: dict[Proxy, Proxy], chosen: frozenset[Proxy]) -> dict[Proxy, frozenset[Proxy]]:
+def _sources(
+    forward: Sequence[BoundSymbol], shown: dict[Proxy, Proxy], chosen: frozenset[Proxy]
+) -> dict[Proxy, frozenset[Proxy]]:
     """For values that are computed again, what is read for that."""
     found: dict[Proxy, frozenset[Proxy]] = {}
     for line in forward:

@@ -1,7 +1,8 @@
-"""Levels: a function under a functional transform is recorded apart; what the transform makes of it becomes part of the program around it.
+"""Levels: a function under a functional transform is recorded apart; what the transform makes of it becomes part of the
+program around it.
 
-A level's lines are typed for the level: its arguments require grad where the transform differentiates. Outside, what requires grad follows from the program
-there, so the lines are typed anew where they are written.
+A level's lines are typed for the level: its arguments require grad where the transform differentiates. Outside, what
+requires grad follows from the program there, so the lines are typed anew where they are written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ __all__ = ["Level", "write", "typed", "renamed", "renamed_line", "renamed_value"
 
 
 class Level:
-    """What a function did when it was called with `arguments`: `lines` that make `outputs`. Both are flat; an output may be an argument or a value from outside."""
+    """What a function did when it was called with `arguments`: `lines` that make `outputs`. Both are flat; an output
+    may be an argument or a value from outside."""
 
     __slots__ = ("arguments", "lines", "outputs")
 
@@ -24,9 +26,14 @@ class Level:
 
 
 def typed(lines: Iterable[BoundSymbol], grad_enabled: bool = True) -> None:
-    """Sets requires_grad of what the lines make, by what their inputs have now. The values belong to the level: nobody else has read it yet."""
+    """Sets requires_grad of what the lines make, by what their inputs have now. The values belong to the level: nobody
+    else has read it yet."""
     for line in lines:
-        grad = grad_enabled and (line.context is None or line.context.grad_enabled) and line.sym.connects(line.args, line.kwargs, line.inputs)
+        grad = (
+            grad_enabled
+            and (line.context is None or line.context.grad_enabled)
+            and line.sym.connects(line.args, line.kwargs, line.inputs)
+        )
         plain = line.sym.info.get("not_differentiable", ())
         for i, o in enumerate(line.outputs):
             if isinstance(o, TensorProxy) and not any(o is p for p in line.inputs):
@@ -41,12 +48,14 @@ def write(recorder: Recorder, lines: Iterable[BoundSymbol], table: dict[Proxy, P
 
 
 def renamed(lines: Iterable[BoundSymbol], names: Names, table: dict[Proxy, Proxy]) -> list[BoundSymbol]:
-    """Copies of the lines that make new values; `table`, which maps values to what is read in their place, learns these."""
+    """Copies of the lines that make new values; `table`, which maps values to what is read in their place, learns
+    these."""
     return [renamed_line(line, table, lambda o: names.make()) for line in lines]
 
 
 def renamed_line(line: BoundSymbol, table: dict[Proxy, Proxy], name: Callable[[Proxy], str]) -> BoundSymbol:
-    """A copy of a line whose results, and the values inside its decomposition where that was made, are new values with names of their own."""
+    """A copy of a line whose results, and the values inside its decomposition where that was made, are new values with
+    names of their own."""
     for o in line.outputs:
         if o not in table and not any(o is i for i in line.inputs):
             table[o] = renamed_value(o, name(o))

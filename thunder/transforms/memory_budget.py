@@ -1,10 +1,11 @@
 """What is saved for the backward and what is computed again: a minimum cut of the forward's data flow.
 
-Every value that the backward reads is either saved, which costs its bytes, or computed again, which costs time and needs the values it is made of. For a price of
-time, the choice that costs least is a minimum cut: a value is an edge as heavy as its bytes, an operation is tied to the source by the price of its time, what the
-backward reads is tied to the sink, and what stands on the sink's side is computed again. (Min-cut rematerialization as in Chen, Moreau et al. 2018, "TVM" and AOTAutograd's
-partitioner; the price is a Lagrange multiplier of the budget.) Lowering the price until the bytes fit the budget walks along the curve of least time for
-each amount of memory.
+Every value that the backward reads is either saved, which costs its bytes, or computed again, which costs time and
+needs the values it is made of. For a price of time, the choice that costs least is a minimum cut: a value is an edge as
+heavy as its bytes, an operation is tied to the source by the price of its time, what the backward reads is tied to the
+sink, and what stands on the sink's side is computed again. (Min-cut rematerialization as in Chen, Moreau et al. 2018,
+"TVM" and AOTAutograd's partitioner; the price is a Lagrange multiplier of the budget.) Lowering the price until the
+bytes fit the budget walks along the curve of least time for each amount of memory.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ MEMORY_BUDGET = compile_option(
     owner="memory_budget", valid="a number above 0, at most 1", check=lambda share: 0 < share <= 1,
 )  # fmt: skip
 
-FLOPS_PER_BYTE = 100  # how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
+# how many floating point operations take as long as moving one byte: 200 on an H200 in bfloat16, some 20 on a CPU core
+FLOPS_PER_BYTE = 100
 STEPS = 24  # halvings of the interval of prices
 
 
 @dataclass(frozen=True)
 class Plan:
-    """recomputed: the forward's values that the backward computes again. saved: those it finds saved. nbytes: of those, without what belongs to arguments.
+    """recomputed: the forward's values that the backward computes again. saved: those it finds saved. nbytes: of those,
+    without what belongs to arguments.
 
     time: of what is computed again, estimated, in the time that moving one byte takes.
     """
@@ -49,10 +52,12 @@ class Plan:
 
 
 def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None = None) -> Plan:
-    """The plan that saves at most `budget` times the bytes that are saved without one, in the least time; the smallest there is where none is that small.
+    """The plan that saves at most `budget` times the bytes that are saved without one, in the least time; the smallest
+    there is where none is that small.
 
-    budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or move data cost nothing when they are computed
-    again: they join a region that reads their inputs. Products and reductions are no part of that.
+    budget: above 0, at most 1. free: operations that a fusion executor takes. Those of them that are elementwise or
+    move data cost nothing when they are computed again: they join a region that reads their inputs. Products and
+    reductions are no part of that.
     """
     flow = _Flow(joint, free)
     whole = flow.evaluate(frozenset())
@@ -63,7 +68,8 @@ def plan(joint: Trace, budget: float, free: Callable[[BoundSymbol], bool] | None
     least = flow.cut(0.0)
     if least.nbytes > target:
         return least
-    low, high = 0.0, float(whole.nbytes)  # `least` fits at the price `low`; above `high` nothing is worth computing again
+    # `least` fits at the price `low`; above `high` nothing is worth computing again
+    low, high = 0.0, float(whole.nbytes)
     fits, above = least, start
     for _ in range(STEPS):
         price = math.sqrt(low * high) if low else high / 1024
@@ -88,11 +94,16 @@ def nbytes(value: TensorProxy) -> int:
 
 
 def _is_view(line: BoundSymbol, maybe: bool = False) -> bool:
-    return OpTags.VIEW in line.sym.tags and (maybe or line.sym.name not in MAY_COPY) and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1
+    return (
+        OpTags.VIEW in line.sym.tags
+        and (maybe or line.sym.name not in MAY_COPY)
+        and sum(isinstance(i, TensorProxy) for i in line.inputs) == 1
+    )
 
 
 def roots(lines: Sequence[BoundSymbol], maybe: bool = False, copies: Container[str] = ()) -> dict[Proxy, Proxy]:
-    """For views, the value whose memory they show; `maybe`: also for what is a view or a copy, which of the two the strides decide, but for `copies`, which are known."""
+    """For views, the value whose memory they show; `maybe`: also for what is a view or a copy, which of the two the
+    strides decide, but for `copies`, which are known."""
     found: dict[Proxy, Proxy] = {}
     for line in lines:
         if _is_view(line, maybe):
@@ -102,8 +113,11 @@ def roots(lines: Sequence[BoundSymbol], maybe: bool = False, copies: Container[s
 
 
 def _is_fixed(line: BoundSymbol) -> bool:
-    """Whether a line can not be computed again: it has an effect, draws numbers, or makes something that is no tensor."""
-    return bool(line.sym.tags & {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.IN_PLACE}) or not all(isinstance(o, TensorProxy) for o in line.outputs)
+    """Whether a line can not be computed again: it has an effect, draws numbers, or makes something that is no
+    tensor."""
+    return bool(line.sym.tags & {OpTags.DONT_DCE, OpTags.RANDOM_OP, OpTags.IN_PLACE}) or not all(
+        isinstance(o, TensorProxy) for o in line.outputs
+    )
 
 
 def estimated_time(line: BoundSymbol) -> float:
@@ -113,7 +127,8 @@ def estimated_time(line: BoundSymbol) -> float:
 
 
 def multiply_adds(line: BoundSymbol) -> float:
-    """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) = mnk. 0 of other operations.
+    """Those of matrix products, convolutions and attention: a product of A (m, k) and B (k, n) has sqrt(mk kn mn) =
+    mnk. 0 of other operations.
 
     What is no single product says how many it has: `info["multiply_adds"](line)`.
     """
@@ -139,11 +154,14 @@ class _Flow:
         self.root, self.shown = roots(self.forward), roots(self.forward, maybe=True)
         written = {self.shown.get(a, a) for line in self.forward if writes_back(line) for a in line.inputs[:1]}
         # what a backward would read otherwise than the forward did
-        self.gone = {v for line in self.forward for v in (*line.inputs, *line.outputs) if self.shown.get(v, v) in written}
+        self.gone = {
+            v for line in self.forward for v in (*line.inputs, *line.outputs) if self.shown.get(v, v) in written
+        }
         read = [i for b in backward for i in b.inputs] + [g for g in joint.output["output"] if isinstance(g, Proxy)]
         self.required = dict.fromkeys(v for v in read if v in self.maker)
         apart = {i for line in self.forward if free is None or not free(line) for i in line.inputs}
-        self.inside = {v for v in self.root if v not in apart and v not in self.gone} if free is not None else set()  # views that nothing but kernels reads
+        # views that nothing but kernels reads
+        self.inside = {v for v in self.root if v not in apart and v not in self.gone} if free is not None else set()
         self.time = {line: estimated_time(line) for line in self.forward}
 
     def of(self, value: Proxy) -> Proxy:
@@ -158,17 +176,27 @@ class _Flow:
 
     def cut(self, price: float) -> Plan:
         """The plan that costs least where one unit of time is worth `price` bytes."""
-        number = {value: i for i, value in enumerate(self.maker)}  # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is line j
+        # nodes: 2i and 2i + 1 are a value before and after its edge, -1 - j is line j
+        number = {value: i for i, value in enumerate(self.maker)}
         edges: list[tuple] = []
         for j, line in enumerate(self.forward):
             if _is_view(line) or not any(self.reaches[o] for o in line.outputs):
                 continue
             edges.append(("source", -1 - j, self.price(line, price)))
-            edges += [(2 * number[value] + 1, -1 - j, math.inf) for value in {self.of(i) for i in line.inputs if self.of(i) in number}]
+            edges += [
+                (2 * number[value] + 1, -1 - j, math.inf)
+                for value in {self.of(i) for i in line.inputs if self.of(i) in number}
+            ]
             for value in line.outputs:
                 i = number[value]
-                edges += (-1 - j, 2 * i, math.inf), (2 * i, 2 * i + 1, float(nbytes(value)) if isinstance(value, TensorProxy) else 0.0)
-        edges += [(2 * number[value] + 1, "sink", math.inf) for value in {self.of(v) for v in self.required if self.of(v) in number}]
+                edges += (
+                    (-1 - j, 2 * i, math.inf),
+                    (2 * i, 2 * i + 1, float(nbytes(value)) if isinstance(value, TensorProxy) else 0.0),
+                )
+        edges += [
+            (2 * number[value] + 1, "sink", math.inf)
+            for value in {self.of(v) for v in self.required if self.of(v) in number}
+        ]
         after = sink_side(edges, "source", "sink")
         return self.evaluate(frozenset(o for o, i in number.items() if 2 * i in after))
 
@@ -176,7 +204,11 @@ class _Flow:
     def reaches(self) -> dict[Proxy, bool]:
         """Whether the backward needs a value, itself or to compute another one again."""
         if not hasattr(self, "_reaches"):
-            self._reaches = dict.fromkeys(self.maker, False) | dict.fromkeys((self.of(v) for v in self.required), True) | dict.fromkeys(self.required, True)
+            self._reaches = (
+                dict.fromkeys(self.maker, False)
+                | dict.fromkeys((self.of(v) for v in self.required), True)
+                | dict.fromkeys(self.required, True)
+            )
             for line in reversed(self.forward):
                 if any(self._reaches[o] for o in line.outputs):
                     for i in line.inputs:
@@ -185,9 +217,17 @@ class _Flow:
         return self._reaches
 
     def evaluate(self, chosen: frozenset[Proxy]) -> Plan:
-        """What is saved, and what it costs, when these values are computed again. Views of values are made again from what they show, unless that is written to, or a view is there
-        anyway."""
-        chosen |= {v for v in self.root if self.root[v] in chosen or self.root[v] not in self.maker and v not in self.gone or v not in self.required or v in self.inside}
+        """What is saved, and what it costs, when these values are computed again. Views of values are made again from
+        what they show, unless that is written to, or a view is there anyway."""
+        chosen |= {
+            v
+            for v in self.root
+            if self.root[v] in chosen
+            or self.root[v] not in self.maker
+            and v not in self.gone
+            or v not in self.required
+            or v in self.inside
+        }
         saved, again, stack = {}, {}, list(self.required)
         seen = set()
         while stack:
@@ -202,14 +242,22 @@ class _Flow:
                 saved[value] = None
         distinct = {self.of(v) for v in saved if self.of(v) in self.maker}
         size = sum(nbytes(v) for v in distinct if isinstance(v, TensorProxy))
-        return Plan(frozenset(v for v in chosen if v in seen), tuple(saved), size, sum(self.time[line] for line in again if not _is_view(line)))
+        return Plan(
+            frozenset(v for v in chosen if v in seen),
+            tuple(saved),
+            size,
+            sum(self.time[line] for line in again if not _is_view(line)),
+        )
 
     def bytes_in(self, saved: Iterable[Proxy]) -> int:
         """Bytes of what is saved if nothing is copied that may be a view."""
-        return sum(nbytes(v) for v in {self.shown.get(v, v) for v in saved} if v in self.maker and isinstance(v, TensorProxy))
+        return sum(
+            nbytes(v) for v in {self.shown.get(v, v) for v in saved} if v in self.maker and isinstance(v, TensorProxy)
+        )
 
     def between(self, above: Plan, fits: Plan, target: float) -> Plan:
-        """Of two plans at one price, which differ in independent parts of the program, as much of the smaller one as the target asks for."""
+        """Of two plans at one price, which differ in independent parts of the program, as much of the smaller one as
+        the target asks for."""
         order = {o: i for i, line in enumerate(self.forward) for o in line.outputs}
         chosen = set(above.recomputed)
         best = above

@@ -1,4 +1,5 @@
-"""Minimum cuts of directed graphs, by Dinic's method (1970): shortest paths to the sink are filled until there is none."""
+"""Minimum cuts of directed graphs, by Dinic's method (1970): shortest paths to the sink are filled until there is
+none."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ __all__ = ["sink_side"]
 
 
 def sink_side(edges: Iterable[tuple[Hashable, Hashable, float]], source: Hashable, sink: Hashable) -> set:
-    """The nodes behind the minimum cut that is nearest to the sink: those from which more could flow to it when as much flows as can.
+    """The nodes behind the minimum cut that is nearest to the sink: those from which more could flow to it when as much
+    flows as can.
 
     edges: (from, to, capacity). Raises ValueError where there is no limit to what flows.
     """

@@ -1,8 +1,9 @@
 """Operations that reduce inside, as softmax does, taken apart where a fusion executor computes their parts.
 
-Before: `t0 = ltorch.softmax(x, -1)`, and a backward that reads t0. After: `t1 = ltorch.amax(x, -1, True)`, `t2 = ltorch.sub(x, t1)`, `t3 = ltorch.exp(t2)`,
-`t4 = ltorch.sum(t3, -1, True)`, `t0 = ltorch.true_divide(t3, t4)`. Now the planner of what is saved (`memory_budget.py`) can save the two numbers of each row, and compute the rest
-again in the kernel that reads it, in one pass.
+Before: `t0 = ltorch.softmax(x, -1)`, and a backward that reads t0. After: `t1 = ltorch.amax(x, -1, True)`, `t2 =
+ltorch.sub(x, t1)`, `t3 = ltorch.exp(t2)`, `t4 = ltorch.sum(t3, -1, True)`, `t0 = ltorch.true_divide(t3, t4)`. Now the
+planner of what is saved (`memory_budget.py`) can save the two numbers of each row, and compute the rest again in the
+kernel that reads it, in one pass.
 """
 
 from __future__ import annotations
@@ -18,14 +19,23 @@ __all__ = ["open_reductions"]
 
 
 def open_reductions(joint: Trace, fusers: Sequence) -> Trace:
-    """Opens the lines of the forward that reduce inside, that one of the executors may fuse, and whose results the backward reads."""
+    """Opens the lines of the forward that reduce inside, that one of the executors may fuse, and whose results the
+    backward reads."""
     forward, _, backward = sides(joint)
     read = {i for line in backward for i in line.inputs}
-    opened = {line for line in forward if not read.isdisjoint(line.outputs) and _reduces_inside(line) and any(f.takes(line) for f in fusers)}
+    opened = {
+        line
+        for line in forward
+        if not read.isdisjoint(line.outputs) and _reduces_inside(line) and any(f.takes(line) for f in fusers)
+    }
     return with_parts(joint, opened)
 
 
 def _reduces_inside(line: BoundSymbol) -> bool:
-    if line.sym.decomposition is None or line.sym.tags & {OpTags.REDUCTION_OP, OpTags.MATMUL_OP} or line.sym.info.get("elementwise"):
+    if (
+        line.sym.decomposition is None
+        or line.sym.tags & {OpTags.REDUCTION_OP, OpTags.MATMUL_OP}
+        or line.sym.info.get("elementwise")
+    ):
         return False
     return any(OpTags.REDUCTION_OP in sub.sym.tags for sub in line.subsymbols)

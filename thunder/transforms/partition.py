@@ -1,4 +1,5 @@
-"""Partition: a joint trace, cut into the forward that runs now and the backward that runs later. What crosses the cut is saved."""
+"""Partition: a joint trace, cut into the forward that runs now and the backward that runs later. What crosses the cut
+is saved."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from thunder.core.codegen import Printer
-from thunder.core.proxies import CollectionProxy, NumberProxy, Proxy, TensorProxy, UnbackedNumber, numbers_in, proxies_in
+from thunder.core.proxies import (
+    CollectionProxy,
+    NumberProxy,
+    Proxy,
+    TensorProxy,
+    UnbackedNumber,
+    numbers_in,
+    proxies_in,
+)
 from thunder.core.regions import leading_to
 from thunder.core.symbol import BoundSymbol, OpTags, Symbol
 from thunder.core.trace import Trace, TraceTag
@@ -32,15 +41,25 @@ __all__ = [
 
 
 class ForwardBackward:
-    """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward, cotangents)`, one gradient or None an argument.
+    """forward: returns (outputs, (saved tensors, saved others)). backward: `backward_fn(saved_for_backward,
+    cotangents)`, one gradient or None an argument.
 
-    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order. cotangents: what the backward is given, for those that
-    require grad.
+    outputs: the distinct tensors, and numbers of data, that the forward makes and the program returns, in order.
+    cotangents: what the backward is given, for those that require grad.
     """
 
     __slots__ = ("forward", "backward", "outputs", "cotangents", "saved_tensors", "saved_others", "returned")
 
-    def __init__(self, forward: Trace, backward: Trace, outputs: list, cotangents: list, saved_tensors: list, saved_others: list, returned):
+    def __init__(
+        self,
+        forward: Trace,
+        backward: Trace,
+        outputs: list,
+        cotangents: list,
+        saved_tensors: list,
+        saved_others: list,
+        returned,
+    ):
         self.forward, self.backward, self.outputs, self.cotangents = forward, backward, outputs, cotangents
         self.saved_tensors, self.saved_others, self.returned = saved_tensors, saved_others, returned
 
@@ -53,7 +72,10 @@ def partition(joint: Trace) -> ForwardBackward:
     backward_lines = leading_to(backward_lines, gradients, has_effect)
     overwritten = overwritten_before(forward_lines, backward_lines, joint.tables.get("copies", ()))
     if overwritten is not None:
-        backward_lines, gradients = [modified_in_place.bind(overwritten.name, output=None)], tuple(None for _ in gradients)
+        backward_lines, gradients = (
+            [modified_in_place.bind(overwritten.name, output=None)],
+            tuple(None for _ in gradients),
+        )
     made = {o for b in backward_lines for o in b.outputs} | set(cotangents)
     read = dict.fromkeys(i for b in backward_lines for i in b.inputs if i not in made)
     read |= dict.fromkeys(g for g in gradients if isinstance(g, Proxy) and g not in made)
@@ -62,23 +84,37 @@ def partition(joint: Trace) -> ForwardBackward:
     tensors, again = reread(forward_lines, tensors, arguments)
     backward_lines = [*again, *backward_lines]
     others = [p for p in read if not isinstance(p, TensorProxy)] + _numbers(joint, backward_lines)
-    outputs = [o for o in dict.fromkeys(proxies_in(returned, [])) if isinstance(o, (TensorProxy, UnbackedNumber)) and o not in arguments]
-    forward = joint.replace(name="augmented_forward_fn", bound_symbols=forward_lines, output=(tuple(outputs), (tuple(tensors), tuple(others))), tags={TraceTag.AUGMENTED_FORWARD})
+    outputs = [
+        o
+        for o in dict.fromkeys(proxies_in(returned, []))
+        if isinstance(o, (TensorProxy, UnbackedNumber)) and o not in arguments
+    ]
+    forward = joint.replace(
+        name="augmented_forward_fn",
+        bound_symbols=forward_lines,
+        output=(tuple(outputs), (tuple(tensors), tuple(others))),
+        tags={TraceTag.AUGMENTED_FORWARD},
+    )
     backward = _backward_trace(joint, backward_lines, tensors, others, cotangents, gradients)
     return ForwardBackward(dce(forward), backward, outputs, cotangents, tensors, others, returned)
 
 
 def as_saved_by(forward: Trace, cut: ForwardBackward) -> ForwardBackward:
-    """The same cut, for a forward that a transform may have made gather saved values in collections: the backward unpacks these.
+    """The same cut, for a forward that a transform may have made gather saved values in collections: the backward
+    unpacks these.
 
-    Before: `return (y), ((t0, t1, x), ())`. After: `return (y), ((x,), (results0,))`, and the backward begins with `t0, t1 = results0`.
+    Before: `return (y), ((t0, t1, x), ())`. After: `return (y), ((x,), (results0,))`, and the backward begins with `t0,
+    t1 = results0`.
     """
     tensors, others = forward.output[1]
     collections = [c for c in others if isinstance(c, CollectionProxy)]
     if not collections:
         return cut
     ours = {p.name: p for p in cut.saved_tensors}
-    tensors, gathered = [ours[p.name] for p in tensors], [CollectionProxy([ours[p.name] for p in c.collection], c.name) for c in collections]
+    tensors, gathered = (
+        [ours[p.name] for p in tensors],
+        [CollectionProxy([ours[p.name] for p in c.collection], c.name) for c in collections],
+    )
     others = [*cut.saved_others, *gathered]
     lines = [line for line in cut.backward.bound_symbols if line.sym not in (unpack_sequence, clear_symbol)]
     backward = _backward_trace(cut.backward, lines, tensors, others, cut.cotangents, cut.backward.output)
@@ -102,14 +138,19 @@ def views_of_outputs(forward: Trace) -> list[int]:
 
     for line in forward.bound_symbols:
         if OpTags.OPAQUE in line.sym.tags or line.sym.is_fusion:
-            names = list(dict.fromkeys(map(base, line.outputs if line.sym.is_fusion else (*line.outputs, *line.inputs))))
+            names = list(
+                dict.fromkeys(map(base, line.outputs if line.sym.is_fusion else (*line.outputs, *line.inputs)))
+            )
             joined |= {name: names[0] for name in names[1:]}
     bases = set(map(base, outputs))
     return [i for i, p in enumerate(saved) if base(p) in bases]
 
 
-def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], copies: Container[str] = ()) -> TensorProxy | None:
-    """An argument that the forward writes to and the backward would read as it was before. copies: names of what may be views and is none."""
+def overwritten_before(
+    forward: Sequence[BoundSymbol], backward: Sequence[BoundSymbol], copies: Container[str] = ()
+) -> TensorProxy | None:
+    """An argument that the forward writes to and the backward would read as it was before. copies: names of what may be
+    views and is none."""
     rearranged: dict[Proxy, Proxy] = {}  # what an argument is under its new shape -> the argument
     for b in forward:
         if "rearranges" in b.sym.info:
@@ -130,15 +171,19 @@ def overwritten_before(forward: Sequence[BoundSymbol], backward: Sequence[BoundS
 
 def _raise_modified(name: str):
     raise RuntimeError(
-        f"one of the variables needed for gradient computation has been modified by an inplace operation: {name}, which the compiled function writes to after it was used"
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: {name}, "
+        "which the compiled function writes to after it was used"
     )
 
 
-modified_in_place = Symbol("modified_in_place", lambda name: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_raise_modified)
+modified_in_place = Symbol(
+    "modified_in_place", lambda name: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_raise_modified
+)
 
 
 def split_into_forward_and_backward(joint: Trace) -> tuple[Trace, Trace | None]:
-    """The forward and the backward of a joint trace; None in the place of a backward where there is nothing to differentiate."""
+    """The forward and the backward of a joint trace; None in the place of a backward where there is nothing to
+    differentiate."""
     cut = partition(joint)
     return cut.forward, cut.backward if any(g is not None for g in joint.output["output"]) else None
 
@@ -149,7 +194,8 @@ class ForwardBackwardTraces(NamedTuple):
 
 
 def forward_and_backward_from_trace(trace: Trace, torch_autograd: bool = False) -> ForwardBackwardTraces:
-    """The forward and backward traces of a computation trace. `torch_autograd` is accepted as in 2024: both are made in the one way there is."""
+    """The forward and backward traces of a computation trace. `torch_autograd` is accepted as in 2024: both are made in
+    the one way there is."""
     return ForwardBackwardTraces(*split_into_forward_and_backward(recompute(grad_transform_on_trace(trace))))
 
 
@@ -175,7 +221,8 @@ def _print_unpack(line: BoundSymbol, printer: Printer) -> list[str]:
 
 def _print_clear(line: BoundSymbol, printer: Printer) -> list[str]:
     collection = line.args[0]
-    if collection.collection:  # what a transform of the forward gathered is no list of this call's: a graph that is kept reads it again
+    # what a transform of the forward gathered is no list of this call's: a graph that is kept reads it again
+    if collection.collection:
         return [f"del {collection.name}"]
     printer.context["clear_collection"] = clear_collection
     return [f"clear_collection({collection.name})", f"del {collection.name}"]
@@ -198,7 +245,9 @@ def _unpack(values, source: CollectionProxy) -> list[BoundSymbol]:
     ]
 
 
-def _backward_trace(trace: Trace, lines: list[BoundSymbol], tensors: list, others: list, cotangents: list, gradients: tuple) -> Trace:
+def _backward_trace(
+    trace: Trace, lines: list[BoundSymbol], tensors: list, others: list, cotangents: list, gradients: tuple
+) -> Trace:
     saved, given = CollectionProxy((), "saved_for_backward"), CollectionProxy((), "cotangents")
     c0, c1 = CollectionProxy((), "C0"), CollectionProxy((), "C1")
     head = _unpack((c0 if tensors else None, c1 if others else None), saved)
@@ -208,4 +257,10 @@ def _backward_trace(trace: Trace, lines: list[BoundSymbol], tensors: list, other
     for collection in others:
         if isinstance(collection, CollectionProxy):
             head += _unpack(collection.collection, collection)
-    return trace.replace(name="backward_fn", args=(saved, given), bound_symbols=[*head, *lines], output=gradients, tags={TraceTag.BACKWARD})
+    return trace.replace(
+        name="backward_fn",
+        args=(saved, given),
+        bound_symbols=[*head, *lines],
+        output=gradients,
+        tags={TraceTag.BACKWARD},
+    )

@@ -1,4 +1,5 @@
-"""The two derivatives of a function that is recorded as a level: `Pullback` (reverse mode) and `pushforward` (forward mode)."""
+"""The two derivatives of a function that is recorded as a level: `Pullback` (reverse mode) and `pushforward` (forward
+mode)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ __all__ = ["Pullback", "pushforward", "gradients_of"]
 
 
 def _linearized(level: Level, executors: Sequence) -> Linearization:
-    """The level's derivative. What its results do not need is not differentiated, but stays: the program around it may have seen it."""
+    """The level's derivative. What its results do not need is not differentiated, but stays: the program around it may
+    have seen it."""
     linear = Linearization(level.lines, executors, functional=True, needed=set(leading_to(level.lines, level.outputs)))
     for step in linear.steps:
         if isinstance(step, Derivative):
@@ -29,22 +31,28 @@ def _linearized(level: Level, executors: Sequence) -> Linearization:
 
 
 def _check_connected(step: Derivative) -> None:
-    """What a rule computes its result with has to be differentiable itself: without this a second derivative would be zero without a word."""
+    """What a rule computes its result with has to be differentiable itself: without this a second derivative would be
+    zero without a word."""
     results = {o for o, _ in step.gets}
     for line in step.forward:
         if line.context is not None and not line.context.grad_enabled and not results.isdisjoint(line.outputs):
-            raise MissingImplementationError(f"the rule of an operation computes its result without grad ({line.sym.qualified_name}): it has no derivative as a function")
+            raise MissingImplementationError(
+                f"the rule of an operation computes its result without grad ({line.sym.qualified_name}): it has no "
+                "derivative as a function"
+            )
 
 
 def _writer(recorder: Recorder) -> Recorder:
-    return Recorder(recorder.context.replace(grad_enabled=True, autocast=None, checkpoint=()), recorder.location, recorder.where)
+    return Recorder(
+        recorder.context.replace(grad_enabled=True, autocast=None, checkpoint=()), recorder.location, recorder.where
+    )
 
 
 class Pullback:
     """The derivative of a level at its arguments, as a function of cotangents.
 
-    Made, it writes the level's lines to `recorder`, that of the program around it, with those that only the backward reads; `arguments` are what the level's
-    arguments are there. Each call writes the backward.
+    Made, it writes the level's lines to `recorder`, that of the program around it, with those that only the backward
+    reads; `arguments` are what the level's arguments are there. Each call writes the backward.
     """
 
     def __init__(self, level: Level, arguments: Sequence[Proxy], executors: Sequence, recorder: Recorder):
@@ -54,7 +62,8 @@ class Pullback:
         write(recorder, self.linear.forward, self.table)
 
     def __call__(self, cotangents: Sequence, recorder: Recorder, wanted: Sequence[Proxy] | None = None) -> list:
-        """The gradient, or None, of each value of `wanted`: of each argument. `cotangents` has one for each output, None where it is not differentiated."""
+        """The gradient, or None, of each value of `wanted`: of each argument. `cotangents` has one for each output,
+        None where it is not differentiated."""
         seeds = [(o, g) for o, g in zip(self.level.outputs, cotangents, strict=True) if g is not None]
         with recording(_writer(recorder)) as backward:
             grads = self.linear.backward(seeds, backward)
@@ -67,20 +76,27 @@ class Pullback:
         return [table.get(g, g) for g in found]
 
 
-def pushforward(level: Level, arguments: Sequence[Proxy], tangents: Sequence, executors: Sequence, recorder: Recorder) -> list:
-    """The tangent, or None where it is zero, of each output of a level. tangents: one for each argument, None where it is zero.
+def pushforward(
+    level: Level, arguments: Sequence[Proxy], tangents: Sequence, executors: Sequence, recorder: Recorder
+) -> list:
+    """The tangent, or None where it is zero, of each output of a level. tangents: one for each argument, None where it
+    is zero.
 
-    The backward is linear in its cotangents; its own backward is the derivative forward: with J the Jacobian, c -> J' c has v -> J v for its pullback
-    (https://j-towns.github.io/2017/06/12/A-new-trick.html). No operation needs a second rule. The level's lines are written to `recorder`, too.
+    The backward is linear in its cotangents; its own backward is the derivative forward: with J the Jacobian, c -> J' c
+    has v -> J v for its pullback (https://j-towns.github.io/2017/06/12/A-new-trick.html). No operation needs a second
+    rule. The level's lines are written to `recorder`, too.
     """
     table: dict[Proxy, Proxy] = dict(zip(level.arguments, arguments, strict=True))
     linear = _linearized(level, executors)
     writer = _writer(recorder)
     differentiable = [o if isinstance(o, TensorProxy) and o.requires_grad else None for o in level.outputs]
     with recording(writer):
-        cotangents = [None if o is None else LTORCH["ones_like"](o) for o in differentiable]  # any value would do, where no formula takes its logarithm
+        # any value would do, where no formula takes its logarithm
+        cotangents = [None if o is None else LTORCH["ones_like"](o) for o in differentiable]
         starts, writer.bound_symbols = writer.bound_symbols, []
-        grads = linear.backward([(o, c) for o, c in zip(differentiable, cotangents, strict=True) if o is not None], writer)
+        grads = linear.backward(
+            [(o, c) for o, c in zip(differentiable, cotangents, strict=True) if o is not None], writer
+        )
     gradients = [(grads[a], v) for a, v in zip(level.arguments, tangents, strict=True) if v is not None and a in grads]
     backward = leading_to(writer.bound_symbols, [g for g, _ in gradients])
     _constant(level.arguments)
@@ -98,11 +114,15 @@ def pushforward(level: Level, arguments: Sequence[Proxy], tangents: Sequence, ex
     return [table.get(g, g) for g in results]
 
 
-def gradients_of(trace: Trace, cotangents: Sequence[TensorProxy | None], outputs: Sequence[TensorProxy], executors: Sequence) -> Trace:
-    """The gradients of a program as a program that can itself be differentiated: its arguments are those of `trace`, then the cotangents that are not None.
+def gradients_of(
+    trace: Trace, cotangents: Sequence[TensorProxy | None], outputs: Sequence[TensorProxy], executors: Sequence
+) -> Trace:
+    """The gradients of a program as a program that can itself be differentiated: its arguments are those of `trace`,
+    then the cotangents that are not None.
 
-    outputs: the values that the cotangents belong to. Returns one gradient for each argument of `trace`, None where there is none. The forward is computed again;
-    random lines stay in their order, so that the state of the generator before them gives their numbers again.
+    outputs: the values that the cotangents belong to. Returns one gradient for each argument of `trace`, None where
+    there is none. The forward is computed again; random lines stay in their order, so that the state of the generator
+    before them gives their numbers again.
     """
     recorder = Recorder(Context(trace.names, grad_enabled=True))
     arguments = [a for a in trace.args if isinstance(a, TensorProxy)]

@@ -1,11 +1,12 @@
 """Recomputation: the backward computes values again that the forward does not save for it.
 
-What stands in a checkpoint (`torch.utils.checkpoint`) is computed again for the backward of the lines in the same checkpoint. In a checkpoint inside another one
-that happens twice: once while the outer one is computed again, and again for the inner one's own backward, as in PyTorch. Values outside of every
-checkpoint are computed again where a plan says so (see `memory_budget`).
+What stands in a checkpoint (`torch.utils.checkpoint`) is computed again for the backward of the lines in the same
+checkpoint. In a checkpoint inside another one that happens twice: once while the outer one is computed again, and again
+for the inner one's own backward, as in PyTorch. Values outside of every checkpoint are computed again where a plan says
+so (see `memory_budget`).
 
-Each copy stands right before its first use, so that only what the next lines need is alive. Random operations are given the state of the generator that
-the forward gave them.
+Each copy stands right before its first use, so that only what the next lines need is alive. Random operations are given
+the state of the generator that the forward gave them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ __all__ = ["recompute"]
 def recompute(joint: Trace, chosen: Iterable[Proxy] = ()) -> Trace:
     """A joint trace whose backward computes again what checkpoints contain, and the values of `chosen`.
 
-    Before: `t0 = sin(x)` in a checkpoint, `t1 = exp(t0)` after it; `t2 = get_grad(t1)`, `t3 = mul(t2, t1)`, `t4 = cos(x)`, `t5 = mul(t3, t0)`.
-    After: the same, with `bw_t0 = sin(x)` right before the last line, which reads `bw_t0`.
+    Before: `t0 = sin(x)` in a checkpoint, `t1 = exp(t0)` after it; `t2 = get_grad(t1)`, `t3 = mul(t2, t1)`, `t4 =
+    cos(x)`, `t5 = mul(t3, t0)`. After: the same, with `bw_t0 = sin(x)` right before the last line, which reads `bw_t0`.
     """
     chosen = frozenset(chosen)
     if not chosen and not any(b.context is not None and b.context.checkpoint for b in joint.bound_symbols):
@@ -57,15 +58,17 @@ def _common(a: tuple, b: tuple) -> int:
 class _Copies:
     """The copies of forward lines in the backward.
 
-    A copy of level k of a line belongs to the recomputation of its k-th checkpoint: it reads copies of level k of what stands in the same k checkpoints, and copies
-    of a lower level of the rest. Level 0 is the value itself: saved, or, for what was chosen, computed again.
+    A copy of level k of a line belongs to the recomputation of its k-th checkpoint: it reads copies of level k of what
+    stands in the same k checkpoints, and copies of a lower level of the rest. Level 0 is the value itself: saved, or,
+    for what was chosen, computed again.
     """
 
     def __init__(self, forward: Sequence[BoundSymbol], chosen: frozenset, names):
         self.forward, self.chosen, self.names = forward, chosen, names
         self.maker = {o: line for line in forward for o in line.outputs}
         self.made: dict[tuple[Proxy, int], Proxy] = {}
-        self.states: dict[BoundSymbol, Proxy] = {}  # random lines that are computed again: the state of the generator before them
+        # random lines that are computed again: the state of the generator before them
+        self.states: dict[BoundSymbol, Proxy] = {}
         self.pending: list[BoundSymbol] = []
 
     def before(self, line: BoundSymbol) -> list[BoundSymbol]:
@@ -89,7 +92,8 @@ class _Copies:
         return {v: self.made[v, level] for v in values if (level := self.level(v, chain)) is not None}
 
     def lines_for(self, values: Iterable[Proxy], chain: tuple) -> list[BoundSymbol]:
-        """New lines that make the copies of `values`, with everything they need that is not there yet, in an order that can run."""
+        """New lines that make the copies of `values`, with everything they need that is not there yet, in an order that
+        can run."""
         lines: list[BoundSymbol] = []
         stack = [(v, level, False) for v in values if (level := self.level(v, chain)) is not None]
         while stack:
@@ -114,11 +118,17 @@ class _Copies:
         """A random line between those that set the generator to what it was in the forward, and back."""
         state = self.states.get(line)
         if state is None:
-            state = self.states[line] = renamed_value(PRIMS["get_rng_state"].meta(None), self.names.make("rng"))  # type: ignore[misc]
+            drawn = PRIMS["get_rng_state"].meta(None)  # type: ignore[misc]
+            state = self.states[line] = renamed_value(drawn, self.names.make("rng"))
         now = renamed_value(state, self.names.make("rng"))
         where = _generator_of(line)
         get, put = PRIMS["get_rng_state"], PRIMS["set_rng_state"]
-        return [get.bind(*where, output=now), put.bind(state, *where, output=None), new, put.bind(now, *where, output=None)]
+        return [
+            get.bind(*where, output=now),
+            put.bind(state, *where, output=None),
+            new,
+            put.bind(now, *where, output=None),
+        ]
 
     def forward_with_states(self) -> list[BoundSymbol]:
         lines = []

@@ -1,4 +1,5 @@
-"""Derivatives that users register for operations, in the two spellings that Lightning Thunder's users know. Both become the operation's own rule (`autodiff.py`)."""
+"""Derivatives that users register for operations, in the two spellings that Lightning Thunder's users know. Both become
+the operation's own rule (`autodiff.py`)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def _operation(given: Any) -> Symbol:
         return given
     found = _by_id().get(given) if isinstance(given, str) else operation_of(given) if callable(given) else None
     if found is None:
-        raise TypeError(f"{getattr(given, '__name__', repr(given))} is no operation of thunder's: give an operation (thunder.torch.sin), its id ('ltorch.sin') or a torch function")
+        raise TypeError(
+            f"{getattr(given, '__name__', repr(given))} is no operation of thunder's: give an operation "
+            "(thunder.torch.sin), its id ('ltorch.sin') or a torch function"
+        )
     return found
 
 
@@ -38,8 +42,8 @@ def _by_id() -> dict:
 def register_grad(sym_or_id: Symbol | str | Callable, gradfn: Callable | None = None):
     """Gives an operation its derivative, in the place of the one it had. Usable as a decorator.
 
-    gradfn takes the operation's arguments, computes and returns its result, asks for its cotangent with get_grad, and gives the arguments theirs with put_grads. An
-    executor's grad_transform comes before it.
+    gradfn takes the operation's arguments, computes and returns its result, asks for its cotangent with get_grad, and
+    gives the arguments theirs with put_grads. An executor's grad_transform comes before it.
 
     Raises TypeError for what is no operation or no function.
     """
@@ -47,7 +51,9 @@ def register_grad(sym_or_id: Symbol | str | Callable, gradfn: Callable | None = 
     if gradfn is None:
         return lambda function: register_grad(operation, function)
     if not callable(gradfn):
-        raise TypeError(f"register_grad({operation.qualified_name}): the derivative is a function, not a {type(gradfn).__name__}")
+        raise TypeError(
+            f"register_grad({operation.qualified_name}): the derivative is a function, not a {type(gradfn).__name__}"
+        )
 
     def rule(*args, **kwargs):
         yield gradfn(*args, **kwargs)
@@ -58,12 +64,14 @@ def register_grad(sym_or_id: Symbol | str | Callable, gradfn: Callable | None = 
 
 
 def register_augmented_forward(sym_or_id: Symbol | str | Callable):
-    """Decorator: `forward(*args, **kwargs)` returns VJPDual(result, residuals), or the pair as a tuple. `register_backward` gives the other half."""
+    """Decorator: `forward(*args, **kwargs)` returns VJPDual(result, residuals), or the pair as a tuple.
+    `register_backward` gives the other half."""
     return lambda function: _register(_operation(sym_or_id), 0, function)
 
 
 def register_backward(sym_or_id: Symbol | str | Callable):
-    """Decorator: `backward(*residuals, *cotangents)` returns a gradient, or None, for each argument: one value where there is one argument.
+    """Decorator: `backward(*residuals, *cotangents)` returns a gradient, or None, for each argument: one value where
+    there is one argument.
 
     The cotangents are those of the result's tensors, in order.
     """
@@ -82,10 +90,15 @@ def _joined(operation: Symbol, halves: list) -> Callable:
         forward, backward = halves
         if forward is None or backward is None:
             missing = "register_augmented_forward" if forward is None else "register_backward"
-            raise MissingImplementationError(f"{operation.qualified_name} was given one half of a derivative: {missing} gives the other")
+            raise MissingImplementationError(
+                f"{operation.qualified_name} was given one half of a derivative: {missing} gives the other"
+            )
         found = forward(*args, **kwargs)
         if not isinstance(found, tuple) or len(found) != 2:
-            raise MissingImplementationError(f"the augmented forward of {operation.qualified_name} returned {type(found).__name__}: return VJPDual(result, residuals)")
+            raise MissingImplementationError(
+                f"the augmented forward of {operation.qualified_name} returned {type(found).__name__}: return "
+                "VJPDual(result, residuals)"
+            )
         result, residuals = found
         cotangents = yield result
         given = cotangents if isinstance(cotangents, (tuple, list)) else (cotangents,)
@@ -95,7 +108,8 @@ def _joined(operation: Symbol, halves: list) -> Callable:
         tensors = sum(isinstance(a, TensorProxy) for a in args)
         if len(gradients) not in (len(args), tensors):
             raise MissingImplementationError(
-                f"the backward of {operation.qualified_name} returned {len(gradients)} gradients for {len(args)} arguments: return one, or None, for each"
+                f"the backward of {operation.qualified_name} returned {len(gradients)} gradients for {len(args)} "
+                "arguments: return one, or None, for each"
             )
         if len(gradients) == len(args):
             return gradients

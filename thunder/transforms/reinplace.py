@@ -1,11 +1,14 @@
 """In-place operations again: what a program writes to is written to, where nobody reads the old value any more.
 
-Capture turns `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `copy_(x, t0)` at the end. Here the two become one again, and a temporary that the program
-overwrites is overwritten, so that nothing is copied that PyTorch does not copy. Several writes to one argument all take place in its memory.
+Capture turns `x.add_(1)` into `t0 = add(x, 1)` and, for an x from outside, `copy_(x, t0)` at the end. Here the two
+become one again, and a temporary that the program overwrites is overwritten, so that nothing is copied that PyTorch
+does not copy. Several writes to one argument all take place in its memory.
 
-Before: `t0 = torch.add(x, 1)`, `t1 = torch.sin(t0)`, `Tensor.copy_(x, t0)`. After: `t0 = Tensor.add_(x, 1)`, `t1 = torch.sin(t0)`.
+Before: `t0 = torch.add(x, 1)`, `t1 = torch.sin(t0)`, `Tensor.copy_(x, t0)`. After: `t0 = Tensor.add_(x, 1)`, `t1 =
+torch.sin(t0)`.
 
-Where somebody reads the old value, what takes its place still lies in memory as that does: `t0 = torch.cumsum(x, 0)`, `t1 = laid_out_like(t0, x)`.
+Where somebody reads the old value, what takes its place still lies in memory as that does: `t0 = torch.cumsum(x, 0)`,
+`t1 = laid_out_like(t0, x)`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ __all__ = ["in_place_form", "reinplace", "run_in_place"]
 
 
 def reinplace(trace: Trace) -> Trace:
-    """Runs operations in place where what they overwrite is overwritten by the program, too, and not read afterwards."""
+    """Runs operations in place where what they overwrite is overwritten by the program, too, and not read
+    afterwards."""
     written = trace.tables.get("written", {})
     if not written:
         return trace
@@ -47,7 +51,8 @@ def reinplace(trace: Trace) -> Trace:
 
 
 def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
-    """(callable, what each of some results overwrites) of an operation that PyTorch executes and has an in-place form of."""
+    """(callable, what each of some results overwrites) of an operation that PyTorch executes and has an in-place form
+    of."""
     if line.sym.executor is None or line.sym.executor.name != "torch" or not line.subsymbols:
         return None
     original = line.subsymbols[0].sym
@@ -63,7 +68,15 @@ def in_place_form(line: BoundSymbol) -> tuple[Callable, dict[int, Any]] | None:
 def run_in_place(line: BoundSymbol, function: Callable) -> BoundSymbol:
     """The line with the in-place form of its operation."""
     module, name = torch_path(function) or (None, function.__name__)
-    made = Symbol(name, id=f"inplace.{name}", module=module, is_prim=True, tags=(OpTags.IN_PLACE, OpTags.DONT_DCE), fn=function, executor=line.sym.executor)
+    made = Symbol(
+        name,
+        id=f"inplace.{name}",
+        module=module,
+        is_prim=True,
+        tags=(OpTags.IN_PLACE, OpTags.DONT_DCE),
+        fn=function,
+        executor=line.sym.executor,
+    )
     return line.replace(sym=made, subsymbols=line.subsymbols)
 
 
@@ -78,7 +91,8 @@ class _State:
         self.copies: dict[Proxy, tuple[Proxy, int]] = {}  # argument -> (value that is written back to it, line)
         self.home: dict[Proxy, Proxy] = {a: a for a in self.arguments}  # value -> the argument in whose memory it is
         self.dropped: set[int] = set()
-        beside = {self.root(line.args[0]) for line in lines if line.sym.id == _ALSO_WRITTEN}  # arguments that are views of others
+        # arguments that are views of others
+        beside = {self.root(line.args[0]) for line in lines if line.sym.id == _ALSO_WRITTEN}
         for i, line in enumerate(lines):
             if line.sym.id == _WRITE_BACK:
                 self.copies[line.args[0]] = line.args[1], i
@@ -87,7 +101,15 @@ class _State:
             for value in line.inputs:
                 self.reads.setdefault(self.root(value), []).append(i)
         # what is read through them is what they are before the first write
-        through = [i for i, line in enumerate(lines) if line.sym.id != _ALSO_WRITTEN and not beside.isdisjoint(map(self.root, line.inputs))] if beside else []
+        through = (
+            [
+                i
+                for i, line in enumerate(lines)
+                if line.sym.id != _ALSO_WRITTEN and not beside.isdisjoint(map(self.root, line.inputs))
+            ]
+            if beside
+            else []
+        )
         self.last_beside = through[-1] if through else -1
         for value in trace.output_proxies:
             self.reads.setdefault(self.root(value), []).append(len(lines))
@@ -97,10 +119,19 @@ class _State:
 
     def fits(self, i: int, line: BoundSymbol, pairs: dict[int, Any]) -> bool:
         read = collections.Counter(map(self.root, line.inputs))
-        return all(self._fits(i, line, line.outputs[o], target, read) for o, target in pairs.items() if o < len(line.outputs) or _raise(line))
+        return all(
+            self._fits(i, line, line.outputs[o], target, read)
+            for o, target in pairs.items()
+            if o < len(line.outputs) or _raise(line)
+        )
 
     def _fits(self, i: int, line: BoundSymbol, result: Proxy, target, read: collections.Counter) -> bool:
-        if not isinstance(target, TensorProxy) or not isinstance(result, TensorProxy) or result.dtype is not target.dtype or not same_shape(result.shape, target.shape):
+        if (
+            not isinstance(target, TensorProxy)
+            or not isinstance(result, TensorProxy)
+            or result.dtype is not target.dtype
+            or not same_shape(result.shape, target.shape)
+        ):
             return False
         home, reads = self.home.get(target), self.reads.get(self.root(target), ())
         if read[self.root(target)] > 1 or target in self.views and home is None:
@@ -110,12 +141,18 @@ class _State:
         if i < self.last_beside:
             return False
         last, at = self.copies.get(home, (None, -1))  # after which the argument itself is read as what it is then
-        if last is not result and any(r > at for r in self.reads.get(self.root(result), ())):  # as what is saved: the last value is written over it
+        # as what is saved: the last value is written over it
+        if last is not result and any(r > at for r in self.reads.get(self.root(result), ())):
             return False
-        return self.written.get(result.name) == home.name and i < at and not any(i < r and (r < at or target is not home) for r in reads)
+        return (
+            self.written.get(result.name) == home.name
+            and i < at
+            and not any(i < r and (r < at or target is not home) for r in reads)
+        )
 
     def as_it_is(self, line: BoundSymbol) -> list[BoundSymbol]:
-        """A line that stays, and one that lays its result out as what it overwrites. A detached value is in the memory of what it was detached from."""
+        """A line that stays, and one that lays its result out as what it overwrites. A detached value is in the memory
+        of what it was detached from."""
         if line.sym.id == _DETACH and (home := self.home.get(line.inputs[0])) is not None:
             self._at_home(line.outputs[0], home)
         target = _overwrites(line) if line.outputs and line.outputs[0].name in self.written else None
@@ -123,7 +160,10 @@ class _State:
             return [line]
         result = line.outputs[0]
         made = result.replace(name=line.context.names.make())  # type: ignore[union-attr]
-        return [line.swap({result: made}), _laid_out_like(line.sym.executor).bind(made, target, output=result, context=line.context)]
+        return [
+            line.swap({result: made}),
+            _laid_out_like(line.sym.executor).bind(made, target, output=result, context=line.context),
+        ]
 
     def _at_home(self, value: Proxy, home: Proxy) -> None:
         self.home[value] = home
@@ -145,10 +185,21 @@ def _overwrites(line: BoundSymbol) -> TensorProxy | None:
     if type(original.id) is tuple and original.id[0] == "with_graph":
         name, args = original.id[1], line.args[1]
         original = LTORCH.get(str(name).removeprefix("ltorch."))
-    if original is None or "elementwise" in original.info or original.tags & {OpTags.RANDOM_OP, OpTags.VIEW} or inplace_form(original) is None:
+    if (
+        original is None
+        or "elementwise" in original.info
+        or original.tags & {OpTags.RANDOM_OP, OpTags.VIEW}
+        or inplace_form(original) is None
+    ):
         return None
     target, result = args[0] if args else None, line.outputs[0]
-    fits = isinstance(target, TensorProxy) and isinstance(result, TensorProxy) and len(result.shape) > 1 and result.dtype is target.dtype and same_shape(result.shape, target.shape)
+    fits = (
+        isinstance(target, TensorProxy)
+        and isinstance(result, TensorProxy)
+        and len(result.shape) > 1
+        and result.dtype is target.dtype
+        and same_shape(result.shape, target.shape)
+    )
     return target if fits else None
 
 

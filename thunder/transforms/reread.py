@@ -1,8 +1,9 @@
 """Reread: what a saved tensor was stacked from is read out of it, not saved beside it.
 
-Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among the lines. After: `return (y, (t2,))`, and the backward begins with
-`t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks its states and reads them again saves them once. Only stacks: the parts of a
-concatenation, few and large, would be read with gaps, which kernels of images copy.
+Before: `return (y, (t2, t0, t1))`, with `t2 = ltorch.stack([t0, t1], 0)` among the lines. After: `return (y, (t2,))`,
+and the backward begins with `t0 = ltorch.select(t2, 0, 0)`, `t1 = ltorch.select(t2, 0, 1)`. A scan that stacks its
+states and reads them again saves them once. Only stacks: the parts of a concatenation, few and large, would be read
+with gaps, which kernels of images copy.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from thunder.ops import LTORCH
 __all__ = ["reread"]
 
 
-def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]) -> tuple[list[TensorProxy], list[BoundSymbol]]:
-    """Which tensors have to be saved instead of all of these, and the lines that make the others of them. Arguments live anyway, and so does what views them."""
+def reread(
+    lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: set[Proxy]
+) -> tuple[list[TensorProxy], list[BoundSymbol]]:
+    """Which tensors have to be saved instead of all of these, and the lines that make the others of them. Arguments
+    live anyway, and so does what views them."""
     joins = [b for b in lines if b.sym is LTORCH["stack"]]
     if not joins:
         return saved, []
@@ -32,7 +36,11 @@ def reread(lines: Sequence[BoundSymbol], saved: list[TensorProxy], arguments: se
         if not users:
             continue
         # a part is worth reading where its memory is kept for nothing else
-        parts = [(part, line) for part, line in _parts(join) if _alone(part, left.get(base := _base(part, views))) and base not in arguments]
+        parts = [
+            (part, line)
+            for part, line in _parts(join)
+            if _alone(part, left.get(base := _base(part, views))) and base not in arguments
+        ]
         if not parts:
             continue
         for user in users:

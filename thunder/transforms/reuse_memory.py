@@ -1,11 +1,14 @@
-"""Reuse Memory: a fused kernel, or a lone elementwise operation, writes a result over an input that nobody reads any more.
+"""Reuse Memory: a fused kernel, or a lone elementwise operation, writes a result over an input that nobody reads any
+more.
 
-Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the comment `t2 is written over t1`, and no memory for t2.
-Before: `t1 = torch.nn.functional.linear(x, w)`, `t2 = torch.tanh(t1)`, `t3 = torch.nn.functional.linear(t2, v)`. After: the same, with `t2 = Tensor.tanh_(t1)`.
+Before: `t1 = torch.nn.functional.linear(x, w)`, `[t2] = TritonFusion0(t1, y)`, `return t2`. After: the same, with the
+comment `t2 is written over t1`, and no memory for t2. Before: `t1 = torch.nn.functional.linear(x, w)`, `t2 =
+torch.tanh(t1)`, `t3 = torch.nn.functional.linear(t2, v)`. After: the same, with `t2 = Tensor.tanh_(t1)`.
 
-Written over is only what surely has its memory to itself: what a product or a fused kernel of the same program has made, that products and fused kernels alone have read, or
-views of it, and that is neither returned nor saved. Whether a kernel reads it only where it writes, and before, is for its executor to say (`FusionExecutor.writing_over`). It is
-the last pass, so that what users' transforms read counts.
+Written over is only what surely has its memory to itself: what a product or a fused kernel of the same program has
+made, that products and fused kernels alone have read, or views of it, and that is neither returned nor saved. Whether a
+kernel reads it only where it writes, and before, is for its executor to say (`FusionExecutor.writing_over`). It is the
+last pass, so that what users' transforms read counts.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from thunder.transforms.reinplace import in_place_form, run_in_place
 
 __all__ = ["reuse_memory"]
 
-PRODUCTS = frozenset(f"torch.ltorch.{name}" for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm"))  # that PyTorch executes, into memory of their own
+# that PyTorch executes, into memory of their own
+PRODUCTS = frozenset(f"torch.ltorch.{name}" for name in ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm"))
 
 
 def reuse_memory(trace: Trace) -> Trace:
@@ -41,14 +45,17 @@ def reuse_memory(trace: Trace) -> Trace:
     owned: set[Proxy] = set()
 
     def dying(i: int, line: BoundSymbol) -> list[int]:
-        """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it would be written over."""
+        """The places of the inputs whose memory nobody reads afterwards. Beside a view of it, a value is read where it
+        would be written over."""
         read = collections.Counter(map(root, line.inputs))
         return [n for n, p in enumerate(line.inputs) if p in owned and last[p] == i and read[p] == 1]
 
     lines: list[BoundSymbol] = []
     for i, line in enumerate(trace.bound_symbols):
         executor = line.sym.executor
-        fuser = executor if isinstance(executor, FusionExecutor) and executor.owns_results and line.sym.is_fusion else None
+        fuser = (
+            executor if isinstance(executor, FusionExecutor) and executor.owns_results and line.sym.is_fusion else None
+        )
         function = _in_place_function(line) if fuser is None and not owned.isdisjoint(line.inputs) else None
         makes = fuser is not None or line.sym.id in PRODUCTS
         if fuser is not None:
@@ -60,18 +67,26 @@ def reuse_memory(trace: Trace) -> Trace:
         lines.append(line)
         if makes:
             owned |= {o for o in line.outputs if isinstance(o, TensorProxy)}
-        elif line.sym is not python_del and not (line.outputs and all(o in shown for o in line.outputs)):  # it may keep what it reads, or give it under another name
+        elif line.sym is not python_del and not (
+            line.outputs and all(o in shown for o in line.outputs)
+        ):  # it may keep what it reads, or give it under another name
             owned.difference_update(map(root, line.inputs))
     return trace.replace(bound_symbols=lines)
 
 
 def _in_place_function(line: BoundSymbol) -> Callable | None:
-    """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the result's type and shape."""
+    """What computes an elementwise operation of PyTorch's in the memory of its first operand, where that has the
+    result's type and shape."""
     form = in_place_form(line) if OpTags.IN_PLACE not in line.sym.tags else None
     if form is None or "elementwise" not in line.subsymbols[0].sym.info:
         return None
     target, result = line.args[0], line.outputs[0]
-    fits = isinstance(target, TensorProxy) and isinstance(result, TensorProxy) and target.dtype is result.dtype and same_shape(target.shape, result.shape)
+    fits = (
+        isinstance(target, TensorProxy)
+        and isinstance(result, TensorProxy)
+        and target.dtype is result.dtype
+        and same_shape(target.shape, result.shape)
+    )
     return form[0] if fits else None
 
 
@@ -81,4 +96,9 @@ def _writing_over(line: BoundSymbol, fuser: FusionExecutor, dying: list[int]) ->
         return line
     function, pairs = found
     verb = "may be" if fuser.permits else "is"
-    return run_by(line, function, ", ".join(f"{line.outputs[o].name} {verb} written over {line.inputs[i].name}" for o, i in pairs.items()), OpTags.IN_PLACE)
+    return run_by(
+        line,
+        function,
+        ", ".join(f"{line.outputs[o].name} {verb} written over {line.inputs[i].name}" for o, i in pairs.items()),
+        OpTags.IN_PLACE,
+    )

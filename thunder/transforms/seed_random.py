@@ -1,11 +1,14 @@
-"""With `rng="fused"`: random operations become functions of a seed, which fusion executors compute inside their regions.
+"""With `rng="fused"`: random operations become functions of a seed, which fusion executors compute inside their
+regions.
 
 Before: `t0 = ltorch.dropout(x, 0.1, True)`. After: `t1 = ltorch.randint(0, 9223372036854775807, ())` at the beginning,
 `t2 = ltorch.uniform_philox(x.shape, 0.0, 1.0, seed=t1, offset=0)`, `t3 = ltorch.ge(t2, 0.1)` and two products.
 
-PyTorch draws the seed from the device's default generator whenever the program runs, so that `torch.manual_seed` decides what follows; each operation has an offset of its
-own. What is a function of the seed is the same when a backward or a checkpoint computes it again, and no mask is kept. Operations that no executor can fuse in this form, and
-those that draw from a generator of the user's, stay as they are; so do all in a program that seeds, reads or sets a generator itself.
+PyTorch draws the seed from the device's default generator whenever the program runs, so that `torch.manual_seed`
+decides what follows; each operation has an offset of its own. What is a function of the seed is the same when a
+backward or a checkpoint computes it again, and no mask is kept. Operations that no executor can fuse in this form, and
+those that draw from a generator of the user's, stay as they are; so do all in a program that seeds, reads or sets a
+generator itself.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ def seed_random(trace: Trace, fusers: Sequence[FusionExecutor]) -> Trace:
     seeds = _Seeds(fusers)
     made = rewrite(trace, seeds.rule)
     read = {p for line in made.bound_symbols for p in line.inputs}
-    return made.replace(bound_symbols=[*(s for s in seeds.lines if not read.isdisjoint(s.outputs)), *made.bound_symbols])
+    return made.replace(
+        bound_symbols=[*(s for s in seeds.lines if not read.isdisjoint(s.outputs)), *made.bound_symbols]
+    )
 
 
 class _Seeds:
@@ -45,7 +50,11 @@ class _Seeds:
 
     def rule(self, line: BoundSymbol, out: Rewriter) -> None:
         form = _FORMS.get(line.sym.name) if OpTags.RANDOM_OP in line.sym.tags and line.sym.executor is None else None
-        if form is None or line.kwargs.get("generator") is not None or any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs), [])):
+        if (
+            form is None
+            or line.kwargs.get("generator") is not None
+            or any(isinstance(n, NumberProxy) for n in numbers_in((line.args, line.kwargs), []))
+        ):
             return out.write(line)
         with recording(Recorder(line.context, lambda: line.location)) as recorder:
             result = form(self.drawing(line), *line.args, **line.kwargs)
@@ -66,12 +75,21 @@ class _Seeds:
                     self.of_device[device] = LTORCH["randint"](0, 2**63 - 1, (), device=device, dtype=int64)
                 self.lines += recorder.bound_symbols
             self.offset += 1
-            return random.uniform_philox(tuple(shape), 0.0, 1.0, device=device, dtype=float32, seed=self.of_device[device], offset=self.offset - 1)
+            return random.uniform_philox(
+                tuple(shape),
+                0.0,
+                1.0,
+                device=device,
+                dtype=float32,
+                seed=self.of_device[device],
+                offset=self.offset - 1,
+            )
 
         return draw
 
 
-# ---------------------------------------------------------------------------------------------------------------- operations as functions of uniform numbers
+# ----------------------------------------------------------------------------------------------------------------
+# operations as functions of uniform numbers
 
 
 def _between(u: TensorProxy, low: float, high: float):
@@ -129,6 +147,7 @@ def _dropout(draw, a, p=0.5, training=True):
 
 
 _FORMS: dict[str, Callable] = {
-    "rand": _rand, "rand_like": _rand_like, "randn": _randn, "randn_like": _randn_like, "uniform": _uniform, "bernoulli": _bernoulli, "dropout": _dropout,
+    "rand": _rand, "rand_like": _rand_like, "randn": _randn, "randn_like": _randn_like, "uniform": _uniform,
+    "bernoulli": _bernoulli, "dropout": _dropout,
     "uniform_fill": _uniform_fill, "normal_fill": _normal_fill, "bernoulli_fill": _bernoulli_fill,
 }  # fmt: skip

@@ -1,13 +1,16 @@
 """Side Stream: gradients of weights are computed beside what the rest of the backward waits for.
 
-Before: `t2 = torch.mm(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `return (t2, ...)`. After: `t2 = mm_on_side_stream(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `join_side_stream()`,
-`return (t2, ...)`.
+Before: `t2 = torch.mm(g_t, x)`, `t3 = torch.mm(g, w)`, ..., `return (t2, ...)`. After: `t2 = mm_on_side_stream(g_t,
+x)`, `t3 = torch.mm(g, w)`, ..., `join_side_stream()`, `return (t2, ...)`.
 
-Nobody in the program reads such a product. Nor does anybody wait, in a CUDA graph, for kernels with which a fusion executor only finishes gradients: `[t4, t5] = TritonFusion0(x)`
-with a comment that says so. On a stream of its own it fills what the others leave of a GPU: the last blocks of other products, and what waits for memory.
-What it reads is held until the program's stream has waited for it, and its memory is of the program's stream, which has waited before anybody sees it.
+Nobody in the program reads such a product. Nor does anybody wait, in a CUDA graph, for kernels with which a fusion
+executor only finishes gradients: `[t4, t5] = TritonFusion0(x)` with a comment that says so. On a stream of its own it
+fills what the others leave of a GPU: the last blocks of other products, and what waits for memory. What it reads is
+held until the program's stream has waited for it, and its memory is of the program's stream, which has waited before
+anybody sees it.
 
-Not taken is a product of something that the program writes to afterwards, one that nothing follows, nor one that is too small for what it costs the host.
+Not taken is a product of something that the program writes to afterwards, one that nothing follows, nor one that is too
+small for what it costs the host.
 """
 
 from __future__ import annotations
@@ -28,18 +31,25 @@ __all__ = ["forget", "has_side_stream", "join", "side_stream"]
 
 DEVICES = ("cuda",)
 _EFFECTS = (OpTags.IN_PLACE, OpTags.DONT_DCE, OpTags.OPAQUE)
-LEAST = 6 * 10**10  # multiplications and additions that take a GPU 80 us or more. The products of 512 rows of a 7B model take less: there the host has no lead to pay from
+# multiplications and additions that take a GPU 80 us or more. The products of 512 rows of a 7B model take less: there
+# the host has no lead to pay from
+LEAST = 6 * 10**10
 TOGETHER = 8  # products that start together at most
-HELD = 120_000_000  # bytes that products read, after which the program waits for those before, and half of which is enough to start them: they cannot be given away meanwhile
+# bytes that products read, after which the program waits for those before, and half of which is enough to start them:
+# they cannot be given away meanwhile
+HELD = 120_000_000
 
 
 def has_side_stream(program: Trace) -> bool:
     """Whether a program is a backward whose results are on a device that has streams."""
-    return TraceTag.BACKWARD in program.tags and any(isinstance(o, TensorProxy) and o.device.type in DEVICES for o in program.output_proxies)
+    return TraceTag.BACKWARD in program.tags and any(
+        isinstance(o, TensorProxy) and o.device.type in DEVICES for o in program.output_proxies
+    )
 
 
 def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) -> Trace:
-    """Computes products of at least so many multiplications and additions (`LEAST`), which are returned and not read, on a second stream; small: what fusions finish as well."""
+    """Computes products of at least so many multiplications and additions (`LEAST`), which are returned and not read,
+    on a second stream; small: what fusions finish as well."""
     least = LEAST if least is None else least
     lines, shown = trace.bound_symbols, roots(trace.bound_symbols, maybe=True)
     returned, read, written = set(trace.output_proxies), set[Proxy](), set[Proxy]()
@@ -51,12 +61,24 @@ def side_stream(trace: Trace, least: int | None = None, *, small: bool = False) 
             made.append(line)
             continue
         inputs = {shown.get(i, i) for i in line.inputs}
-        if any(not part.sym.tags.isdisjoint(_EFFECTS) for part in (line, *(line.subsymbols if line.sym.is_fusion else ()))):
+        if any(
+            not part.sym.tags.isdisjoint(_EFFECTS) for part in (line, *(line.subsymbols if line.sym.is_fusion else ()))
+        ):
             written |= inputs
-        elif something_follows and _is_product(line, least) and line.output in returned and line.output not in read and written.isdisjoint(inputs):
+        elif (
+            something_follows
+            and _is_product(line, least)
+            and line.output in returned
+            and line.output not in read
+            and written.isdisjoint(inputs)
+        ):
             line = line.replace(sym=mm_on_side_stream, subsymbols=[line])
         elif small and something_follows and line.sym.is_fusion and isinstance(line.sym.executor, FusionExecutor):
-            line = _finished_beside(line, line.sym.executor, frozenset(i for i, o in enumerate(line.outputs) if o in returned and o not in read))
+            line = _finished_beside(
+                line,
+                line.sym.executor,
+                frozenset(i for i, o in enumerate(line.outputs) if o in returned and o not in read),
+            )
         read |= inputs
         something_follows |= OpTags.VIEW not in line.sym.tags
         changed |= line is not old
@@ -72,7 +94,13 @@ def _finished_beside(line: BoundSymbol, fuser: FusionExecutor, places: frozenset
 
 
 def _is_product(line: BoundSymbol, least: int) -> bool:
-    if line.sym.id != "torch.ltorch.mm" or len(line.args) != 2 or line.kwargs or not isinstance(line.output, TensorProxy) or line.output.device.type not in DEVICES:
+    if (
+        line.sym.id != "torch.ltorch.mm"
+        or len(line.args) != 2
+        or line.kwargs
+        or not isinstance(line.output, TensorProxy)
+        or line.output.device.type not in DEVICES
+    ):
         return False
     return not any(map(has_numbers, line.args)) and 2 * multiply_adds(line) >= least
 
@@ -80,12 +108,16 @@ def _is_product(line: BoundSymbol, least: int) -> bool:
 class _Side:
     """The second stream of a stream, for one thread, and what is under way there.
 
-    Telling a stream to wait costs the host as much as starting a product: some start together, and are waited for together.
+    Telling a stream to wait costs the host as much as starting a product: some start together, and are waited for
+    together.
     """
 
     def __init__(self, main: torch.cuda.Stream):
         self.main, self.stream = main, torch.cuda.Stream(main.device_index)
-        self.here, self.there = ({"stream_id": s.stream_id, "device_index": s.device_index, "device_type": s.device_type} for s in (self.main, self.stream))
+        self.here, self.there = (
+            {"stream_id": s.stream_id, "device_index": s.device_index, "device_type": s.device_type}
+            for s in (self.main, self.stream)
+        )
         self.ready, self.done = torch.cuda.Event(), torch.cuda.Event()
         self.waiting: list[tuple] = []  # products that did not start: what they read and write
         self.started: list[tuple] = []  # what is read and written behind the last event
@@ -124,13 +156,15 @@ class _Side:
         self.ready.wait(self.stream)
 
     def wait(self) -> None:
-        """Lets the first stream wait for what was started before the last event, which then stands for what was started since."""
+        """Lets the first stream wait for what was started before the last event, which then stands for what was started
+        since."""
         self.wait_before()
         self.done.record(self.stream)
         self.before, self.started, self.begun = self.started, [], 0
 
     def wait_before(self) -> None:
-        before, self.before = self.before, []  # also where the event cannot be waited for, as after a recording of the user's that failed
+        # also where the event cannot be waited for, as after a recording of the user's that failed
+        before, self.before = self.before, []
         if before:
             self.done.wait(self.main)
 
@@ -173,7 +207,8 @@ def _mm_on_side_stream(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def fork(index: int, held: tuple) -> int:
-    """The handle of a device's second stream, which waits for what was launched on its current one; `held` is what will be read and written there."""
+    """The handle of a device's second stream, which waits for what was launched on its current one; `held` is what will
+    be read and written there."""
     side = _side(index)
     side.hold(held)
     side.follow()
@@ -181,9 +216,11 @@ def fork(index: int, held: tuple) -> int:
 
 
 def join() -> None:
-    """Lets the current streams wait for the products that were asked for on them: at the end of each program. What one that failed left is part of the next one's on its stream."""
+    """Lets the current streams wait for the products that were asked for on them: at the end of each program. What one
+    that failed left is part of the next one's on its stream."""
     for (index, handle), side in _SIDES.found.items():
-        if compat.current_stream(index) == handle:  # another stream's program is under way, this one runs in the middle of it
+        # another stream's program is under way, this one runs in the middle of it
+        if compat.current_stream(index) == handle:
             if index == compat.current_device():
                 side.join()
             else:
@@ -192,9 +229,12 @@ def join() -> None:
 
 
 def forget(index: int) -> None:
-    """What was asked for on a device's current stream is not waited for: it was recorded for a CUDA graph that is none, and never runs."""
+    """What was asked for on a device's current stream is not waited for: it was recorded for a CUDA graph that is none,
+    and never runs."""
     _SIDES.found.pop((index, compat.current_stream(index)), None)
 
 
-mm_on_side_stream = Symbol("mm_on_side_stream", id="side_stream.mm", is_prim=True, fn=_mm_on_side_stream, tags=(OpTags.MATMUL_OP,))
+mm_on_side_stream = Symbol(
+    "mm_on_side_stream", id="side_stream.mm", is_prim=True, fn=_mm_on_side_stream, tags=(OpTags.MATMUL_OP,)
+)
 join_side_stream = Symbol("join_side_stream", id="side_stream.join", is_prim=True, fn=join, tags=(OpTags.DONT_DCE,))

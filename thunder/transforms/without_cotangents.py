@@ -1,9 +1,11 @@
-"""Without cotangents: the backward for the case that some outputs of the program play no part in what is differentiated.
+"""Without cotangents: the backward for the case that some outputs of the program play no part in what is
+differentiated.
 
-Autograd gives None for such an output, and a parameter that only led there has no gradient: not zeros, which an optimizer would act upon.
+Autograd gives None for such an output, and a parameter that only led there has no gradient: not zeros, which an
+optimizer would act upon.
 
-Before, with `c1` missing: `t0 = ltorch.mul(c0, w)`, `t1 = ltorch.mul(c1, v)`, `t2 = ltorch.mul(c1, x)`, `t3 = ltorch.add(t0, t1)`, `return (t3, t2)`.
-After: `t0 = ltorch.mul(c0, w)`, `return (t0, None)`.
+Before, with `c1` missing: `t0 = ltorch.mul(c0, w)`, `t1 = ltorch.mul(c1, v)`, `t2 = ltorch.mul(c1, x)`, `t3 =
+ltorch.add(t0, t1)`, `return (t3, t2)`. After: `t0 = ltorch.mul(c0, w)`, `return (t0, None)`.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ def without_cotangents(backward: Trace, cotangents: Sequence[Proxy], missing: Co
     body = [b for b in backward.bound_symbols if b.sym.python_printer is None]
     with recording(Recorder(body[0].context if body else None)) as recorder:
         write_without(body, set(cotangents), gone, table, recorder)
-    result = map_structure(lambda g: None if isinstance(g, Proxy) and g in gone else table.get(g, g) if isinstance(g, Proxy) else g, backward.output)
+    result = map_structure(
+        lambda g: None if isinstance(g, Proxy) and g in gone else table.get(g, g) if isinstance(g, Proxy) else g,
+        backward.output,
+    )
     lines = leading_to(recorder.bound_symbols, result, has_effect)
     return backward.replace(bound_symbols=[*head, *lines], output=result)

@@ -1,1 +1,2 @@
-"""PyTorch's own Python code that capture needs to know: autograd functions, the engine, collectives, torch.func, Triton's launches."""
+"""PyTorch's own Python code that capture needs to know: autograd functions, the engine, collectives, torch.func,
+Triton's launches."""

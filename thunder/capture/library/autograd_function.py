@@ -1,4 +1,5 @@
-"""`torch.autograd.Function` inside a captured program: its forward and its backward are read, and become one operation with that derivative."""
+"""`torch.autograd.Function` inside a captured program: its forward and its backward are read, and become one operation
+with that derivative."""
 
 from __future__ import annotations
 
@@ -59,11 +60,14 @@ def apply(c, f, args, kwargs):
     placeholders = [like(o) for o in proxies_in(outputs, [])]
     for p in placeholders:
         p.name = c.recorder.context.names.make()
-    with separate(c, False) as backward, compat.autocast_off():  # in eager, too, it runs after the forward's autocast is left
+    # in eager, too, it runs after the forward's autocast is left
+    with separate(c, False) as backward, compat.autocast_off():
         gradients = map_structure(c.recorder.latest, c.call(_backward_of(cls), [ctx, *placeholders], {}))
     gradients = gradients if isinstance(gradients, tuple) else (gradients,)
     program = _Function(cls, inputs, forward.bound_symbols, result, backward.bound_symbols, placeholders, gradients)
-    program.symbol.info["not_differentiable"] = {i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain}
+    program.symbol.info["not_differentiable"] = {
+        i for i, inner in enumerate(proxies_in(result, [])) if id(inner) in plain
+    }
     line = program.line((*inputs, *program.free), outputs, c.recorder.context.afterwards)
     line.location = c.own_location()
     c.recorder.bound_symbols.append(line)
@@ -84,7 +88,8 @@ def _backward_of(cls):
 
 
 def _is_once(function) -> bool:
-    """Whether a function is what `once_differentiable` made of another; other decorators, such as torch.amp.custom_bwd, have a meaning here."""
+    """Whether a function is what `once_differentiable` made of another; other decorators, such as torch.amp.custom_bwd,
+    have a meaning here."""
     return hasattr(function, "__wrapped__") and function.__globals__.get("__name__") == "torch.autograd.function"
 
 
@@ -110,7 +115,9 @@ class _Function:
         line = self.symbol.bind(*args, output=outputs, context=context)
         table = self.arguments(args)
         copies = renamed(self.forward, context.names, table)
-        lines, line.aliases = adopt(copies, map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result), outputs)
+        lines, line.aliases = adopt(
+            copies, map_structure(lambda x: table.get(x, x) if isinstance(x, Proxy) else x, self.result), outputs
+        )
         line._subsymbols = tuple(lines)
         return line
 
@@ -126,7 +133,8 @@ class _Function:
         return self.replayed(self.backward, table, given)
 
     def functional_rule(self, *args):
-        """The derivative that can be differentiated again: the operation stays, so that its derivative is always this backward.
+        """The derivative that can be differentiated again: the operation stays, so that its derivative is always this
+        backward.
 
         Values between, which the backward saved, are computed again. They are constants to it, as in PyTorch.
         """
@@ -148,7 +156,11 @@ class _Function:
     def replayed(self, lines, table: dict, given) -> tuple:
         """Writes the backward for the cotangents `given`. The gradients."""
         recorder = current_recorder()
-        outputs = [g for x, g in zip(tree_flatten(self.result)[0], tree_flatten(given)[0], strict=True) if isinstance(x, TensorProxy)]
+        outputs = [
+            g
+            for x, g in zip(tree_flatten(self.result)[0], tree_flatten(given)[0], strict=True)
+            if isinstance(x, TensorProxy)
+        ]
         table |= {p: g for p, g in zip(self.placeholders, outputs, strict=True) if g is not None}
         lines = renamed(lines, recorder.context.names, table)
         gradients = tuple(table.get(g, g) if isinstance(g, TensorProxy) else None for g in self.gradients)
@@ -162,7 +174,9 @@ class _Function:
         symbol = Symbol(f"{self.symbol.name}_backward", id=("autograd_function_backward", id(self)))
         symbol.info["differentiated_once"] = f"the backward of {self.symbol.name} is marked with @once_differentiable"
         made = {o for line in lines for o in line.outputs}
-        read = dict.fromkeys(p for p in [*(p for line in lines for p in line.inputs), *proxies_in(gradients, [])] if p not in made)
+        read = dict.fromkeys(
+            p for p in [*(p for line in lines for p in line.inputs), *proxies_in(gradients, [])] if p not in made
+        )
         outputs = map_structure(lambda x: like(x) if isinstance(x, TensorProxy) else x, gradients)
         for o in proxies_in(outputs, []):
             o.name = context.names.make()

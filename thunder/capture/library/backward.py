@@ -1,7 +1,9 @@
-"""Gradients of tensors, and backward inside a program: what PyTorch's engine does when it runs is recorded, and what it leaves in `.grad` is an effect.
+"""Gradients of tensors, and backward inside a program: what PyTorch's engine does when it runs is recorded, and what it
+leaves in `.grad` is an effect.
 
-`loss.backward()` differentiates the lines recorded so far that lead to `loss`, with the mechanism that every other derivative here has. Lines of the forward are
-replaced by what their derivatives make of them, the backward is appended. The Python part of PyTorch's own functions, which checks arguments, is interpreted.
+`loss.backward()` differentiates the lines recorded so far that lead to `loss`, with the mechanism that every other
+derivative here has. Lines of the forward are replaced by what their derivatives make of them, the backward is appended.
+The Python part of PyTorch's own functions, which checks arguments, is interpreted.
 """
 
 from __future__ import annotations
@@ -27,7 +29,16 @@ from thunder.transforms.levels import renamed, typed
 from thunder.transforms.memory_budget import roots
 from thunder.transforms.recompute import recompute
 
-__all__ = ["read_gradient", "write_gradient", "Engine", "freed", "run_engine", "make_gradients", "call_backward", "group_by_device_and_dtype"]
+__all__ = [
+    "read_gradient",
+    "write_gradient",
+    "Engine",
+    "freed",
+    "run_engine",
+    "make_gradients",
+    "call_backward",
+    "group_by_device_and_dtype",
+]
 
 
 # ---------------------------------------------------------------------------------------------------------------- .grad
@@ -66,15 +77,26 @@ def write_gradient(c, p: TensorProxy, value) -> None:
     p = c.recorder.memory.holder(p)
     now = c.recorder.latest(value)
     placement = c.placements.get(p)
-    shape, dtype = (tuple(p.shape), p.dtype) if placement is None else (placement.held_shape, from_tensor_dtype(placement.held_dtype))
-    if value is not None and (type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape):
+    shape, dtype = (
+        (tuple(p.shape), p.dtype)
+        if placement is None
+        else (placement.held_shape, from_tensor_dtype(placement.held_dtype))
+    )
+    if value is not None and (
+        type(now) is not TensorProxy or value is p or now.dtype is not dtype or tuple(now.shape) != shape
+    ):
         with compat.DisableTorchFunction():
             tensor = stand_in(p)
             tensor.grad = tensor if value is p else stand_in(now) if type(now) is TensorProxy else value
     key = _place(c, p)
     c.keep[id(p)] = p
     if p in c.real:
-        if value is None and key not in c.overlay and c.real[p][0].grad is not None and (placement is None or placement.is_whole):
+        if (
+            value is None
+            and key not in c.overlay
+            and c.real[p][0].grad is not None
+            and (placement is None or placement.is_whole)
+        ):
             _drop_gradient(p)
         c.effects.setdefault(key, ("grad", p, "grad"))
     c.overlay[key] = value
@@ -85,7 +107,15 @@ def _dropped(tensor: torch.Tensor) -> None:
 
 
 # the memory of the last step's gradients is free for this one, which the effect at the end would be too late for
-_drop_gradient = Symbol("drop_gradient", lambda tensor: None, module="ltorch", id="drop_gradient", is_prim=True, tags=(OpTags.DONT_DCE,), fn=_dropped)
+_drop_gradient = Symbol(
+    "drop_gradient",
+    lambda tensor: None,
+    module="ltorch",
+    id="drop_gradient",
+    is_prim=True,
+    tags=(OpTags.DONT_DCE,),
+    fn=_dropped,
+)
 
 
 def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -94,32 +124,52 @@ def _as_left_by_autograd(tensor: torch.Tensor, gradient: torch.Tensor) -> torch.
     if gradient.stride() == wanted and tensor.is_contiguous():
         return gradient
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    if dense and all(a == b or n == 1 for a, b, n in zip(gradient.stride(), wanted, tensor.shape, strict=True)) or not dense and gradient.is_contiguous():
+    if (
+        dense
+        and all(a == b or n == 1 for a, b, n in zip(gradient.stride(), wanted, tensor.shape, strict=True))
+        or not dense
+        and gradient.is_contiguous()
+    ):
         return gradient
-    return torch.empty_like(tensor, memory_format=torch.preserve_format if dense else torch.contiguous_format).copy_(gradient)
+    return torch.empty_like(tensor, memory_format=torch.preserve_format if dense else torch.contiguous_format).copy_(
+        gradient
+    )
 
 
 _leaf_gradient = Symbol(
-    "leaf_gradient", lambda tensor, gradient: like(gradient), module="ltorch", id="leaf_gradient", is_prim=True, tags=(OpTags.DETACHED,), fn=_as_left_by_autograd
+    "leaf_gradient",
+    lambda tensor, gradient: like(gradient),
+    module="ltorch",
+    id="leaf_gradient",
+    is_prim=True,
+    tags=(OpTags.DETACHED,),
+    fn=_as_left_by_autograd,
 )
 
 
 def group_by_device_and_dtype(c, f, args, kwargs) -> dict:
-    """What `torch._C._group_tensors_by_device_and_dtype` does, in its order: asked with empty tensors in the place of proxies."""
+    """What `torch._C._group_tensors_by_device_and_dtype` does, in its order: asked with empty tensors in the place of
+    proxies."""
     lists, with_indices = args
     if not any(type(x) is TensorProxy for x in lists[0]):
         return f(lists, with_indices)
     with compat.DisableTorchFunction():
         empty = [torch.empty(0, dtype=to_torch_dtype(x.dtype), device=to_torch_device(x.device)) for x in lists[0]]
         groups = f([empty], True)
-    return {key: ([[x[i] for i in places] if x else [] for x in lists], places if with_indices else []) for key, (_, places) in groups.items()}
+    return {
+        key: ([[x[i] for i in places] if x else [] for x in lists], places if with_indices else [])
+        for key, (_, places) in groups.items()
+    }
 
 
-# ---------------------------------------------------------------------------------------------------------------- the engine
+# ---------------------------------------------------------------------------------------------------------------- the
+# engine
 
 _FREED = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been freed). Saved intermediate values of the graph are "
-    "freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
+    "been freed). Saved intermediate values of the graph are "
+    "freed when you call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward through "
+    "the graph a second time or if you need to access saved "
     "tensors after calling backward."
 )
 
@@ -130,9 +180,11 @@ def freed(value: torch.Tensor) -> torch.Tensor:
 
 
 class Engine:
-    """What is known of the graphs of one program. known: line of the forward -> the derivative it belongs to. freed: derivatives whose saved values are gone.
+    """What is known of the graphs of one program. known: line of the forward -> the derivative it belongs to. freed:
+    derivatives whose saved values are gone.
 
-    leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called if there were any.
+    leaves: the tensors from outside whose `.grad` is read or written, by id. hooked: those whose hooks would be called
+    if there were any.
     """
 
     def __init__(self):
@@ -152,7 +204,8 @@ class Engine:
                 self._gone.update(o for line in step.forward for o in line.outputs)
 
     def is_freed(self, c, value: TensorProxy) -> bool:
-        """Whether somebody outside of the program gets a value with a graph that the program has freed: whether the way to its leaves leads through what is gone."""
+        """Whether somebody outside of the program gets a value with a graph that the program has freed: whether the way
+        to its leaves leads through what is gone."""
         if not self.freed or value in c.real:
             return False
         if value not in self._left and value.requires_grad:
@@ -167,7 +220,11 @@ class Engine:
             value = pending.pop()
             if value in self._gone:
                 return True
-            inputs = {i for i in maker[value].inputs if isinstance(i, TensorProxy) and i.requires_grad} if value in maker else set()
+            inputs = (
+                {i for i in maker[value].inputs if isinstance(i, TensorProxy) and i.requires_grad}
+                if value in maker
+                else set()
+            )
             pending += inputs - seen
             seen |= inputs
         return False
@@ -204,26 +261,39 @@ def make_gradients(c, f, args, kwargs) -> tuple:
             if o.numel() != 1:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
             if o.dtype.category != 2:
-                raise RuntimeError(f"grad can be implicitly created only for real scalar outputs but got torch.{o.dtype.torch_name}")
+                raise RuntimeError(
+                    f"grad can be implicitly created only for real scalar outputs but got torch.{o.dtype.torch_name}"
+                )
             with recording(_writer(c, False)) as writer:
                 g = LTORCH["ones_like"](o)
             c.recorder.bound_symbols += writer.bound_symbols
         elif g is not None and tuple(c.recorder.latest(g).shape) != tuple(o.shape):
-            raise RuntimeError(f"Mismatch in shape: grad_output[{i}] has a shape of {torch.Size(c.recorder.latest(g).shape)} and output[{i}] has a shape of {torch.Size(o.shape)}.")
+            raise RuntimeError(
+                f"Mismatch in shape: grad_output[{i}] has a shape of {torch.Size(c.recorder.latest(g).shape)} and "
+                f"output[{i}] has a shape of {torch.Size(o.shape)}."
+            )
         found.append(g)
     return tuple(found)
 
 
 def _writer(c, grad_enabled: bool) -> Recorder:
-    return Recorder(c.recorder.context.replace(grad_enabled=grad_enabled, autocast=None, checkpoint=()), c.recorder.location, c.recorder.where)
+    return Recorder(
+        c.recorder.context.replace(grad_enabled=grad_enabled, autocast=None, checkpoint=()),
+        c.recorder.location,
+        c.recorder.where,
+    )
 
 
 def run_engine(c, f, args, kwargs):
-    """`torch.autograd.graph._engine_run_backward`: gradients are accumulated in `.grad`, or returned as a tuple with None for what has none."""
+    """`torch.autograd.graph._engine_run_backward`: gradients are accumulated in `.grad`, or returned as a tuple with
+    None for what has none."""
     outputs, cotangents, keep_graph, create_graph, inputs, *rest = args
     unused_is_fine, accumulate = rest[0] if rest else kwargs["allow_unreachable"], kwargs["accumulate_grad"]
     if c.outer_recorders:
-        raise RuntimeError("backward() called inside a functorch transform. This is not supported, please use functorch.grad or functorch.vjp instead")
+        raise RuntimeError(
+            "backward() called inside a functorch transform. This is not supported, please use functorch.grad or "
+            "functorch.vjp instead"
+        )
     c.synchronize()
     outputs = [c.recorder.latest(o) for o in outputs]
     for i, o in enumerate(outputs):
@@ -251,12 +321,20 @@ class _Pulled:
     def __init__(self, c, outputs: Sequence[TensorProxy], cotangents: Sequence, create_graph: bool):
         self.c, self.create_graph = c, create_graph
         engine, lines = c.engine, c.recorder.bound_symbols
-        linear = Linearization(lines, c.options.executors, functional=create_graph, needed=set(leading_to(lines, outputs)), known=engine.known)
+        linear = Linearization(
+            lines,
+            c.options.executors,
+            functional=create_graph,
+            needed=set(leading_to(lines, outputs)),
+            known=engine.known,
+        )
         lines[:] = linear.forward
         steps = [s for s in linear.steps if isinstance(s, Derivative)]
         engine.known |= {line: s for s in steps for line in s.forward}
         with recording(_writer(c, create_graph)) as writer:
-            self.grads = linear.backward([(o, g) for o, g in zip(outputs, cotangents, strict=True) if g is not None], writer)
+            self.grads = linear.backward(
+                [(o, g) for o, g in zip(outputs, cotangents, strict=True) if g is not None], writer
+            )
             self._join()
         self.lines = writer.bound_symbols
         typed(self.lines, create_graph)
@@ -305,10 +383,17 @@ class _Pulled:
         """The backward, which computes again what checkpoints contain."""
         forward = self.c.recorder.bound_symbols
         names = self.c.recorder.context.names
-        start = get_grad_symbol.bind(forward[-1].outputs[0], output=like(forward[-1].outputs[0]))  # where the backward starts
+        # where the backward starts
+        start = get_grad_symbol.bind(forward[-1].outputs[0], output=like(forward[-1].outputs[0]))
         start.outputs[0].name = names.make()
         given = tuple(o for line in forward for o in line.outputs)
-        joint = Trace("joint", (), [*forward, start, *lines], {"output": tuple(found), "flat_args": (), "fw_flat_out": given}, names)
+        joint = Trace(
+            "joint",
+            (),
+            [*forward, start, *lines],
+            {"output": tuple(found), "flat_args": (), "fw_flat_out": given},
+            names,
+        )
         again = recompute(joint)
         forward[:], _, lines = sides(again)
         return lines, list(again.output["output"])
@@ -317,14 +402,26 @@ class _Pulled:
 def _check_leaf(c, p: TensorProxy) -> None:
     real, source = c.real[p]
     with compat.DisableTorchFunction():
-        leaf, hooked = real.is_leaf, bool(real._backward_hooks) or bool(getattr(real, "_post_accumulate_grad_hooks", None))
+        leaf, hooked = (
+            real.is_leaf,
+            bool(real._backward_hooks) or bool(getattr(real, "_post_accumulate_grad_hooks", None)),
+        )
     name = source.describe(c.parameters)
     if not leaf:
-        c.refuse(f"a backward inside of it reaches {name}, which is itself a result of operations outside", "pass x.detach().requires_grad_(), or call backward outside")
+        c.refuse(
+            f"a backward inside of it reaches {name}, which is itself a result of operations outside",
+            "pass x.detach().requires_grad_(), or call backward outside",
+        )
     if p in c.placements and c.placements[p].slice is not None:
-        c.refuse(f"a backward inside of it reaches {name}, of which the ranks compute with a part each", "call backward outside of the compiled function")
+        c.refuse(
+            f"a backward inside of it reaches {name}, of which the ranks compute with a part each",
+            "call backward outside of the compiled function",
+        )
     if hooked:
-        c.refuse(f"a backward inside of it reaches {name}, which has hooks", "remove the hooks, or call backward outside of the compiled function")
+        c.refuse(
+            f"a backward inside of it reaches {name}, which has hooks",
+            "remove the hooks, or call backward outside of the compiled function",
+        )
     c.engine.hooked[p] = None
 
 
@@ -341,9 +438,14 @@ def _check_unmodified(c, lines: Sequence[BoundSymbol]) -> None:
                 continue
             root = shown.get(value, value)
             base = memory.base(root)
-            if base in c.mutated and memory.current.get(memory.holder(root), root) is not root and not any(line.args[i] is value for i in unread):
+            if (
+                base in c.mutated
+                and memory.current.get(memory.holder(root), root) is not root
+                and not any(line.args[i] is value for i in unread)
+            ):
                 raise RuntimeError(
-                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {base.name}, which is written to after it was used"
+                    "one of the variables needed for gradient computation has been modified by an inplace "
+                    f"operation: {base.name}, which is written to after it was used"
                 )
 
 
@@ -353,21 +455,31 @@ def _wanted_gradients(c, pulled: _Pulled, inputs: Sequence, unused_is_fine: bool
     if any(not p.requires_grad for p in wanted):
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     if any(p in c.placements and not c.placements[p].is_whole for p in wanted):
-        c.refuse("torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each", "call loss.backward(), or torch.autograd.grad outside")
+        c.refuse(
+            "torch.autograd.grad inside of it asks for the gradient of a parameter that the ranks hold a part of each",
+            "call loss.backward(), or torch.autograd.grad outside",
+        )
     found = pulled.write(wanted)
     found = [_synchronized(c, pulled, p, g) for p, g in zip(wanted, found, strict=True)]
     if not unused_is_fine and any(g is None for g in found):
-        raise RuntimeError("One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is the desired behavior.")
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
+            "this is the desired behavior."
+        )
     return found
 
 
 def _synchronized(c, pulled: _Pulled, p: TensorProxy, g: TensorProxy | None) -> TensorProxy | None:
-    """The gradient of what this rank holds of a parameter, averaged over the ranks; under no_sync its own, None where it is kept beside a shard until the block ends."""
+    """The gradient of what this rank holds of a parameter, averaged over the ranks; under no_sync its own, None where
+    it is kept beside a shard until the block ends."""
     placement = c.placements.get(p)
     if placement is None or g is None:
         return g
     if pulled.create_graph:
-        c.refuse(f"a backward with create_graph=True inside of it reaches {placement.name}, which the ranks hold together", "call it outside of the compiled function")
+        c.refuse(
+            f"a backward with create_graph=True inside of it reaches {placement.name}, which the ranks hold together",
+            "call it outside of the compiled function",
+        )
     if synchronizes(placement):
         return synchronize_gradient(g, placement, from_tensor_dtype(placement.held_dtype))
     leave_for_later(g, placement)
@@ -383,7 +495,8 @@ def _accumulate(c, pulled: _Pulled, wanted: Sequence[TensorProxy]) -> None:
     compat.set_grad_enabled(pulled.create_graph)
     c.synchronize()
     try:
-        reduced = [_synchronized(c, pulled, p, g) for p, g in zip(tensors, found, strict=True)]  # before any is read, so that several are communicated together
+        # before any is read, so that several are communicated together
+        reduced = [_synchronized(c, pulled, p, g) for p, g in zip(tensors, found, strict=True)]
         for p, local, g in zip(tensors, found, reduced, strict=True):
             if g is None:
                 continue

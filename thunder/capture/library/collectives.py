@@ -1,7 +1,9 @@
-"""Collectives that a program calls: `torch.distributed`'s, which write to their arguments, its functional ones, and those of `torch.distributed.nn`.
+"""Collectives that a program calls: `torch.distributed`'s, which write to their arguments, its functional ones, and
+those of `torch.distributed.nn`.
 
-They become the operations of `thunder.ops.collectives`, so that they have derivatives where PyTorch has none. What starting one gives is an object of the program: its `wait()`
-writes what came. What is no collective of all ranks of a group (send, barrier, objects) would be left out when the program runs again: it is refused.
+They become the operations of `thunder.ops.collectives`, so that they have derivatives where PyTorch has none. What
+starting one gives is an object of the program: its `wait()` writes what came. What is no collective of all ranks of a
+group (send, barrier, objects) would be left out when the program runs again: it is refused.
 """
 
 from __future__ import annotations
@@ -48,11 +50,14 @@ def _parts(joined: TensorProxy, like: list) -> list:
 def _same_splits(*splits) -> None:
     if any(s is not None and len(s) and len(set(s)) > 1 for s in splits):
         raise CaptureError(
-            "all_to_all_single with parts of different sizes is called inside of it", location=user_location(), remedy="pad the parts, or call it outside of the compiled function"
+            "all_to_all_single with parts of different sizes is called inside of it",
+            location=user_location(),
+            remedy="pad the parts, or call it outside of the compiled function",
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------- those that write: pairs of what is written to and the value
+# ---------------------------------------------------------------------------------------------------------------- those
+# that write: pairs of what is written to and the value
 
 
 def _all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
@@ -92,20 +97,31 @@ def _all_to_all_single(output, input, output_split_sizes=None, input_split_sizes
 
 
 def _all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False):
-    return list(zip(output_tensor_list, _parts(all_to_all(LTORCH["stack"](input_tensor_list), group), output_tensor_list), strict=True))
+    return list(
+        zip(
+            output_tensor_list,
+            _parts(all_to_all(LTORCH["stack"](input_tensor_list), group), output_tensor_list),
+            strict=True,
+        )
+    )
 
 
 _WRITING = {
-    "all_reduce": _all_reduce, "broadcast": _broadcast, "all_gather_into_tensor": _all_gather_into, "all_gather_single": _all_gather_into, "all_gather": _all_gather,
-    "reduce_scatter_tensor": _reduce_scatter_into, "reduce_scatter_single": _reduce_scatter_into, "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce, "broadcast": _broadcast, "all_gather_into_tensor": _all_gather_into,
+    "all_gather_single": _all_gather_into, "all_gather": _all_gather,
+    "reduce_scatter_tensor": _reduce_scatter_into, "reduce_scatter_single": _reduce_scatter_into,
+    "reduce_scatter": _reduce_scatter,
     "all_to_all_single": _all_to_all_single, "all_to_all": _all_to_all,
 }  # fmt: skip
 _REFUSED = (
-    "send", "recv", "isend", "irecv", "batch_isend_irecv", "reduce", "gather", "scatter", "barrier", "monitored_barrier", "all_reduce_coalesced", "all_gather_coalesced",
-    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list", "recv_object_list",
+    "send", "recv", "isend", "irecv", "batch_isend_irecv", "reduce", "gather", "scatter", "barrier",
+    "monitored_barrier", "all_reduce_coalesced", "all_gather_coalesced",
+    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+    "recv_object_list",
 )  # fmt: skip
 
-# ---------------------------------------------------------------------------------------------------------------- those that return values
+# ---------------------------------------------------------------------------------------------------------------- those
+# that return values
 
 
 def _gathered_along(tensor, gather_dim, group, tag=""):
@@ -124,14 +140,19 @@ def _exchanged(tensor, output_split_sizes, input_split_sizes, group, tag=""):
 _FUNCTIONAL = {
     "all_reduce": lambda tensor, reduceOp, group, tag="": all_reduce(tensor, reduceOp, group),
     "broadcast": lambda tensor, src, group, tag="": broadcast(tensor, _root(src, group, None), group),
-    "all_gather_tensor": _gathered_along, "all_gather_tensor_autograd": _gathered_along, "all_gather_single": _gathered_along, "all_gather_single_autograd": _gathered_along,
-    "reduce_scatter_tensor": _scattered_along, "reduce_scatter_tensor_autograd": _scattered_along, "reduce_scatter_single": _scattered_along,
-    "reduce_scatter_single_autograd": _scattered_along, "all_to_all_single": _exchanged, "all_to_all_single_autograd": _exchanged, "wait_tensor": lambda tensor: wait(tensor),
+    "all_gather_tensor": _gathered_along, "all_gather_tensor_autograd": _gathered_along,
+    "all_gather_single": _gathered_along, "all_gather_single_autograd": _gathered_along,
+    "reduce_scatter_tensor": _scattered_along, "reduce_scatter_tensor_autograd": _scattered_along,
+    "reduce_scatter_single": _scattered_along,
+    "reduce_scatter_single_autograd": _scattered_along, "all_to_all_single": _exchanged,
+    "all_to_all_single_autograd": _exchanged, "wait_tensor": lambda tensor: wait(tensor),
 }  # fmt: skip
 
 
 def _gathered(tensor, group=None):
-    return tuple(_parts(all_gather(LTORCH["reshape"](tensor, (1, *tensor.shape)), group), [tensor] * group_of(group).size()))
+    return tuple(
+        _parts(all_gather(LTORCH["reshape"](tensor, (1, *tensor.shape)), group), [tensor] * group_of(group).size())
+    )
 
 
 _OF_NN = {
@@ -141,21 +162,30 @@ _OF_NN = {
     "reduce_scatter": lambda output, input_list, op=dist.ReduceOp.SUM, group=None: LTORCH["reshape"](
         reduce_scatter(LTORCH["stack"](input_list), op, group), output.shape
     ),
-    "all_to_all": lambda output_tensor_list, input_tensor_list, group=None: tuple(_parts(all_to_all(LTORCH["stack"](input_tensor_list), group), output_tensor_list)),
-}  # fmt: skip
+    "all_to_all": lambda output_tensor_list, input_tensor_list, group=None: tuple(
+        _parts(all_to_all(LTORCH["stack"](input_tensor_list), group), output_tensor_list)
+    ),
+}
 
 
-# ---------------------------------------------------------------------------------------------------------------- handlers
+# ----------------------------------------------------------------------------------------------------------------
+# handlers
 
 
 def handlers() -> dict[Callable, Callable]:
     """function of torch.distributed -> handler, of those modules that are imported."""
     if not dist.is_available() or not dist.is_initialized():
         return {}
-    found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)}
+    found = {getattr(dist, n): _writing(f) for n, f in _WRITING.items() if hasattr(dist, n)} | {
+        getattr(dist, n): _refuse for n in _REFUSED if hasattr(dist, n)
+    }
     for module, table in ((FUNCTIONAL_COLLECTIVES, _FUNCTIONAL), ("torch.distributed.nn.functional", _OF_NN)):
         if module in sys.modules:
-            found |= {getattr(sys.modules[module], n): _returning(f) for n, f in table.items() if hasattr(sys.modules[module], n)}
+            found |= {
+                getattr(sys.modules[module], n): _returning(f)
+                for n, f in table.items()
+                if hasattr(sys.modules[module], n)
+            }
     return found
 
 
@@ -193,4 +223,7 @@ def _returning(function: Callable) -> Callable:
 
 
 def _refuse(c, f, args, kwargs):
-    c.refuse(f"torch.distributed.{f.__name__} is called inside of it", "call it outside of the compiled function, or use a collective of all ranks of a group")
+    c.refuse(
+        f"torch.distributed.{f.__name__} is called inside of it",
+        "call it outside of the compiled function, or use a collective of all ranks of a group",
+    )

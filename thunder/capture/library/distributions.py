@@ -1,4 +1,5 @@
-"""The checks that `torch.distributions` makes of its arguments, on by default: the program makes them when it runs, and goes on as where they hold."""
+"""The checks that `torch.distributions` makes of its arguments, on by default: the program makes them when it runs, and
+goes on as where they hold."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ __all__ = ["is_check"]
 
 # what PyTorch says where a check fails, but for the distribution's own parameters
 _TEXTS = {
-    "Distribution.__init__": "Expected parameter {param} (Tensor of shape {shape}) of distribution {kind} to satisfy the constraint {rule}, but found invalid values:\n",
-    "Distribution._validate_sample": "Expected value argument (Tensor of shape {shape}) to be within the support ({rule}) of the distribution {kind}, but found invalid values:\n",
-    "Geometric.__init__": "Expected parameter probs (Tensor of shape {shape}) of distribution {kind} to be positive but found invalid values:\n",
+    "Distribution.__init__": "Expected parameter {param} (Tensor of shape {shape}) of distribution {kind} to satisfy "
+    "the constraint {rule}, but found invalid values:\n",
+    "Distribution._validate_sample": "Expected value argument (Tensor of shape {shape}) to be within the support "
+    "({rule}) of the distribution {kind}, but found invalid values:\n",
+    "Geometric.__init__": "Expected parameter probs (Tensor of shape {shape}) of distribution {kind} to be positive "
+    "but found invalid values:\n",
     "Uniform.__init__": "Uniform is not defined when low>= high",
 }
 
@@ -22,7 +26,9 @@ def _check_values(holds, value, text: str) -> None:
         raise ValueError(text if value is None else f"{text}{value}")
 
 
-check_values = Symbol("check_values", lambda holds, value, text: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_values)
+check_values = Symbol(
+    "check_values", lambda holds, value, text: None, is_prim=True, tags=(OpTags.DONT_DCE,), fn=_check_values
+)
 
 
 def is_check(c, holds) -> bool:
@@ -36,5 +42,14 @@ def is_check(c, holds) -> bool:
     names = frame.locals
     value, rule = names.get("value"), names.get("constraint", names.get("support"))
     rule = type(rule).__name__ if proxies_in(list(getattr(rule, "__dict__", {}).values()), []) else repr(rule)
-    check_values(holds, value, text.format(param=names.get("param"), kind=type(names["self"]).__name__, shape=tuple(getattr(value, "shape", ())), rule=rule))
+    check_values(
+        holds,
+        value,
+        text.format(
+            param=names.get("param"),
+            kind=type(names["self"]).__name__,
+            shape=tuple(getattr(value, "shape", ())),
+            rule=rule,
+        ),
+    )
     return True

@@ -1,7 +1,9 @@
-"""Functions under functional transforms, in a captured program: `grad`, `vjp`, `jvp`, `vmap` of thunder and of torch.func.
+"""Functions under functional transforms, in a captured program: `grad`, `vjp`, `jvp`, `vmap` of thunder and of
+torch.func.
 
-A transform is applied where it is called. The inner function is read into a level of its own, with fresh proxies for its arguments; what the transform makes of
-the level's lines becomes part of the program around it. So transforms compose with each other, in any order and depth, and with everything else.
+A transform is applied where it is called. The inner function is read into a level of its own, with fresh proxies for
+its arguments; what the transform makes of the level's lines becomes part of the program around it. So transforms
+compose with each other, in any order and depth, and with everything else.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from thunder.transforms.levels import Level
 from thunder.transforms.pullback import Pullback, pushforward
 
 __all__ = [
-    "Transformed", "Grad", "VJP", "JVP", "VMap", "separate", "Differentiated", "original", "opened", "flatten", "made", "selected_arguments",
+    "Transformed", "Grad", "VJP", "JVP", "VMap", "separate", "Differentiated", "original", "opened", "flatten", "made",
+    "selected_arguments",
     "check_like",
 ]  # fmt: skip
 
@@ -50,7 +53,8 @@ def separate(c, grad_enabled: bool) -> Iterator[Recorder]:
 
 
 class _Native:
-    """What a transform asks of a capture, where no program is interpreted: functions run as they are, with proxies for tensors."""
+    """What a transform asks of a capture, where no program is interpreted: functions run as they are, with proxies for
+    tensors."""
 
     def __init__(self, recorder: Recorder):
         self.recorder, self.executors = recorder, resolve_executors(None)
@@ -63,7 +67,11 @@ class _Native:
         raise CaptureError(reason, location=user_location(), remedy=remedy)
 
     def lift(self, value):
-        raise CaptureError("a transformed function is called with tensors while another program is traced", location=user_location(), remedy="pass them in as arguments")
+        raise CaptureError(
+            "a transformed function is called with tensors while another program is traced",
+            location=user_location(),
+            remedy="pass them in as arguments",
+        )
 
 
 def _executors(c) -> Sequence:
@@ -80,7 +88,10 @@ def opened(c, value):
 def flatten(c, value) -> tuple[list, Any]:
     """(leaves, structure), with the values that tensors have now."""
     leaves, spec = compat.tree_flatten(opened(c, value))
-    return [c.recorder.latest(x) if type(x) is TensorProxy else c.lift(x) if isinstance(x, torch.Tensor) else x for x in leaves], spec
+    return [
+        c.recorder.latest(x) if type(x) is TensorProxy else c.lift(x) if isinstance(x, torch.Tensor) else x
+        for x in leaves
+    ], spec
 
 
 def _fresh(c, outer: TensorProxy, *, grad: bool, shape: tuple | None = None) -> TensorProxy:
@@ -99,9 +110,11 @@ def _zeros(value: TensorProxy):
 
 
 class Transformed:
-    """A function under a transform: what `thunder.jit` compiles where `grad`, `vjp`, `jvp` or `vmap` of a function is called.
+    """A function under a transform: what `thunder.jit` compiles where `grad`, `vjp`, `jvp` or `vmap` of a function is
+    called.
 
-    `apply(c, args, kwargs)` writes it into the program that is read; `eager` is what torch.func makes of the function, for where nothing is compiled.
+    `apply(c, args, kwargs)` writes it into the program that is read; `eager` is what torch.func makes of the function,
+    for where nothing is compiled.
     """
 
     fn: Callable
@@ -131,7 +144,9 @@ class Transformed:
         with separate(c, grad_enabled) as level:
             if level.memory is not None:
                 proxies = [p for p in proxies_in([args, kwargs], []) if isinstance(p, TensorProxy)]
-                level.memory.fixed |= dict.fromkeys(proxies, "a function under grad, vjp, jvp or vmap writes to its argument")
+                level.memory.fixed |= dict.fromkeys(
+                    proxies, "a function under grad, vjp, jvp or vmap writes to its argument"
+                )
             result = c.call(self.inner(c), list(args), kwargs)
             leaves, spec = flatten(c, result)
         return level.bound_symbols, leaves, spec
@@ -151,7 +166,8 @@ def made(c, transformed):
     return transformed
 
 
-# ---------------------------------------------------------------------------------------------------------------- reverse mode
+# ----------------------------------------------------------------------------------------------------------------
+# reverse mode
 
 
 def selected_arguments(argnums, args: Sequence, kwargs: dict) -> tuple[dict, bool]:
@@ -177,11 +193,22 @@ def selected_arguments(argnums, args: Sequence, kwargs: dict) -> tuple[dict, boo
 
 
 class Differentiated:
-    """A level that was differentiated with respect to the tensors in `selected`, a structure of its arguments' values."""
+    """A level that was differentiated with respect to the tensors in `selected`, a structure of its arguments'
+    values."""
 
-    def __init__(self, c, f: Transformed, args: Sequence, kwargs: dict, keys: Sequence | None, has_aux: bool, constants: bool = False):
-        """keys: the arguments to differentiate for, by position or keyword; None: every floating-point tensor there is, and those that the function reads itself.
-        constants: whether these may hold anything else as well, which has no gradient."""
+    def __init__(
+        self,
+        c,
+        f: Transformed,
+        args: Sequence,
+        kwargs: dict,
+        keys: Sequence | None,
+        has_aux: bool,
+        constants: bool = False,
+    ):
+        """keys: the arguments to differentiate for, by position or keyword; None: every floating-point tensor there is,
+        and those that the function reads itself. constants: whether these may hold anything else as well, which has no
+        gradient."""
         given: dict = {**dict(enumerate(args)), **kwargs}
         self.wanted: dict = {}
         self.outer: list[TensorProxy] = []
@@ -191,7 +218,10 @@ class Differentiated:
             inside = []
             for x in leaves:
                 if not _float(x) and keys is not None and not constants:
-                    raise RuntimeError(f"only Tensors of floating point dtype can require gradients, not {type(x).__name__ if type(x) is not TensorProxy else x.dtype}")
+                    raise RuntimeError(
+                        "only Tensors of floating point dtype can require gradients, not "
+                        f"{type(x).__name__ if type(x) is not TensorProxy else x.dtype}"
+                    )
                 if _float(x):
                     self.outer.append(x)
                     arguments.append(_fresh(c, x, grad=True))
@@ -205,7 +235,9 @@ class Differentiated:
         if has_aux:
             result = compat.tree_unflatten(leaves, spec)
             if not isinstance(result, tuple) or len(result) != 2:
-                raise RuntimeError("expected the output of f to be a tuple of length 2: (output, aux), because has_aux=True")
+                raise RuntimeError(
+                    "expected the output of f to be a tuple of length 2: (output, aux), because has_aux=True"
+                )
             leaves, spec = compat.tree_flatten(result[0])
             self.aux = result[1]
         self.result, self.spec = leaves, spec
@@ -217,7 +249,9 @@ class Differentiated:
     def _read_outside(self, c, arguments: list, lines) -> None:
         """What the function reads from outside and that requires grad, parameters mostly, has gradients as well."""
         read = {p for line in lines for p in line.inputs}
-        free = [p for p in getattr(c, "real", ()) if p in read and p.requires_grad and not any(p is a for a in arguments)]
+        free = [
+            p for p in getattr(c, "real", ()) if p in read and p.requires_grad and not any(p is a for a in arguments)
+        ]
         arguments += free
         self.outer += free
 
@@ -231,10 +265,13 @@ class Differentiated:
 
     def gradients(self, c, cotangents: Sequence) -> list:
         """One gradient or None for each tensor."""
-        return self.pullback([g if d else None for g, d in zip(cotangents, self.differentiable, strict=True)], c.recorder)
+        return self.pullback(
+            [g if d else None for g, d in zip(cotangents, self.differentiable, strict=True)], c.recorder
+        )
 
     def structured(self, gradients: list) -> dict:
-        """The gradients in the structures of the arguments, zeros where there is none, None in the places of constants."""
+        """The gradients in the structures of the arguments, zeros where there is none, None in the places of
+        constants."""
         filled = iter([_zeros(x) if g is None else g for x, g in zip(self.outer, gradients, strict=True)])
         found = {key: [next(filled) if w else None for w in wanted] for key, wanted in self.wanted.items()}
         return {key: compat.tree_unflatten(found[key], spec) for key, spec in self.specs.items()}
@@ -247,8 +284,8 @@ def _ones(o: TensorProxy) -> TensorProxy:
 class Grad(Transformed):
     """The gradient of a function; with `value`, that and the function's value.
 
-    argnums None: the flat list of the gradients of all tensors, for cotangents of ones. Otherwise the function returns a scalar, and the gradients have the structure
-    of the arguments that argnums names.
+    argnums None: the flat list of the gradients of all tensors, for cotangents of ones. Otherwise the function returns
+    a scalar, and the gradients have the structure of the arguments that argnums names.
     """
 
     def __init__(self, fn: Callable, argnums=None, has_aux: bool = False, value: bool = False):
@@ -259,12 +296,20 @@ class Grad(Transformed):
         if self.argnums is None:
             at = Differentiated(c, self, args, kwargs, None, self.has_aux)
             ones = [_ones(x) if d else None for x, d in zip(at.result, at.differentiable, strict=True)]
-            return self.packed([g for g in at.gradients(c, ones) if g is not None], at.value() if self.value else None, at.outside(at.aux))
+            return self.packed(
+                [g for g in at.gradients(c, ones) if g is not None],
+                at.value() if self.value else None,
+                at.outside(at.aux),
+            )
         selected, single = selected_arguments(self.argnums, args, kwargs)
         at = Differentiated(c, self, args, kwargs, list(selected), self.has_aux)
         self.check_scalar(at)
         found = at.structured(at.gradients(c, [_ones(at.result[0])]))
-        return self.packed(next(iter(found.values())) if single else tuple(found.values()), at.value() if self.value else None, at.outside(at.aux))
+        return self.packed(
+            next(iter(found.values())) if single else tuple(found.values()),
+            at.value() if self.value else None,
+            at.outside(at.aux),
+        )
 
     @staticmethod
     def check_scalar(at: Differentiated) -> None:
@@ -273,7 +318,8 @@ class Grad(Transformed):
         (output,) = at.result
         if output.shape != ():
             raise RuntimeError(
-                f"Expected f(*args) to return a scalar tensor, got tensor with {len(output.shape)} dims. Maybe you wanted to use the vjp or jacrev APIs instead?"
+                f"Expected f(*args) to return a scalar tensor, got tensor with {len(output.shape)} dims. Maybe you "
+                "wanted to use the vjp or jacrev APIs instead?"
             )
 
     def packed(self, gradients, value, aux):
@@ -288,14 +334,20 @@ class Grad(Transformed):
 
         def function(*values):
             given = dict(zip(selected, values, strict=True))
-            return self.fn(*(given.get(i, a) for i, a in enumerate(args)), **{k: given.get(k, v) for k, v in kwargs.items()})
+            return self.fn(
+                *(given.get(i, a) for i, a in enumerate(args)), **{k: given.get(k, v) for k, v in kwargs.items()}
+            )
 
-        made = torch.func.grad_and_value(function, 0 if single else tuple(range(len(selected))), self.has_aux)(*selected.values())
+        made = torch.func.grad_and_value(function, 0 if single else tuple(range(len(selected))), self.has_aux)(
+            *selected.values()
+        )
         return self.packed(made[0], *(made[1] if self.has_aux else (made[1], None)))
 
     def _eager_flat(self, args, kwargs):
         leaves, spec = compat.tree_flatten((args, kwargs))
-        places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
+        places = [
+            i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+        ]
 
         def function(*values):
             now = list(leaves)
@@ -304,7 +356,11 @@ class Grad(Transformed):
             args, kwargs = compat.tree_unflatten(now, spec)
             result = self.fn(*args, **kwargs)
             result, aux = result if self.has_aux else (result, None)
-            outputs = [x for x in compat.tree_flatten(result)[0] if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
+            outputs = [
+                x
+                for x in compat.tree_flatten(result)[0]
+                if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+            ]
             return tuple(outputs), (result, aux)
 
         outputs, pull, (value, aux) = torch.func.vjp(function, *(leaves[i] for i in places), has_aux=True)
@@ -312,7 +368,8 @@ class Grad(Transformed):
 
 
 def check_like(c, what: str, given: Sequence, given_spec, wanted: Sequence, wanted_spec, of: str) -> None:
-    """Raises RuntimeError where a structure of tensors is not of the form and shapes of another, CaptureError where only dtypes differ."""
+    """Raises RuntimeError where a structure of tensors is not of the form and shapes of another, CaptureError where
+    only dtypes differ."""
     if given_spec != wanted_spec:
         raise RuntimeError(f"Expected {what} to have the same structure as {of}, got {given_spec} and {wanted_spec}")
     for g, w in zip(given, wanted, strict=True):
@@ -327,7 +384,8 @@ def check_like(c, what: str, given: Sequence, given_spec, wanted: Sequence, want
 
 
 class VJP(Transformed):
-    """(primals, cotangents) -> (result, gradients): the product of a vector with the Jacobian. One primal may come by itself, without a tuple.
+    """(primals, cotangents) -> (result, gradients): the product of a vector with the Jacobian. One primal may come by
+    itself, without a tuple.
 
     What is no floating-point tensor among the primals is a constant, whose gradient is None.
     """
@@ -352,13 +410,16 @@ class VJP(Transformed):
             others = iter(others)
             return [next(others) if w else x for x, w in zip(leaves, wanted, strict=True)]
 
-        result, pull = torch.func.vjp(lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen)
+        result, pull = torch.func.vjp(
+            lambda chosen: self.fn(*compat.tree_unflatten(filled(chosen), spec), **kwargs), chosen
+        )
         leaves = [None] * len(leaves)
         found = compat.tree_unflatten(filled(*pull(cotangents)), spec)
         return result, found[0] if single else found
 
 
-# ---------------------------------------------------------------------------------------------------------------- forward mode
+# ----------------------------------------------------------------------------------------------------------------
+# forward mode
 
 
 class JVP(Transformed):
@@ -371,7 +432,10 @@ class JVP(Transformed):
     def apply(self, c, args, kwargs):
         primals, tangents = args
         if not isinstance(primals, tuple):
-            raise RuntimeError(f"jvp: Expected primals to be a tuple. E.g. it should be valid to call f(*primals), got {type(primals).__name__}")
+            raise RuntimeError(
+                "jvp: Expected primals to be a tuple. E.g. it should be valid to call f(*primals), got "
+                f"{type(primals).__name__}"
+            )
         outer, spec = flatten(c, primals)
         given, given_spec = flatten(c, tangents)
         if not outer or not all(_float(x) for x in outer):
@@ -384,7 +448,9 @@ class JVP(Transformed):
             result, aux = compat.tree_unflatten(leaves, out_spec)
             leaves, out_spec = compat.tree_flatten(result)
         if not leaves or not all(type(x) is TensorProxy for x in leaves):
-            raise RuntimeError("jvp(f, primals, tangents): Expected f to be a function that has non-empty output, of tensors")
+            raise RuntimeError(
+                "jvp(f, primals, tangents): Expected f to be a function that has non-empty output, of tensors"
+            )
         moved = pushforward(Level(arguments, lines, leaves), outer, given, _executors(c), c.recorder)
         table = dict(zip(arguments, outer, strict=True))
         result = [table.get(x, x) for x in leaves]
@@ -393,13 +459,17 @@ class JVP(Transformed):
         if not self.has_aux:
             return made
         aux_leaves, aux_spec = compat.tree_flatten(aux)
-        return (*made, compat.tree_unflatten([table.get(x, x) if type(x) is TensorProxy else x for x in aux_leaves], aux_spec))
+        return (
+            *made,
+            compat.tree_unflatten([table.get(x, x) if type(x) is TensorProxy else x for x in aux_leaves], aux_spec),
+        )
 
     def eager(self, primals, tangents, **kwargs):
         return torch.func.jvp(functools.partial(self.fn, **kwargs), primals, tangents, has_aux=self.has_aux)
 
 
-# ---------------------------------------------------------------------------------------------------------------- batching
+# ----------------------------------------------------------------------------------------------------------------
+# batching
 
 
 def _dims_of(dims, spec, what: str) -> list:
@@ -408,7 +478,12 @@ def _dims_of(dims, spec, what: str) -> list:
         return [dims] * spec.num_leaves
     children = compat.children_of(spec)
     values = list(dims.values()) if isinstance(dims, dict) else list(dims) if isinstance(dims, (tuple, list)) else None
-    if values is None or spec.is_leaf() or len(values) != len(children) or (isinstance(dims, dict) and list(dims) != list(spec.context)):
+    if (
+        values is None
+        or spec.is_leaf()
+        or len(values) != len(children)
+        or (isinstance(dims, dict) and list(dims) != list(spec.context))
+    ):
         raise ValueError(f"vmap: {what} is not compatible with the structure of the values: got {dims}")
     return [d for value, child in zip(values, children, strict=True) for d in _dims_of(value, child, what)]
 
@@ -419,25 +494,43 @@ class VMap(Transformed):
     def __init__(self, fn: Callable, in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error"):
         super().__init__(fn)
         if randomness not in ("error", "different", "same"):
-            raise RuntimeError(f"Only allowed values for randomness are 'error', 'different', or 'same'. Got {randomness}")
+            raise RuntimeError(
+                f"Only allowed values for randomness are 'error', 'different', or 'same'. Got {randomness}"
+            )
         self.in_dims, self.out_dims, self.randomness = in_dims, out_dims, randomness
 
     def apply(self, c, args, kwargs):
         if not isinstance(self.in_dims, (int, tuple)):
-            raise ValueError(f"vmap: expected `in_dims` to be int or a (potentially nested) tuple matching the structure of inputs, got: {type(self.in_dims)}")
+            raise ValueError(
+                "vmap: expected `in_dims` to be int or a (potentially nested) tuple matching the structure of "
+                f"inputs, got: {type(self.in_dims)}"
+            )
         if not args:
-            raise ValueError("vmap: got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function with no inputs")
+            raise ValueError(
+                "vmap: got no inputs. Maybe you forgot to add inputs, or you are trying to vmap over a function with "
+                "no inputs"
+            )
         outer, spec = flatten(c, tuple(args))
         dims = _dims_of(self.in_dims, spec, "in_dims")
         size, places = _batch_size(outer, dims)
-        arguments = [_fresh(c, x, grad=False, shape=x.shape[:d] + x.shape[d + 1 :]) if d is not None else x for x, d in zip(outer, places, strict=True)]
+        arguments = [
+            _fresh(c, x, grad=False, shape=x.shape[:d] + x.shape[d + 1 :]) if d is not None else x
+            for x, d in zip(outer, places, strict=True)
+        ]
         lines, leaves, out_spec = self.enter(c, compat.tree_unflatten(arguments, spec), kwargs, torch.is_grad_enabled())
         if not all(type(x) is TensorProxy for x in leaves):
             raise ValueError("vmap: the function must only return Tensors")
         with recording(c.recorder):
-            moved = {a: x if d == 0 else LTORCH["movedim"](x, d, 0) for a, x, d in zip(arguments, outer, places, strict=True) if d is not None}
+            moved = {
+                a: x if d == 0 else LTORCH["movedim"](x, d, 0)
+                for a, x, d in zip(arguments, outer, places, strict=True)
+                if d is not None
+            }
             table = batched(lines, moved, size, self.randomness, c.recorder)
-            results = [_placed(x, table, d, size) for x, d in zip(leaves, _dims_of(self.out_dims, out_spec, "out_dims"), strict=True)]
+            results = [
+                _placed(x, table, d, size)
+                for x, d in zip(leaves, _dims_of(self.out_dims, out_spec, "out_dims"), strict=True)
+            ]
         return compat.tree_unflatten(results, out_spec)
 
     def eager(self, *args, **kwargs):
@@ -450,12 +543,20 @@ def _batch_size(outer: Sequence, dims: Sequence) -> tuple[Any, list]:
     for x, d in zip(outer, dims, strict=True):
         if d is not None:
             if type(x) is not TensorProxy:
-                raise ValueError(f"vmap: Got in_dim={d} for an input but the input is of type {type(x).__name__}: only Tensors are mapped over; use None for it")
+                raise ValueError(
+                    f"vmap: Got in_dim={d} for an input but the input is of type {type(x).__name__}: only Tensors "
+                    "are mapped over; use None for it"
+                )
             if not -len(x.shape) <= d < len(x.shape):
-                raise ValueError(f"vmap: Got in_dim={d} for some input, but that input is a Tensor of dimensionality {len(x.shape)}")
+                raise ValueError(
+                    f"vmap: Got in_dim={d} for some input, but that input is a Tensor of dimensionality {len(x.shape)}"
+                )
             d %= len(x.shape)
             if size is not None and size != x.shape[d]:
-                raise ValueError(f"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes {size} and {x.shape[d]}")
+                raise ValueError(
+                    f"vmap: Expected all tensors to have the same size in the mapped dimension, got sizes {size} and "
+                    f"{x.shape[d]}"
+                )
             size = x.shape[d]
         places.append(d)
     if size is None:

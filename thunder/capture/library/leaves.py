@@ -15,7 +15,8 @@ __all__ = ["leaf"]
 
 
 def leaf(c, values: TensorProxy) -> TensorProxy:
-    """A new leaf with these values. The prologue makes it at each call, so that autograd knows it as it knows arguments; the program fills it."""
+    """A new leaf with these values. The prologue makes it at each call, so that autograd knows it as it knows
+    arguments; the program fills it."""
     shape, layout = tuple(map(number_value, values.shape)), c.recorder.memory.layout
     options = {"dtype": to_torch_dtype(values.dtype), "device": to_torch_device(values.device), "requires_grad": True}
     strides = layout(values).stride() if layout is not None else torch.empty(shape, device="meta").stride()

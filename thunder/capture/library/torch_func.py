@@ -10,7 +10,18 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.capture.library.functional import JVP, VJP, Differentiated, Grad, VMap, check_like, flatten, made, opened, selected_arguments
+from thunder.capture.library.functional import (
+    JVP,
+    VJP,
+    Differentiated,
+    Grad,
+    VMap,
+    check_like,
+    flatten,
+    made,
+    opened,
+    selected_arguments,
+)
 from thunder.ops.torch_types import to_torch_device, to_torch_dtype
 
 __all__ = ["HANDLERS", "BY_NAME", "KINDS"]
@@ -71,7 +82,8 @@ def _torch_jvp(c, f, args, kwargs):
 
 
 def _basis(c, f, args, kwargs):
-    """The unit vectors of jacrev and jacfwd: for each tensor the columns of the identity that are its elements. PyTorch writes them into a view."""
+    """The unit vectors of jacrev and jacfwd: for each tensor the columns of the identity that are its elements. PyTorch
+    writes them into a view."""
     tensors, counts, *chunk_size = [*args, *kwargs.values()]
     if chunk_size not in ([], [None]):
         c.refuse("torch.func.jacrev with chunk_size", "leave chunk_size out: the whole Jacobian is computed at once")
@@ -95,7 +107,8 @@ def _torch_vmap(c, f, args, kwargs):
 
 
 class _Called:
-    """A function of ours in the place of one of the program's: it runs natively, and calls back what the program wrote."""
+    """A function of ours in the place of one of the program's: it runs natively, and calls back what the program
+    wrote."""
 
     def __init__(self, function: Callable):
         self.function = function
@@ -115,10 +128,15 @@ def _torch_jvp_in_public(c, f, args, kwargs):
 def _functional_call(c, f, args, kwargs):
     """`torch.func.functional_call`: while the module is called, the given tensors are what its names mean."""
     names = ("module", "tensors", "args", "kwargs")
-    given = dict(zip(names, args)) | {"tensors" if k == "parameter_and_buffer_dicts" else k: v for k, v in kwargs.items()}
+    given = dict(zip(names, args)) | {
+        "tensors" if k == "parameter_and_buffer_dicts" else k: v for k, v in kwargs.items()
+    }
     module, tables = given["module"], opened(c, given["tensors"])
     if given.get("strict") or hasattr(type(module), "_lc_cd"):
-        c.refuse("torch.func.functional_call with strict=True, or of a compiled module", "leave strict out, and give the module itself")
+        c.refuse(
+            "torch.func.functional_call with strict=True, or of a compiled module",
+            "leave strict out, and give the module itself",
+        )
     wanted = {k: v for table in ([tables] if isinstance(tables, dict) else tables) for k, v in table.items()}
     if not isinstance(tables, dict) and len(wanted) != sum(map(len, tables)):
         raise ValueError("keys appeared in multiple dictionaries; behavior of functional call is ambiguous")
@@ -130,17 +148,26 @@ def _functional_call(c, f, args, kwargs):
 
 def _with_ties(c, module, wanted: dict) -> dict:
     """The tensors by name, and under the other names of the tensors that they replace."""
-    real: dict[str, Any] = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    real: dict[str, Any] = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     names: dict[int, list[str]] = {}
     for n, t in real.items():
         names.setdefault(id(t), []).append(n)
     found = dict(wanted)
     for name, value in wanted.items():
         if name not in real:
-            c.refuse(f"torch.func.functional_call replaces {name!r}, which the module does not have", "give names of its parameters and buffers")
+            c.refuse(
+                f"torch.func.functional_call replaces {name!r}, which the module does not have",
+                "give names of its parameters and buffers",
+            )
         for other in names[id(real[name])]:
             if found.setdefault(other, value) is not value:
-                raise ValueError(f"functional_call got multiple values for keys {names[id(real[name])]}, which are tied. Consider using tie_weights=False")
+                raise ValueError(
+                    f"functional_call got multiple values for keys {names[id(real[name])]}, which are tied. Consider "
+                    "using tie_weights=False"
+                )
     return found
 
 
@@ -157,7 +184,10 @@ def _replaced(c, module, wanted: dict) -> Iterator[None]:
     try:
         yield
         if any(c.overlay.get(key) is not value for key, (_, value) in before.items()):
-            c.refuse("a module called by torch.func.functional_call replaces a parameter or buffer of its own", "return the new value")
+            c.refuse(
+                "a module called by torch.func.functional_call replaces a parameter or buffer of its own",
+                "return the new value",
+            )
     finally:
         for key, (old, _) in before.items():
             if old is missing:
@@ -166,11 +196,16 @@ def _replaced(c, module, wanted: dict) -> Iterator[None]:
                 c.overlay[key] = old
 
 
-HANDLERS = {torch.func.vjp: _torch_vjp_in_public, torch.func.jvp: _torch_jvp_in_public, torch.func.functional_call: _functional_call}
+HANDLERS = {
+    torch.func.vjp: _torch_vjp_in_public,
+    torch.func.jvp: _torch_jvp_in_public,
+    torch.func.functional_call: _functional_call,
+}
 HANDLERS |= {
     function: handler
     for name, handler in {
-        "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp, "vmap": _torch_vmap, "basis": _basis,
+        "grad": _torch_grad, "grad_and_value": _torch_grad_and_value, "vjp": _torch_vjp, "jvp": _torch_jvp,
+        "vmap": _torch_vmap, "basis": _basis,
         "basis_in_chunks": _basis_in_chunks,
     }.items()
     if (function := compat.functorch_implementations().get(name)) is not None
@@ -187,6 +222,12 @@ def _maker(kind: Callable) -> Callable:
 # thunder's own transforms, called inside a program: by (module, name), since the module stands above this one
 BY_NAME = {
     ("thunder.functional_transforms", name): _maker(kind)
-    for name, kind in {"grad": Grad, "value_and_grad": functools.partial(Grad, value=True), "vjp": VJP, "jvp": JVP, "vmap": VMap}.items()
+    for name, kind in {
+        "grad": Grad,
+        "value_and_grad": functools.partial(Grad, value=True),
+        "vjp": VJP,
+        "jvp": JVP,
+        "vmap": VMap,
+    }.items()
 }
 KINDS = dict.fromkeys((Grad, VJP, JVP, VMap, PullbackFunction, _Called), _call_transformed)

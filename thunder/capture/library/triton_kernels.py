@@ -1,8 +1,10 @@
-"""Triton kernels that a program launches: `kernel[grid](x, out, n, BLOCK=128)` becomes one line, which launches the kernel and returns what it wrote.
+"""Triton kernels that a program launches: `kernel[grid](x, out, n, BLOCK=128)` becomes one line, which launches the
+kernel and returns what it wrote.
 
-Which tensors a kernel writes is read off its source: those that lead to the address of a `tl.store` or an atomic operation. Where the source does not say
-(a function that is not found, inline assembly), every tensor counts as written. Grids and constants are Python values of the program; a grid that is a function is called
-while the program is captured, once for each configuration of an autotuned kernel.
+Which tensors a kernel writes is read off its source: those that lead to the address of a `tl.store` or an atomic
+operation. Where the source does not say (a function that is not found, inline assembly), every tensor counts as
+written. Grids and constants are Python values of the program; a grid that is a function is called while the program is
+captured, once for each configuration of an autotuned kernel.
 """
 
 from __future__ import annotations
@@ -24,9 +26,16 @@ __all__ = ["launchers", "written_parameters"]
 def launchers() -> dict[Callable, Callable]:
     """function of triton's -> handler; empty while no program has imported triton."""
     found = []
-    for module, name in (("jit", "JITFunction"), ("autotuner", "Autotuner"), ("autotuner", "Heuristics"), ("interpreter", "InterpretedFunction")):
-        kind = getattr(sys.modules.get(f"triton.runtime.{module}"), name, None)  # None as well while a thread imports triton
-        found += [kind.run] if hasattr(kind, "run") else []  # before Triton 3.6 the one of its interpreter is made for each kernel
+    for module, name in (
+        ("jit", "JITFunction"),
+        ("autotuner", "Autotuner"),
+        ("autotuner", "Heuristics"),
+        ("interpreter", "InterpretedFunction"),
+    ):
+        # None as well while a thread imports triton
+        kind = getattr(sys.modules.get(f"triton.runtime.{module}"), name, None)
+        # before Triton 3.6 the one of its interpreter is made for each kernel
+        found += [kind.run] if hasattr(kind, "run") else []
     return dict.fromkeys(found, _launch)
 
 
@@ -50,7 +59,15 @@ def _launch(c, f, args, kwargs):
     wanted = written_parameters(function)
     written = [value for name, value in tensors.items() if wanted is None or name in wanted]
     c.synchronize()
-    call_mutating(function.__name__, launch, tuple(args), {**kwargs, "grid": shown}, written, meta=lambda *a, **k: None, symbol_id=("triton", function.__name__, id(kernel), grids))
+    call_mutating(
+        function.__name__,
+        launch,
+        tuple(args),
+        {**kwargs, "grid": shown},
+        written,
+        meta=lambda *a, **k: None,
+        symbol_id=("triton", function.__name__, id(kernel), grids),
+    )
 
 
 def _unwrapped(kernel) -> tuple[Callable, list]:
@@ -77,11 +94,17 @@ def _bound(function: Callable, args: list, kwargs: dict) -> dict:
 
 
 def _heuristics(layers: list) -> list[tuple[str, Callable]]:
-    return [item for layer in layers if hasattr(layer, "values") and isinstance(layer.values, dict) for item in layer.values.items()]
+    return [
+        item
+        for layer in layers
+        if hasattr(layer, "values") and isinstance(layer.values, dict)
+        for item in layer.values.items()
+    ]
 
 
 def _launcher(c, kernel, grid, given: dict, layers: list) -> tuple[Callable, object, tuple]:
-    """(what launches the kernel, the grid as it is printed, the grids of all configurations: launches with other ones are another operation)."""
+    """(what launches the kernel, the grid as it is printed, the grids of all configurations: launches with other ones
+    are another operation)."""
     tuned = next((layer.configs for layer in layers if hasattr(layer, "configs")), None)
     if not callable(grid):
         fixed = _grid(_plain(c, grid))
@@ -89,10 +112,15 @@ def _launcher(c, kernel, grid, given: dict, layers: list) -> tuple[Callable, obj
     if tuned is None:
         fixed = _grid(_plain(c, c.call(grid, [dict(given)], {})))
         return _with_grid(kernel, fixed), fixed, (fixed,)
-    grids = [(config.all_kwargs() | config.kwargs, _grid(_plain(c, c.call(grid, [given | config.all_kwargs()], {})))) for config in tuned]
+    grids = [
+        (config.all_kwargs() | config.kwargs, _grid(_plain(c, c.call(grid, [given | config.all_kwargs()], {}))))
+        for config in tuned
+    ]
 
     def chosen(meta):
-        return next(g for config, g in grids if all(meta.get(name) == value for name, value in config.items() if name in meta))
+        return next(
+            g for config, g in grids if all(meta.get(name) == value for name, value in config.items() if name in meta)
+        )
 
     found = tuple(g for _, g in grids)
     return _with_grid(kernel, chosen), tuple(dict.fromkeys(found)), found
@@ -110,12 +138,14 @@ def _with_grid(kernel, grid) -> Callable:
     return launch
 
 
-# ---------------------------------------------------------------------------------------------------------------- what a kernel writes
+# ---------------------------------------------------------------------------------------------------------------- what
+# a kernel writes
 
 
 @functools.cache
 def written_parameters(function: Callable) -> frozenset[str] | None:
-    """Names of the parameters through which a kernel writes; None where its source does not say, so that it may be any."""
+    """Names of the parameters through which a kernel writes; None where its source does not say, so that it may be
+    any."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError):
@@ -126,7 +156,8 @@ def written_parameters(function: Callable) -> frozenset[str] | None:
 
 
 class _Addresses:
-    """Which parameters each variable of a kernel is computed from, what is loaded from memory left out, until nothing changes any more."""
+    """Which parameters each variable of a kernel is computed from, what is loaded from memory left out, until nothing
+    changes any more."""
 
     def __init__(self, function: Callable, tree: ast.FunctionDef):
         self.names = dict(inspect.getclosurevars(function).globals) | dict(inspect.getclosurevars(function).nonlocals)
@@ -175,15 +206,30 @@ class _Addresses:
 
     @staticmethod
     def _name(call: ast.Call) -> str:
-        return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+        return (
+            call.func.attr
+            if isinstance(call.func, ast.Attribute)
+            else call.func.id
+            if isinstance(call.func, ast.Name)
+            else ""
+        )
 
     def _writes(self, call: ast.Call) -> frozenset[str] | None:
         """The parameters that a call writes through; None where that is not known."""
-        name, everything = self._name(call), self.of(ast.Tuple([*call.args, *(k.value for k in call.keywords)], ast.Load()))
+        name, everything = (
+            self._name(call),
+            self.of(ast.Tuple([*call.args, *(k.value for k in call.keywords)], ast.Load())),
+        )
         target = self._target(call.func)
-        if name in ("store", "tensor_descriptor_store", "store_tensor_descriptor", "descriptor_store") or name.startswith("atomic_"):
+        if name in (
+            "store",
+            "tensor_descriptor_store",
+            "store_tensor_descriptor",
+            "descriptor_store",
+        ) or name.startswith("atomic_"):
             pointer = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("pointer", "desc"))]
-            through = pointer if _module_of(target).startswith("triton.") else [call.func]  # a method of what holds the address
+            # a method of what holds the address
+            through = pointer if _module_of(target).startswith("triton.") else [call.func]
             return frozenset().union(*map(self.of, through))
         if "inline_asm" in name or "inline_ptx" in name:
             return everything
@@ -192,7 +238,9 @@ class _Addresses:
             return self._through(callee, call)
         if target is None and isinstance(call.func, ast.Attribute) and self._target(call.func.value) is None:
             return frozenset()  # a method of a value: x.to(...), x.trans()
-        if target is None or not (_module_of(target).startswith(("triton.", "builtins")) or target in self.builtins.values()):
+        if target is None or not (
+            _module_of(target).startswith(("triton.", "builtins")) or target in self.builtins.values()
+        ):
             return None if everything else frozenset()
         return frozenset()
 

@@ -1,4 +1,5 @@
-"""Blocks of kernels chosen by measuring: for each kernel of a region the fastest of a few, kept on the disk beside the kernels."""
+"""Blocks of kernels chosen by measuring: for each kernel of a region the fastest of a few, kept on the disk beside the
+kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ def tuned(region: Any, variant: Callable[[Sequence[Tile]], Any]) -> list[Tile]:
     choices = [candidates(k) for k in kernels]
     first = variant([c[0] for c in choices])
     device = torch.cuda.get_device_properties(region.device)
-    key = disk_cache.key_of("triton tiles", importlib.metadata.version("triton"), device.name, tuple(first.texts), tuple(map(tuple, choices)))
+    key = disk_cache.key_of(
+        "triton tiles",
+        importlib.metadata.version("triton"),
+        device.name,
+        tuple(first.texts),
+        tuple(map(tuple, choices)),
+    )
     found = disk_cache.load(key)
     if found is None:
         rounds = [first, *(variant([c[min(n, len(c) - 1)] for c in choices]) for n in range(1, max(map(len, choices))))]

@@ -1,4 +1,5 @@
-"""A kernel's machine code: known to this process, on the disk, or compiled by Triton in a pool of threads. Only the last needs Triton."""
+"""A kernel's machine code: known to this process, on the disk, or compiled by Triton in a pool of threads. Only the
+last needs Triton."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ THREADS = 8  # of which each waits most of its time for the assembler
 
 
 class Request(NamedTuple):
-    """All that the machine code of a kernel depends on. arguments: for each one Triton's name of the type, and whether it is a multiple of 16. capability: 90 for 9.0."""
+    """All that the machine code of a kernel depends on. arguments: for each one Triton's name of the type, and whether
+    it is a multiple of 16. capability: 90 for 9.0."""
 
     name: str
     text: str
@@ -32,7 +34,8 @@ class Request(NamedTuple):
 
 
 class Binary(NamedTuple):
-    """name: of the function in the file. shared: bytes of shared memory. scratch: how many null pointers it takes after its arguments."""
+    """name: of the function in the file. shared: bytes of shared memory. scratch: how many null pointers it takes after
+    its arguments."""
 
     name: str
     path: str
@@ -93,7 +96,8 @@ def _compile(request: Request) -> tuple[dict, bytes]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = compile_source(request.text, request.name, {"__name__": "kernels"})  # Triton 3.6 asks functions for their modules
+    # Triton 3.6 asks functions for their modules
+    function = compile_source(request.text, request.name, {"__name__": "kernels"})
     signature = {name: kind for name, (kind, _) in zip(function.arg_names, request.arguments, strict=True)}
     attributes = {(i,): [["tt.divisibility", 16]] for i, (_, aligned) in enumerate(request.arguments) if aligned}
     source = ASTSource(function, signature, {}, attributes)
@@ -103,7 +107,11 @@ def _compile(request: Request) -> tuple[dict, bytes]:
     made = triton.compile(source, target=GPUTarget("cuda", request.capability, 32), options=options)
     scratch = [getattr(made.metadata, f"{what}_scratch_size", None) for what in ("global", "profile")]
     assert not any(scratch), "kernels of ours need no scratch memory"
-    return {"name": made.metadata.name, "shared": made.metadata.shared, "scratch": len(scratch) - scratch.count(None)}, made.asm["cubin"]
+    return {
+        "name": made.metadata.name,
+        "shared": made.metadata.shared,
+        "scratch": len(scratch) - scratch.count(None),
+    }, made.asm["cubin"]
 
 
 @functools.cache

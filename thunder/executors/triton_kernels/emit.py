@@ -1,7 +1,8 @@
 """The text of kernels.
 
-A value is computed once for each place it is needed at, by a line of its own, in front of the loops that it does not depend on. Blocks are [X] in a map, [R, C] in the other
-kernels; what depends on rows only is [R, 1], on columns only [1, C].
+A value is computed once for each place it is needed at, by a line of its own, in front of the loops that it does not
+depend on. Blocks are [X] in a map, [R, C] in the other kernels; what depends on rows only is [R, 1], on columns only
+[1, C].
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from thunder.executors.triton_kernels.functions import FUNCTIONS, HELPERS
 from thunder.executors.triton_kernels.index import Index, Part, Variable, join, opened, split, strides_of
 from thunder.executors.triton_kernels.joins import place_in_whole
 from thunder.executors.triton_kernels.literals import LOWEST, bracketed, compute_type, literal, neutral
-from thunder.executors.triton_kernels.schedule import Kernel, Schedule, in_order, operand_place, reduced_place, tile_place
+from thunder.executors.triton_kernels.schedule import (
+    Kernel,
+    Schedule,
+    in_order,
+    operand_place,
+    reduced_place,
+    tile_place,
+)
 from thunder.executors.triton_kernels.tiles import Tile, stages, tile_of
 from thunder.executors.triton_kernels.values import Place, Value, sources
 
@@ -25,7 +33,8 @@ HEADER = "import triton\nimport triton.language as tl\n"
 
 
 class Source(NamedTuple):
-    """name, text: a function of the buffers (values, in order), called after what it computes, so that profiles say it. helpers: names of functions it calls.
+    """name, text: a function of the buffers (values, in order), called after what it computes, so that profiles say it.
+    helpers: names of functions it calls.
 
     loads: where in memory each value is read; stores: where each is written. Equal texts are equal places.
     """
@@ -41,7 +50,8 @@ class Source(NamedTuple):
 
 
 def stored_type(v: Value, outputs: Sequence[Value]) -> dtype:
-    """The type that a value is stored in: its own where it is an output; what later kernels read keeps the precision it was computed in."""
+    """The type that a value is stored in: its own where it is an output; what later kernels read keeps the precision it
+    was computed in."""
     return float32 if v.dtype.category == FLOAT and v.dtype.bytes < 4 and not any(v is o for o in outputs) else v.dtype
 
 
@@ -53,10 +63,12 @@ class _Term(NamedTuple):
 
 
 def emit(
-    schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0, tile: Tile | None = None, late: Container[Value] = ()
+    schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int = 0,
+        tile: Tile | None = None, late: Container[Value] = ()
 ) -> Source:  # fmt: skip
-    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's interpreter. shared: bytes of a multiprocessor's shared memory.
-    tile: in place of the one that a rule gives. late: what is written over something that the kernel reads, after all threads of a program have read it."""
+    """strides: of the program's inputs and outputs; what kernels pass on is row-major. interpreted: for Triton's
+    interpreter. shared: bytes of a multiprocessor's shared memory. tile: in place of the one that a rule gives. late:
+    what is written over something that the kernel reads, after all threads of a program have read it."""
     return _Emitter(schedule, kernel, strides, interpreted, shared, tile or tile_of(kernel), late).run()
 
 
@@ -65,12 +77,24 @@ _NONE: frozenset = frozenset()
 
 
 class _Emitter:
-    def __init__(self, schedule: Schedule, kernel: Kernel, strides: dict[Value, Sequence[int]], interpreted: bool, shared: int, tile: Tile, late: Container[Value]):
+    def __init__(
+        self,
+        schedule: Schedule,
+        kernel: Kernel,
+        strides: dict[Value, Sequence[int]],
+        interpreted: bool,
+        shared: int,
+        tile: Tile,
+        late: Container[Value],
+    ):
         self.kernel, self.interpreted, self.shared, self.tile, self.late = kernel, interpreted, shared, tile, late
-        self.types = {v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)}
+        self.types = {
+            v: stored_type(v, schedule.program.outputs) for v in (*schedule.program.outputs, *schedule.temporaries)
+        }
         before = schedule.kernels[: schedule.kernels.index(kernel)]
         self.types |= {v: self.types[v.what[0]] for v in kernel.stores if v.kind == "part"}
-        self.dear = {v for k in before for v in k.stores if v in schedule.dear}  # loaded, where others that are elementwise are computed again
+        # loaded, where others that are elementwise are computed again
+        self.dear = {v for k in before for v in k.stores if v in schedule.dear}
         self.strides = {**strides, **{v: strides_of(v.shape) for v in schedule.temporaries}}
         self.outer: list[str] = []
         self.inner: list[str] = []  # of the loop that begins with `header`
@@ -92,14 +116,17 @@ class _Emitter:
         extents = [sum((n - 1) * abs(s) for n, s in zip(v.shape, st, strict=True)) for v, st in self.strides.items()]
         self.wide = max([kernel.numel, *extents]) >= 2**31 - 2**20
 
-    # ------------------------------------------------------------------------------------------------------------ the three forms
+    # ------------------------------------------------------------------------------------------------------------ the
+    # three forms
     def run(self) -> Source:
         grid = getattr(self, f"_{self.kernel.kind}")()
         self._write_last(self.outer, self.last[0])
         body = "\n".join(f"    {line}" for line in self.outer)
         name = "_".join(["fused", *list(self.computes or ["copy"])[:NAMED]])
         text = f"@triton.jit\ndef {name}({', '.join(self.buffers.values())}):\n{body}\n"
-        return Source(name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers), self.loads, self.stores)
+        return Source(
+            name, text, tuple(self.buffers), grid, self.tile.warps, tuple(self.helpers), self.loads, self.stores
+        )
 
     def _program(self, axis: int) -> str:
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.wide else "")
@@ -119,7 +146,11 @@ class _Emitter:
         self.looping = frozenset(variable)
 
     def _close_blocks(self) -> None:
-        self.header = f"for block in range({self.header}):" if self.interpreted else f"for block in tl.range({self.header}, num_stages={stages(self.ahead, self.shared)}):"
+        self.header = (
+            f"for block in range({self.header}):"
+            if self.interpreted
+            else f"for block in tl.range({self.header}, num_stages={stages(self.ahead, self.shared)}):"
+        )
         self._close()
 
     def _write_last(self, target: list[str], stores: list[str]) -> None:
@@ -204,11 +235,17 @@ class _Emitter:
             for v, accumulator in zip(level, accumulators, strict=True):
                 best = self._emit(self._combined(v, accumulator, 1), frozenset("r"))
                 for s, total in online[v]:
-                    scaled = self._emit(f"{total} * tl.where({accumulator} == {best.text}, 1.0, tl.exp({accumulator} - {best.text}))", frozenset("rc"))
+                    scaled = self._emit(
+                        f"{total} * tl.where({accumulator} == {best.text}, 1.0, tl.exp({accumulator} - {best.text}))",
+                        frozenset("rc"),
+                    )
                     whole = self._emit(self._combined(s, scaled.text, 1), frozenset("r"))
-                    # infinite ones are subtracted from themselves: where all of the row is -inf, which leaves 0, or some of it inf
+                    # infinite ones are subtracted from themselves: where all of the row is -inf, which leaves 0, or
+                    # some of it inf
                     none = f"({whole.text} == 0) | ({best.text} == float('inf'))"
-                    self.memo["reduction", s] = self._emit(f"tl.where({none}, float('nan'), {whole.text})", frozenset("r"))
+                    self.memo["reduction", s] = self._emit(
+                        f"tl.where({none}, float('nan'), {whole.text})", frozenset("r")
+                    )
                 if online[v]:
                     best = self._emit(f"tl.where({whole.text} == 0, float('-inf'), {best.text})", frozenset("r"))
                 self.memo["reduction", v] = best
@@ -246,7 +283,11 @@ class _Emitter:
 
     def _rows_line(self, block: str, target: list[str]) -> None:
         rows = self.shape[0]
-        target.append(f"r = {block} * {rows} + tl.arange(0, {rows})[:, None]" if rows > 1 else f"r = {block} + tl.zeros([1, 1], tl.int32)")
+        target.append(
+            f"r = {block} * {rows} + tl.arange(0, {rows})[:, None]"
+            if rows > 1
+            else f"r = {block} + tl.zeros([1, 1], tl.int32)"
+        )
         if self.masks["r"]:
             target.append(f"r_inside = r < {self.kernel.rows}")
 
@@ -256,7 +297,8 @@ class _Emitter:
             target.append(f"c_inside = c < {self.kernel.columns}")
 
     def _in_memory_order(self, v: Value | None) -> Index:
-        """The row-major place, in a tensor of the space's size, of the x-th element of `v` in memory: neighbours are written, and most often read, together."""
+        """The row-major place, in a tensor of the space's size, of the x-th element of `v` in memory: neighbours are
+        written, and most often read, together."""
         x = Index.of(self.kernel.x)
         if v is None:
             return x
@@ -274,16 +316,26 @@ class _Emitter:
         return [offset.terms.get(x, 0) for x in variables]
 
     def _offset(self, v: Value, place: Place) -> Index:
-        return join(place_in_whole(v, place), self.strides[v.what[0]]) if v.kind == "part" else join(place, self.strides[v])
+        return (
+            join(place_in_whole(v, place), self.strides[v.what[0]])
+            if v.kind == "part"
+            else join(place, self.strides[v])
+        )
 
-    # ------------------------------------------------------------------------------------------------------------ stores
+    # ------------------------------------------------------------------------------------------------------------
+    # stores
     def _tile_place(self, v: Value) -> Place:
         if self.kernel.kind != "map":
             return tile_place(v, self.kernel)
         return split(self._in_memory_order(v) if v.kind == "part" else self.linear, v.shape)
 
     def _is_row(self, v: Value) -> bool:
-        return v.kind == "reduce" or v.numel == self.kernel.rows and self.kernel.kind == "rows" and v.numel != self.kernel.numel
+        return (
+            v.kind == "reduce"
+            or v.numel == self.kernel.rows
+            and self.kernel.kind == "rows"
+            and v.numel != self.kernel.numel
+        )
 
     def _stores(self, reduced: str, partials: list[Value], accumulators: list[str]) -> None:
         for v in self.kernel.stores:
@@ -306,7 +358,9 @@ class _Emitter:
         self.stores[v] = offset.text
         of_loop = bool(variables & self.looping)
         target = self.last[of_loop] if v in self.late else self.inner if of_loop else self.outer
-        target.append(f"tl.store({self._pointer(v)} + {bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})")
+        target.append(
+            f"tl.store({self._pointer(v)} + {bracketed(offset.text)}, {term.text}{f', mask={mask}' if mask else ''})"
+        )
 
     def _store_partials(self, partials: list[Value], accumulators: list[str]) -> None:
         k = self.kernel
@@ -320,9 +374,13 @@ class _Emitter:
             total = self._combined(p, accumulator, 0)
             axis = 1 if k.kind == "columns" else 0
             mask = self._mask(frozenset("c"), ())
-            self.outer.append(f"tl.store({self._pointer(p)} + (tl.program_id({axis}) * {k.columns} + c), {total}{f', mask={mask}' if mask else ''})")
+            self.outer.append(
+                f"tl.store({self._pointer(p)} + (tl.program_id({axis}) * {k.columns} + c), "
+                f"{total}{f', mask={mask}' if mask else ''})"
+            )
 
-    # ------------------------------------------------------------------------------------------------------------ reductions
+    # ------------------------------------------------------------------------------------------------------------
+    # reductions
     def _levels(self) -> list[list[Value]]:
         """Reductions by how many passes have to come before their own."""
         here = set(self.kernel.reductions)
@@ -334,14 +392,22 @@ class _Emitter:
             level[v] = level[maximum] if online else below + (v in here)
             if online:
                 here.discard(v)
-        return [[v for v in self.kernel.reductions if v in here and level[v] == n] for n in sorted({level[v] for v in here})]
+        return [
+            [v for v in self.kernel.reductions if v in here and level[v] == n] for n in sorted({level[v] for v in here})
+        ]
 
     def _exponentials(self, v: Value) -> list[Value]:
-        """Sums of exp(x - max(x)) over the same rows as a maximum `v` of x: they are found in its pass (Milakov and Gimelshein 2018, "Online normalizer calculation")."""
-        return [s for s in self.kernel.reductions if v.what[0] == "amax" and _exponential_of(s) is v and v.dtype.name == "float32"]
+        """Sums of exp(x - max(x)) over the same rows as a maximum `v` of x: they are found in its pass (Milakov and
+        Gimelshein 2018, "Online normalizer calculation")."""
+        return [
+            s
+            for s in self.kernel.reductions
+            if v.what[0] == "amax" and _exponential_of(s) is v and v.dtype.name == "float32"
+        ]
 
     def _rescale(self, v: Value, accumulator: str, term: _Term, totals: list[str]) -> None:
-        """A step of a maximum, and of sums of exponentials relative to it: one exponential for both, since either the element or what was the maximum is 0 from the new one."""
+        """A step of a maximum, and of sums of exponentials relative to it: one exponential for both, since either the
+        element or what was the maximum is 0 from the new one."""
         text = f"tl.where(c_inside, {term.text}, {neutral(v.what[0], v.dtype)})" if self.masks["c"] else term.text
         self.inner.append(f"x = {text}")
         self.inner.append(f"apart = tl.exp(-tl.abs(x - {accumulator}))")
@@ -351,13 +417,23 @@ class _Emitter:
 
     def _accumulator(self, v: Value, start: str = "") -> str:
         self.count += 1
-        self.outer.append(f"sum{self.count} = tl.full({self.shape}, {start or neutral(v.what[0], v.dtype)}, {compute_type(v.dtype)})")
+        self.outer.append(
+            f"sum{self.count} = tl.full({self.shape}, {start or neutral(v.what[0], v.dtype)}, {compute_type(v.dtype)})"
+        )
         return f"sum{self.count}"
 
     def _accumulate(self, v: Value, accumulator: str, term: _Term, reduced: str) -> None:
         masks = [f"{n}_inside" for n in ("x", "r", "c") if self.masks[n] and n in reduced]
-        text = f"tl.where({' & '.join(masks)}, {term.text}, {neutral(v.what[0], v.dtype)})" if masks else bracketed(term.text)
-        joined = f"{accumulator} + {text}" if v.what[0] == "sum" else f"tl.{v.what[0][1:]}imum({accumulator}, {text}, propagate_nan=tl.PropagateNan.ALL)"
+        text = (
+            f"tl.where({' & '.join(masks)}, {term.text}, {neutral(v.what[0], v.dtype)})"
+            if masks
+            else bracketed(term.text)
+        )
+        joined = (
+            f"{accumulator} + {text}"
+            if v.what[0] == "sum"
+            else f"tl.{v.what[0][1:]}imum({accumulator}, {text}, propagate_nan=tl.PropagateNan.ALL)"
+        )
         self.inner.append(f"{accumulator} = {joined}")
 
     def _combined(self, v: Value, text: str, axis: int, last: bool = False) -> str:
@@ -379,7 +455,10 @@ class _Emitter:
             text = operand.text
             if self.masks["c"]:
                 text = f"tl.where(c_inside, {text}, {neutral(v.what[0], v.dtype)})"
-            block = self._emit(f"tl.zeros({self.shape}, {compute_type(v.dtype)}) + {text}" if self._is_small(operand) else text, operand.variables | {"r"})
+            block = self._emit(
+                f"tl.zeros({self.shape}, {compute_type(v.dtype)}) + {text}" if self._is_small(operand) else text,
+                operand.variables | {"r"},
+            )
             self._know(key, self._emit(self._combined(v, block.text, 1), frozenset("r")))
         return self.memo[key]
 
@@ -387,9 +466,14 @@ class _Emitter:
         """Whether a term may be less than a block."""
         return "c" not in term.variables or self.shape[0] > 1 and "r" not in term.variables
 
-    # ------------------------------------------------------------------------------------------------------------ values
+    # ------------------------------------------------------------------------------------------------------------
+    # values
     def value(self, v: Value, place: Place, conditions: tuple) -> _Term:
-        if v.kind == "reduce" and any(v is own for own in self.kernel.reductions) and reduced_place(v, place).is_variable(self.kernel.r):
+        if (
+            v.kind == "reduce"
+            and any(v is own for own in self.kernel.reductions)
+            and reduced_place(v, place).is_variable(self.kernel.r)
+        ):
             return self._reduction(v)
         key = (v, tuple(i.key for i in place), tuple((i.key, low, high) for i, low, high in conditions))
         found = self.memo.get(key)
@@ -412,13 +496,16 @@ class _Emitter:
         if kind == "cast":
             return self._cast(v.operands[0].dtype, v.dtype, self.value(v.operands[0], place, conditions))
         if kind == "number":
-            return self._emit(f"tl.full({[1] * len(self.shape)}, {literal(v.what, v.dtype)}, {compute_type(v.dtype)})", _NONE)
+            return self._emit(
+                f"tl.full({[1] * len(self.shape)}, {literal(v.what, v.dtype)}, {compute_type(v.dtype)})", _NONE
+            )
         if kind == "iota":
             start, step = v.what
             at = self.index(place[0])
             if (start, step) == (0, 1) and v.dtype.category != FLOAT:
                 return self._emit(f"{bracketed(at.text)}.to({compute_type(v.dtype)})", at.variables)
-            number = f"{bracketed(at.text)}.to(tl.{'int64' if isinstance(start, int) and isinstance(step, int) else 'float64'}) * {step} + {start}"
+            wide = "int64" if isinstance(start, int) and isinstance(step, int) else "float64"
+            number = f"{bracketed(at.text)}.to(tl.{wide}) * {step} + {start}"
             return self._cast_text(number, v.dtype, at.variables)
         if kind == "philox":
             return self._drawn(v, place)
@@ -483,7 +570,11 @@ class _Emitter:
 
     def _chosen(self, v: Value, place: Place, conditions: tuple) -> _Term:
         """A join or a padding: what is read where, by conditions on the place."""
-        options = [(o, there, [c for c in needed if not _always(c)]) for o, there, needed in sources(v, place) if not any(map(_never, needed))]
+        options = [
+            (o, there, [c for c in needed if not _always(c)])
+            for o, there, needed in sources(v, place)
+            if not any(map(_never, needed))
+        ]
         if v.kind == "pad":
             term = _Term(self._number(v.what[0], v.dtype), _NONE)
             if not options:
@@ -502,7 +593,8 @@ class _Emitter:
         return term
 
     def _gathered(self, v: Value, place: Place, conditions: tuple) -> _Term:
-        """Out of range the program ends as PyTorch's kernels end it; under the interpreter, which has no such end, the result is NaN."""
+        """Out of range the program ends as PyTorch's kernels end it; under the interpreter, which has no such end, the
+        result is NaN."""
         operand, at = v.operands
         if not operand.shape:
             return self.value(operand, (), conditions)
@@ -514,13 +606,16 @@ class _Emitter:
             mask = self._mask(term.variables, read)
             target = self.inner if term.variables.union(*(t.variables for t in read)) & self.looping else self.outer
             target.append(f"tl.device_assert({test.text}{f' | (({mask}) == 0)' if mask else ''}, 'index out of range')")
-        loaded = self._emit(f"tl.where({test.text}, {term.text}, 0).to(tl.{'int64' if self.wide else 'int32'})", term.variables)
+        loaded = self._emit(
+            f"tl.where({test.text}, {term.text}, 0).to(tl.{'int64' if self.wide else 'int32'})", term.variables
+        )
         self.loaded[loaded.text] = loaded.variables
         where = Index({Variable(loaded.text, operand.shape[v.what], loaded=True): 1}, 0)
         found = self.value(operand, (*place[: v.what], where, *place[v.what + 1 :]), conditions)
         return self._emit(f'tl.where({test.text}, {found.text}, float("nan"))', found.variables | test.variables)
 
-    # ------------------------------------------------------------------------------------------------------------ memory
+    # ------------------------------------------------------------------------------------------------------------
+    # memory
     def _pointer(self, v: Value) -> str:
         v = v.what[0] if v.kind == "part" else v
         if v not in self.buffers:
@@ -533,10 +628,16 @@ class _Emitter:
         variables = offset.variables.union(*(t.variables for t in tests))
         mask = self._mask(variables, tests)
         if variables & self.looping:
-            self.ahead += v.dtype.bytes * math.prod(n for n, name in zip(self.shape, "rc" if len(self.shape) == 2 else "x", strict=True) if name in variables)
+            self.ahead += v.dtype.bytes * math.prod(
+                n
+                for n, name in zip(self.shape, "rc" if len(self.shape) == 2 else "x", strict=True)
+                if name in variables
+            )
         self.loads.setdefault(v, set()).add(offset.text)
         keep = f", eviction_policy='{self.keep}'" if self.keep and "c" in variables and "r" in variables else ""
-        text = f"tl.load({self._pointer(v)} + {bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''}{keep})"
+        text = (
+            f"tl.load({self._pointer(v)} + {bracketed(offset.text)}{f', mask={mask}, other=0' if mask else ''}{keep})"
+        )
         if v.dtype.category == FLOAT and v.dtype.bytes < 4:
             text += ".to(tl.float32)"
         if v.dtype.category == BOOL:
@@ -544,12 +645,16 @@ class _Emitter:
         return self._emit(text, variables)
 
     def _mask(self, variables: frozenset, tests: Sequence[_Term]) -> str:
-        return " & ".join([f"{n}_inside" for n in ("x", "r", "c") if n in variables and self.masks[n]] + [t.text for t in tests])
+        return " & ".join(
+            [f"{n}_inside" for n in ("x", "r", "c") if n in variables and self.masks[n]] + [t.text for t in tests]
+        )
 
     def _test(self, condition: tuple) -> _Term:
         where, low, high = condition
         at = self.index(where)
-        texts = ([f"({at.text} >= {low})"] if where.low < low else []) + ([f"({at.text} < {high})"] if where.high >= high else [])
+        texts = ([f"({at.text} >= {low})"] if where.low < low else []) + (
+            [f"({at.text} < {high})"] if where.high >= high else []
+        )
         return self._emit(" & ".join(texts), at.variables)
 
     def index(self, index: Index) -> _Term:
@@ -560,7 +665,11 @@ class _Emitter:
                 key = "part", atom
                 if key not in self.memo:
                     inside = self.index(atom.index)
-                    text = inside.text if atom.remainder is None else f"{bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}"
+                    text = (
+                        inside.text
+                        if atom.remainder is None
+                        else f"{bracketed(inside.text)} {'%' if atom.remainder else '//'} {atom.by}"
+                    )
                     self._know(key, self._emit(text, inside.variables))
                 name, of_atom = self.memo[key]
             else:

@@ -13,7 +13,8 @@ _ANY, _NUMBERS = (BOOL, INTEGER, FLOAT), (INTEGER, FLOAT)
 
 
 class Function:
-    """text: the expression, from those of the operands. categories: of operands' types that it is right for. in_double: right to double precision as well."""
+    """text: the expression, from those of the operands. categories: of operands' types that it is right for. in_double:
+    right to double precision as well."""
 
     __slots__ = ("text", "categories", "in_double")
 
@@ -40,36 +41,59 @@ def _quotient(a: str, b: str) -> str:
 
 _INFINITY = "float('inf')"
 FUNCTIONS: dict[str, Function] = {
-    "abs": Function("tl.abs({})", _NUMBERS), "absolute": Function("tl.abs({})", _NUMBERS), "neg": Function("-{}"), "negative": Function("-{}"),
-    # of an integer. ptxas 12.8 reads max(max(-a, -b), -c) as max(max(-a, b), -c) on capability 9.0: it is not shown that the 0 is one
+    "abs": Function("tl.abs({})", _NUMBERS), "absolute": Function("tl.abs({})", _NUMBERS), "neg": Function("-{}"),
+    "negative": Function("-{}"),
+    # of an integer. ptxas 12.8 reads max(max(-a, -b), -c) as max(max(-a, b), -c) on capability 9.0: it is not shown
+    # that the 0 is one
     "opposite": Function("tl.program_id(2).to({0}.dtype) - {0}", (INTEGER,)),
-    "add": Function("{} + {}", _NUMBERS), "sub": Function("{} - {}", _NUMBERS), "mul": Function("{} * {}", _NUMBERS), "multiply": Function("{} * {}", _NUMBERS),
-    "true_divide": Function(_quotient), "reciprocal": Function("1.0 / {}"), "square": Function("{0} * {0}", _NUMBERS), "pow": Function(_power),
-    "maximum": Function("tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)"), "minimum": Function("tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)"),
-    "exp": Function("tl.exp({})"), "exp2": Function("tl.exp2({})"), "log": Function("tl.log({})"), "log2": Function("tl.log2({})"),
-    "expm1": Function("_expm1({})", in_double=False), "log1p": Function("_log1p({})", in_double=False), "tanh": Function("_tanh({})", in_double=False),
-    "sin": Function("tl.sin({})"), "cos": Function("tl.cos({})"), "erf": Function("tl.erf({})"), "sigmoid": Function("1.0 / (1.0 + tl.exp(-{}))"),
-    "sqrt": Function("_sqrt({})"), "rsqrt": Function("_rsqrt({})"), "floor": Function("tl.floor({})"), "ceil": Function("tl.ceil({})"),
+    "add": Function("{} + {}", _NUMBERS), "sub": Function("{} - {}", _NUMBERS), "mul": Function("{} * {}", _NUMBERS),
+    "multiply": Function("{} * {}", _NUMBERS),
+    "true_divide": Function(_quotient), "reciprocal": Function("1.0 / {}"), "square": Function("{0} * {0}", _NUMBERS),
+    "pow": Function(_power),
+    "maximum": Function("tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)"),
+    "minimum": Function("tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)"),
+    "exp": Function("tl.exp({})"), "exp2": Function("tl.exp2({})"), "log": Function("tl.log({})"),
+    "log2": Function("tl.log2({})"),
+    "expm1": Function("_expm1({})", in_double=False), "log1p": Function("_log1p({})", in_double=False),
+    "tanh": Function("_tanh({})", in_double=False),
+    "sin": Function("tl.sin({})"), "cos": Function("tl.cos({})"), "erf": Function("tl.erf({})"),
+    "sigmoid": Function("1.0 / (1.0 + tl.exp(-{}))"),
+    "sqrt": Function("_sqrt({})"), "rsqrt": Function("_rsqrt({})"), "floor": Function("tl.floor({})"),
+    "ceil": Function("tl.ceil({})"),
     "trunc": Function("tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))"),
-    "sgn": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"), "sign": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"),
-    "isnan": Function("{0} != {0}"), "isinf": Function("tl.abs({}) == " + _INFINITY), "isfinite": Function("tl.abs({}) < " + _INFINITY),
-    "eq": Function("{} == {}", _ANY), "ne": Function("{} != {}", _ANY), "lt": Function("{} < {}", _NUMBERS), "le": Function("{} <= {}", _NUMBERS),
+    "sgn": Function("tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0} * 0))"), "sign": Function("tl.where({0} > 0, "
+        "1.0, tl.where({0} < 0, -1.0, {0} * 0))"),
+    "isnan": Function("{0} != {0}"), "isinf": Function("tl.abs({}) == " + _INFINITY),
+    "isfinite": Function("tl.abs({}) < " + _INFINITY),
+    "eq": Function("{} == {}", _ANY), "ne": Function("{} != {}", _ANY), "lt": Function("{} < {}", _NUMBERS),
+    "le": Function("{} <= {}", _NUMBERS),
     "gt": Function("{} > {}", _NUMBERS), "ge": Function("{} >= {}", _NUMBERS),
-    "logical_and": Function("({} != 0) & ({} != 0)", _ANY), "logical_or": Function("({} != 0) | ({} != 0)", _ANY), "logical_xor": Function("({} != 0) != ({} != 0)", _ANY),
+    "logical_and": Function("({} != 0) & ({} != 0)", _ANY), "logical_or": Function("({} != 0) | ({} != 0)", _ANY),
+    "logical_xor": Function("({} != 0) != ({} != 0)", _ANY),
     "logical_not": Function("{} == 0", _ANY),
-    "bitwise_and": Function("{} & {}", (BOOL, INTEGER)), "bitwise_or": Function("{} | {}", (BOOL, INTEGER)), "bitwise_xor": Function("{} ^ {}", (BOOL, INTEGER)),
-    "isposinf": Function("{} == " + _INFINITY), "isneginf": Function("{} == -" + _INFINITY), "log10": Function("tl.log({}) * 0.4342944819032518"),
+    "bitwise_and": Function("{} & {}", (BOOL, INTEGER)), "bitwise_or": Function("{} | {}", (BOOL, INTEGER)),
+    "bitwise_xor": Function("{} ^ {}", (BOOL, INTEGER)),
+    "isposinf": Function("{} == " + _INFINITY), "isneginf": Function("{} == -" + _INFINITY),
+    "log10": Function("tl.log({}) * 0.4342944819032518"),
     "fmax": Function("tl.maximum({}, {})"), "fmin": Function("tl.minimum({}, {})"),
     "where": Function("tl.where({}, {}, {})", _ANY),
 }  # fmt: skip
-for _name, _old in {"ne": ("not_equal",), "lt": ("less",), "le": ("less_equal",), "gt": ("greater",), "ge": ("greater_equal",), "trunc": ("fix",)}.items():
+for _name, _old in {
+    "ne": ("not_equal",),
+    "lt": ("less",),
+    "le": ("less_equal",),
+    "gt": ("greater",),
+    "ge": ("greater_equal",),
+    "trunc": ("fix",),
+}.items():
     FUNCTIONS |= dict.fromkeys(_old, FUNCTIONS[_name])
 
-# Functions that Triton has no name for which its interpreter knows as well. _uniform gives the numbers of `ops.random.uniform_philox`.
-# tanh and expm1: a series where the closed form cancels (tanh's is fitted to the interval); log1p: the logarithm and what 1 + x lost; rsqrt: a step of Newton's method. tanh is
-# within 2 ulp of float32, rsqrt within 1, log1p as near as the logarithm, expm1 within twice what the exponential is off. Square roots and quotients of which is not said how they
-# are rounded are 1 and 2 ulp off.
-# _nearest_bfloat16 is what the device does: the interpreter cuts digits off.
+# Functions that Triton has no name for which its interpreter knows as well. _uniform gives the numbers of
+# `ops.random.uniform_philox`. tanh and expm1: a series where the closed form cancels (tanh's is fitted to the
+# interval); log1p: the logarithm and what 1 + x lost; rsqrt: a step of Newton's method. tanh is within 2 ulp of
+# float32, rsqrt within 1, log1p as near as the logarithm, expm1 within twice what the exponential is off. Square roots
+# and quotients of which is not said how they are rounded are 1 and 2 ulp off. _nearest_bfloat16 is what the device
+# does: the interpreter cuts digits off.
 HELPERS: dict[str, str] = {
     "_sqrt": """
 @triton.jit
@@ -86,7 +110,8 @@ def _rsqrt(x):
     "_expm1": """
 @triton.jit
 def _expm1(x):
-    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720 + x * (1 / 5040 + x * (1 / 40320 + x * (1 / 362880)))))))))
+    series = 1 / 120 + x * (1 / 720 + x * (1 / 5040 + x * (1 / 40320 + x * (1 / 362880))))
+    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * series))))
     return tl.where(tl.abs(x) < 0.5, series, tl.exp(x) - 1)
 """,
     "_log1p": """

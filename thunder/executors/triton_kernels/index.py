@@ -1,7 +1,9 @@
-"""Places in tensors: integer expressions over a kernel's loop variables, in a normal form that undoes what reshapes do and undo.
+"""Places in tensors: integer expressions over a kernel's loop variables, in a normal form that undoes what reshapes do
+and undo.
 
-An `Index` is a sum of multiples of atoms and a constant; an atom is a variable, or the quotient or remainder of another index, which is never negative. A row-major place
-that is taken apart and put together again is itself: `4 * (r // 4) + r % 4` is `r`.
+An `Index` is a sum of multiples of atoms and a constant; an atom is a variable, or the quotient or remainder of another
+index, which is never negative. A row-major place that is taken apart and put together again is itself: `4 * (r // 4) +
+r % 4` is `r`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Variable:
 
 
 class Part:
-    """`index // by`, or `index % by`, or where remainder is None, `index`, which is known to be in 0 .. by - 1: one atom for equal ones."""
+    """`index // by`, or `index % by`, or where remainder is None, `index`, which is known to be in 0 .. by - 1: one
+    atom for equal ones."""
 
     __slots__ = ("index", "by", "remainder", "key", "low", "high")
 
@@ -74,7 +77,9 @@ class Index:
                 if len(quotient.terms) == 1 and not quotient.constant:
                     ((other, one),) = quotient.terms.items()
                     if self.terms.get(other) == one * factor * atom.by:
-                        rest = Index({a: f for a, f in self.terms.items() if a is not atom and a != other}, self.constant)
+                        rest = Index(
+                            {a: f for a, f in self.terms.items() if a is not atom and a != other}, self.constant
+                        )
                         joined = rest + atom.index * factor
                         return Index(joined.terms, joined.constant, self.low, self.high)
         return self
@@ -87,14 +92,21 @@ class Index:
         """(q, r) with self = by * q + r, r made of what is not divisible, and not negative."""
         rest = Index({a: f for a, f in self.terms.items() if f % by}, self.constant % by)
         shift = -(rest.low // by) if rest.low < 0 else 0
-        return Index({a: f // by for a, f in self.terms.items() if f % by == 0}, self.constant // by - shift), rest + shift * by
+        return Index(
+            {a: f // by for a, f in self.terms.items() if f % by == 0}, self.constant // by - shift
+        ), rest + shift * by
 
     def _stepped(self, by: int) -> tuple[Index, int, Index] | None:
-        """(a, step, s) with self = step * a + s, 0 <= s < step, and step a divisor of `by`: what is small takes no part in a division."""
+        """(a, step, s) with self = step * a + s, 0 <= s < step, and step a divisor of `by`: what is small takes no part
+        in a division."""
         for step in sorted({math.gcd(by, f) for f in self.terms.values()} - {1}, reverse=True):
             small = Index({a: f for a, f in self.terms.items() if f % step}, self.constant % step)
             if small.low >= 0 and small.high < step:
-                return Index({a: f // step for a, f in self.terms.items() if f % step == 0}, self.constant // step), step, small
+                return (
+                    Index({a: f // step for a, f in self.terms.items() if f % step == 0}, self.constant // step),
+                    step,
+                    small,
+                )
         return None
 
     def _only(self) -> Part | None:
@@ -150,8 +162,14 @@ def within(index: Index, n: int) -> Index:
 
 def opened(index: Index) -> Index:
     """The same number, of terms that may say less of how large it is, and fit together."""
-    known = [(atom, factor) for atom, factor in index.terms.items() if isinstance(atom, Part) and atom.remainder is None]
-    total = Index({atom: factor for atom, factor in index.terms.items() if (atom, factor) not in known}, index.constant) if known else index
+    known = [
+        (atom, factor) for atom, factor in index.terms.items() if isinstance(atom, Part) and atom.remainder is None
+    ]
+    total = (
+        Index({atom: factor for atom, factor in index.terms.items() if (atom, factor) not in known}, index.constant)
+        if known
+        else index
+    )
     for atom, factor in known:
         total = total + opened(atom.index) * factor
     return total
@@ -168,7 +186,10 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 def split(linear: Index, shape: Sequence[int]) -> tuple[Index, ...]:
     """The place in each dimension, of a row-major place in a tensor of this shape."""
-    return tuple(Index.of(0) if n == 1 else linear // step % n if i else linear // step for i, (n, step) in enumerate(zip(shape, strides_of(shape), strict=True)))
+    return tuple(
+        Index.of(0) if n == 1 else linear // step % n if i else linear // step
+        for i, (n, step) in enumerate(zip(shape, strides_of(shape), strict=True))
+    )
 
 
 def join(place: Sequence[Index], strides: Sequence[int]) -> Index:

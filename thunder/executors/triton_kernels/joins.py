@@ -1,7 +1,8 @@
 """Results that join parts, stored part by part.
 
-Before: a kernel over all of `cat((f(a), g(b)))`, in which each element chooses between f and g. After: one over the parts, which stores f(a) and g(b) beside each other in the
-memory of the result, and chooses nothing. The same for what is computed of joins and paddings inside, as a rotation by half a row is: it is stored in slices in which nothing is
+Before: a kernel over all of `cat((f(a), g(b)))`, in which each element chooses between f and g. After: one over the
+parts, which stores f(a) and g(b) beside each other in the memory of the result, and chooses nothing. The same for what
+is computed of joins and paddings inside, as a rotation by half a row is: it is stored in slices in which nothing is
 chosen. Places say by themselves what is read there (`values.sources`).
 """
 
@@ -21,7 +22,8 @@ RUN = 64  # bytes that a piece has beside each other in memory, at least
 
 
 def parts_of(program: Program) -> dict[Value, list[Value]]:
-    """The outputs that are stored in parts: each with its values of kind "part", whose `what` is (whole, steps), see `place_in_whole`."""
+    """The outputs that are stored in parts: each with its values of kind "part", whose `what` is (whole, steps), see
+    `place_in_whole`."""
     found: dict[Value, list[Value]] = {}
     for whole in program.outputs:
         leaves = _leaves(whole, ())
@@ -76,13 +78,20 @@ def _sliced(v: Value, steps: tuple, d: int, count: int) -> list[_Leaf] | None:
     found = []
     for number in range(count):
         start = tuple(number * size if i == d else 0 for i in range(len(shape)))
-        piece = Value("slice", (v,), shape, v.dtype, (start, tuple(a + n for a, n in zip(start, shape, strict=True)), (1,) * len(shape)))
+        piece = Value(
+            "slice",
+            (v,),
+            shape,
+            v.dtype,
+            (start, tuple(a + n for a, n in zip(start, shape, strict=True)), (1,) * len(shape)),
+        )
         found.append((piece, (("shift", start), *steps)))
     return found
 
 
 def _alike(leaves: Sequence[_Leaf]) -> list[_Leaf]:
-    """Large leaves in slices as large as the smallest one, where they can be cut so: one kernel stores all that are of one size."""
+    """Large leaves in slices as large as the smallest one, where they can be cut so: one kernel stores all that are of
+    one size."""
     least, found = min(v.numel for v, _ in leaves), []
     for v, steps in leaves:
         count = v.numel // least

@@ -40,18 +40,21 @@ def _facts(device: torch.device) -> tuple[int, int]:
 
 def interpreting() -> bool:
     """Whether Triton's interpreter runs kernels, on tensors of any device."""
-    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)  # importing Triton takes as long as compiling a kernel; a thread may be half way through it
+    # importing Triton takes as long as compiling a kernel; a thread may be half way through it
+    runtime = getattr(sys.modules.get("triton.knobs"), "runtime", None)
     return bool(runtime.interpret) if runtime is not None else TRITON_INTERPRET.value
 
 
 class FusedRegion:
-    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays them out.
+    """Runs a region: called with its inputs, it returns the list of its outputs, laid out in memory as PyTorch lays
+    them out.
 
-    Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for the first time. `source` is their text, `kernels` how
-    many there are.
+    Kernels for row-major inputs are compiled in the background from the start, others when their strides come in for
+    the first time. `source` is their text, `kernels` how many there are.
 
-    over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs do. See `writing_over`. late: numbers of kernels that are
-    launched where `fork` says. See `beside`. planned: nothing is compiled, and no GPU is needed: kernels are those of an H100 or H200.
+    over: which outputs are written over which inputs, both by their places, where these lie in memory as the outputs
+    do. See `writing_over`. late: numbers of kernels that are launched where `fork` says. See `beside`. planned: nothing
+    is compiled, and no GPU is needed: kernels are those of an H100 or H200.
 
     Raises TooLarge for a region that has to be smaller.
     """
@@ -67,9 +70,12 @@ class FusedRegion:
         self.autotune = autotune and not self.interpreted
         multiprocessors, self.shared = (2, 0) if self.interpreted else PLANNED if planned else _facts(device)
         self.schedule = schedule(program_of(region), 2 * multiprocessors)
-        self.permutes = any(v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)) or any(map(_chooses_layout, region.lines))
+        self.permutes = any(
+            v.kind in ("permute", "broadcast") and not _keeps_order(v) for v in in_order(self.schedule.program.outputs)
+        ) or any(map(_chooses_layout, region.lines))
         self._variants: dict[tuple, Callable] = {}
-        self._usual: tuple[Callable, Callable] | None = None  # whether tensors are like those of the last variant, which is asked in one call, and that variant
+        # whether tensors are like those of the last variant, which is asked in one call, and that variant
+        self._usual: tuple[Callable, Callable] | None = None
         self._unusual: dict[tuple, Callable] = {}
         self._source = ""
         self._expected = None if self.interpreted or self.autotune or planned else _Compiled(self, self._row_major())
@@ -86,7 +92,8 @@ class FusedRegion:
         return self._source
 
     def writing_over(self, dying: frozenset[int]) -> FusedRegion:
-        """The same region, for calls in which the inputs at these places own their memory and nobody reads them afterwards: outputs are written over as many as kernels allow."""
+        """The same region, for calls in which the inputs at these places own their memory and nobody reads them
+        afterwards: outputs are written over as many as kernels allow."""
         found = self._overwriting.get(dying)
         if found is None:
             found = self._overwriting[dying] = self._copy()
@@ -101,14 +108,21 @@ class FusedRegion:
         return found
 
     def beside(self, places: frozenset[int], fork: Callable[[int, tuple], int]) -> FusedRegion | None:
-        """The same region, for calls in which nobody waits for the outputs at these places: the kernels that only finish some of them, of what others have left on chip, are
-        launched on the stream `fork(device index, (what they read and write, ...))`. None where there are none."""
+        """The same region, for calls in which nobody waits for the outputs at these places: the kernels that only
+        finish some of them, of what others have left on chip, are launched on the stream `fork(device index, (what they
+        read and write, ...))`. None where there are none."""
         program = self.schedule.program
         awaited = {o for i, o in enumerate(program.outputs) if i not in places}
         given = {*awaited, *program.inputs}
         sources = [] if self.interpreted or not self.schedule.temporaries else self._sources(self._row_major())[0]
-        written = [set(s.buffers).difference(s.loads) for s in sources]  # joins are stored in parts, which are no buffers
-        late = frozenset(k for k, s in enumerate(sources) if given.isdisjoint(s.buffers) and written[k].isdisjoint(b for later in sources[k + 1 :] for b in later.buffers))
+        # joins are stored in parts, which are no buffers
+        written = [set(s.buffers).difference(s.loads) for s in sources]
+        late = frozenset(
+            k
+            for k, s in enumerate(sources)
+            if given.isdisjoint(s.buffers)
+            and written[k].isdisjoint(b for later in sources[k + 1 :] for b in later.buffers)
+        )
         if not late:
             return None
         found = self._copy()
@@ -117,7 +131,8 @@ class FusedRegion:
         return found
 
     def _places(self, dying: frozenset[int]) -> dict[int, int]:
-        """Which outputs may be written over which of these inputs, if all inputs are row-major: what writes one reads the input there and nowhere else, no later kernel does."""
+        """Which outputs may be written over which of these inputs, if all inputs are row-major: what writes one reads
+        the input there and nowhere else, no later kernel does."""
         program = self.schedule.program
         sources, _ = self._sources(self._row_major())
         taken: dict[int, int] = {}
@@ -171,11 +186,16 @@ class FusedRegion:
         with torch.cuda.device(self.device):
             return run(*tensors)
 
-    def _sources(self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = ()) -> tuple[list[Source], list[tuple]]:
+    def _sources(
+        self, strides: tuple, tiles: Sequence[Tile] | None = None, late: Container[Value] = ()
+    ) -> tuple[list[Source], list[tuple]]:
         program = self.schedule.program
         layout = self.layout(strides)
         known = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True))
-        sources = [emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late) for i, k in enumerate(self.schedule.kernels)]
+        sources = [
+            emit(self.schedule, k, known, self.interpreted, self.shared, tiles[i] if tiles else None, late)
+            for i, k in enumerate(self.schedule.kernels)
+        ]
         helpers = dict.fromkeys(h for s in sources for h in s.helpers)
         self._source = "\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in helpers), *(s.text for s in sources)])
         return sources, layout
@@ -183,13 +203,16 @@ class FusedRegion:
     def layout(self, strides: tuple) -> list[tuple]:
         """The strides of the outputs: PyTorch's, for inputs of these strides."""
         inputs, outputs = self.region.inputs, self.region.outputs
-        if not self.permutes and all(s == strides_of(p.shape) for p, s in zip(inputs, strides, strict=True) if isinstance(p, TensorProxy)):
+        if not self.permutes and all(
+            s == strides_of(p.shape) for p, s in zip(inputs, strides, strict=True) if isinstance(p, TensorProxy)
+        ):
             return [strides_of(o.shape) for o in outputs if isinstance(o, TensorProxy)]
         return layout_of(self.region, strides, fakes=not self.planned)
 
 
 class _Variant:
-    """A region for inputs of certain strides, as the text of a Python function that allocates what the kernels write and launches them."""
+    """A region for inputs of certain strides, as the text of a Python function that allocates what the kernels write
+    and launches them."""
 
     def __init__(self, region: FusedRegion, strides: tuple, tiles: Sequence[Tile] | None = None, over: bool = True):
         program, temporaries = region.schedule.program, region.schedule.temporaries
@@ -197,19 +220,29 @@ class _Variant:
         expected = over and all(s == strides_of(v.shape) for s, v in zip(strides, program.inputs, strict=True))
         self.over = {program.outputs[o]: program.inputs[i] for o, i in region.over.items()} if expected else {}
         self.sources, layout = region._sources(strides, tiles, self.over)
-        self.layout = dict(zip(program.inputs, strides, strict=True)) | dict(zip(program.outputs, layout, strict=True)) | {v: strides_of(v.shape) for v in temporaries}
+        self.layout = (
+            dict(zip(program.inputs, strides, strict=True))
+            | dict(zip(program.outputs, layout, strict=True))
+            | {v: strides_of(v.shape) for v in temporaries}
+        )
         self.texts = ["\n\n".join([HEADER, *(HELPERS[h].strip("\n") for h in s.helpers), s.text]) for s in self.sources]
         self.names = {v: f"in{i}" for i, v in enumerate(program.inputs)}
         self.inputs = list(self.names.values())
         self.types = {v: to_torch_dtype(v.dtype) for v in program.inputs}
         self.allocations = []
         self.context: dict = {"allocate": _allocator(region.device)}
-        for i, (v, s) in enumerate(zip((*program.outputs, *temporaries), (*layout, *(strides_of(t.shape) for t in temporaries)), strict=True)):
+        for i, (v, s) in enumerate(
+            zip((*program.outputs, *temporaries), (*layout, *(strides_of(t.shape) for t in temporaries)), strict=True)
+        ):
             self.names[v] = f"out{i}"
             self.types[v] = self.context[f"dtype{i}"] = to_torch_dtype(stored_type(v, program.outputs))
             there, made = self.over.get(v), f"allocate({v.shape}, {tuple(s)}, dtype{i})"
             if there is not None:  # which may be a view for autograd, and a result is none
-                shown = f".as_strided({v.shape}, {tuple(s)})" if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s)) else ""
+                shown = (
+                    f".as_strided({v.shape}, {tuple(s)})"
+                    if (there.shape, strides_of(there.shape)) != (v.shape, tuple(s))
+                    else ""
+                )
                 made = f"{self.names[there]}{shown}.detach()"
             self.allocations.append(f"out{i} = {made}")
         self.results = f"[{', '.join(self.names[v] for v in program.outputs)}]"
@@ -226,24 +259,41 @@ class _Interpreted(_Variant):
         lines = [*self.allocations]
         for i, (source, text) in enumerate(zip(self.sources, self.texts, strict=True)):
             self.context[f"kernel{i}"] = compile_source(text, source.name, {"__name__": "kernels"})
-            lines.append(f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, num_warps={source.warps})")
+            lines.append(
+                f"kernel{i}[{source.grid}]({', '.join(self.names[b] for b in source.buffers)}, "
+                f"num_warps={source.warps})"
+            )
         return self._function(lines)
 
 
 class _Compiled(_Variant):
     """Launches machine code, which is compiled from now on, in the background.
 
-    aligned: which inputs begin at multiples of 16 bytes, which makes a function for such inputs on the current device. Without it a function of any inputs is made, which hands
-    over to `FusedRegion.unusual` what it is not for.
+    aligned: which inputs begin at multiples of 16 bytes, which makes a function for such inputs on the current device.
+    Without it a function of any inputs is made, which hands over to `FusedRegion.unusual` what it is not for.
     """
 
-    def __init__(self, region: FusedRegion, strides: tuple, aligned: Sequence[bool] | None = None, tiles: Sequence[Tile] | None = None):
+    def __init__(
+        self,
+        region: FusedRegion,
+        strides: tuple,
+        aligned: Sequence[bool] | None = None,
+        tiles: Sequence[Tile] | None = None,
+    ):
         super().__init__(region, strides, tiles, over=aligned is None)
         self.checked = aligned is None
         begins = dict(zip(region.schedule.program.inputs, aligned or (), strict=False))
         major, minor = torch.cuda.get_device_capability(region.device)
         self.binaries = [
-            binary_of(Request(s.name, text, tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers), s.warps, 10 * major + minor))
+            binary_of(
+                Request(
+                    s.name,
+                    text,
+                    tuple((f"*{_TYPES[self.types[b]]}", begins.get(b, True)) for b in s.buffers),
+                    s.warps,
+                    10 * major + minor,
+                )
+            )
             for s, text in zip(self.sources, self.texts, strict=True)
         ]
 
@@ -253,24 +303,50 @@ class _Compiled(_Variant):
 
     def launches(self) -> list[Callable[[], None]]:
         """A launch of each kernel, on tensors of no content: for measuring."""
-        tensors = {v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device) for v, s in self.layout.items()}
+        tensors = {
+            v: torch.empty_strided(v.shape, s, dtype=self.types[v], device=self.region.device)
+            for v, s in self.layout.items()
+        }
 
         def launch(source: Source, made: Binary) -> Callable[[], None]:
             addresses = (*(tensors[b].data_ptr() for b in source.buffers), *[None] * made.scratch)
             handle, stream = made.load(self._index), compat.current_stream(self._index)
-            return lambda: (compat.launch_kernel(handle, source.grid[0], source.grid[1], 1, source.warps, made.shared, "O" * len(addresses), addresses, stream), tensors)[0]
+            return lambda: (
+                compat.launch_kernel(
+                    handle,
+                    source.grid[0],
+                    source.grid[1],
+                    1,
+                    source.warps,
+                    made.shared,
+                    "O" * len(addresses),
+                    addresses,
+                    stream,
+                ),
+                tensors,
+            )[0]
 
         return [launch(source, made.result()) for source, made in zip(self.sources, self.binaries, strict=True)]
 
     def function(self) -> Callable:
         index = self._index
-        self.context |= {"launch_kernel": compat.launch_kernel, "current_stream": compat.current_stream, "current_device": compat.current_device, "unusual": self.region.unusual}
+        self.context |= {
+            "launch_kernel": compat.launch_kernel,
+            "current_stream": compat.current_stream,
+            "current_device": compat.current_device,
+            "unusual": self.region.unusual,
+        }
         lines = [f"a_{name} = {name}.data_ptr()" for name in self.inputs]
         if self.checked:
             pointers = " | ".join(f"a_{name}" for name in self.inputs)
             unusual = [f"({pointers}) % {ALIGNMENT}"] if pointers else []
-            lines.append(f"if {' or '.join([*unusual, f'current_device() != {index}'])}: return unusual({', '.join(self.inputs)})")
-        if index:  # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take device 0's
+            lines.append(
+                f"if {' or '.join([*unusual, f'current_device() != {index}'])}: return "
+                f"unusual({', '.join(self.inputs)})"
+            )
+        # a thread that only uses the device by PyTorch may have no context of it yet, and the launcher would take
+        # device 0's
+        if index:
             self.context["set_device"] = compat.set_device
             lines.append(f"set_device({index})")
         lines += [*self.allocations, f"stream = current_stream({index})"]
@@ -279,11 +355,15 @@ class _Compiled(_Variant):
         for i in [*(i for i in range(len(self.sources)) if i not in late), *late]:
             source, binary = self.sources[i], self.binaries[i].result()
             if late and i == late[0]:
-                lines.append(f"stream = fork({index}, ({', '.join(dict.fromkeys(self.names[b] for k in late for b in self.sources[k].buffers))},))")
+                lines.append(
+                    f"stream = fork({index}, "
+                    f"({', '.join(dict.fromkeys(self.names[b] for k in late for b in self.sources[k].buffers))},))"
+                )
             self.context[f"kernel{i}"] = binary.load(index)
             addresses = [f"a_{self.names[b]}" for b in source.buffers] + ["None"] * binary.scratch
             lines.append(
-                f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, '{'O' * len(addresses)}', ({', '.join(addresses)},), stream)"
+                f"launch_kernel(kernel{i}, {source.grid[0]}, {source.grid[1]}, 1, {source.warps}, {binary.shared}, "
+                f"'{'O' * len(addresses)}', ({', '.join(addresses)},), stream)"
             )
         return self._function(lines)
 
@@ -303,7 +383,8 @@ def _allocator(device: torch.device) -> Callable:
 
 
 def _chooses_layout(line: BoundSymbol) -> bool:
-    """Whether an operation is asked for another layout than that of its operand, as `x.to(memory_format=torch.channels_last)` is."""
+    """Whether an operation is asked for another layout than that of its operand, as
+    `x.to(memory_format=torch.channels_last)` is."""
     return any(type(v) is torch.memory_format for v in (*line.args, *line.kwargs.values()))
 
 

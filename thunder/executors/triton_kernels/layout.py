@@ -1,7 +1,9 @@
 """How PyTorch lays out in memory what a region computes.
 
-Views run on meta tensors; for elementwise operations, joins and what is written into new memory the rules are here. PyTorch's functions for meta tensors know them as well, but
-they are written in Python, and the first call of one imports Dynamo, which takes as long as all the rest of a compilation. A region with other operations runs on fake tensors.
+Views run on meta tensors; for elementwise operations, joins and what is written into new memory the rules are here.
+PyTorch's functions for meta tensors know them as well, but they are written in Python, and the first call of one
+imports Dynamo, which takes as long as all the rest of a compilation. A region with other operations runs on fake
+tensors.
 """
 
 from __future__ import annotations
@@ -25,14 +27,18 @@ __all__ = ["layout_of", "elementwise_strides"]
 
 
 def layout_of(region: Region, strides: Sequence[tuple], fakes: bool = True) -> list[tuple]:
-    """The strides of a region's outputs, for inputs of these strides; row-major ones for outputs whose elements overlap or have gaps, and, without `fakes`, where no rule tells."""
+    """The strides of a region's outputs, for inputs of these strides; row-major ones for outputs whose elements overlap
+    or have gaps, and, without `fakes`, where no rule tells."""
     with compat.DisableTorchFunction(), torch.no_grad():
         values: dict[Proxy, torch.Tensor] = {p: _meta(p, s) for p, s in zip(region.inputs, strides, strict=True)}
         if not all(_follow(line, values) for line in region.lines):
             if not fakes:
                 return [strides_of(o.shape) for o in region.outputs if isinstance(o, TensorProxy)]
             with compat.FakeTensorMode():
-                values = {p: torch.empty_strided(p.shape, s, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device)) for p, s in zip(region.inputs, strides, strict=True)}
+                values = {
+                    p: torch.empty_strided(p.shape, s, dtype=to_torch_dtype(p.dtype), device=to_torch_device(p.device))
+                    for p, s in zip(region.inputs, strides, strict=True)
+                }
                 for line in region.lines:
                     run_line(line, values)
     return [_dense(values[o]) for o in region.outputs]
@@ -54,7 +60,9 @@ def _follow(line: BoundSymbol, values: dict[Proxy, torch.Tensor]) -> bool:
         values[line.outputs[0]] = _meta(line.outputs[0], source.stride())
         return True
     if symbol.fn is None and not primitive(line):
-        return all(_follow(sub, values) for sub in line.subsymbols) and all(_named(old, new, values) for old, new in line.aliases.items())
+        return all(_follow(sub, values) for sub in line.subsymbols) and all(
+            _named(old, new, values) for old, new in line.aliases.items()
+        )
     if len(line.outputs) != 1:
         return False
     out = line.outputs[0]
@@ -82,7 +90,11 @@ def _named(old: Proxy, new, values: dict) -> bool:
 def _is_cast(line: BoundSymbol) -> bool:
     """A conversion of the type alone."""
     lines = parts(line)[0] if not primitive(line) else (line,)
-    return len(lines) == 1 and lines[0].sym.id == "prims.convert_element_type" and not any(isinstance(a, Device) for a in (*line.args, *line.kwargs.values()))
+    return (
+        len(lines) == 1
+        and lines[0].sym.id == "prims.convert_element_type"
+        and not any(isinstance(a, Device) for a in (*line.args, *line.kwargs.values()))
+    )
 
 
 def _is_row_major_format(t: torch.Tensor) -> bool:
@@ -93,7 +105,11 @@ def _is_row_major_format(t: torch.Tensor) -> bool:
 def _elementwise(line: BoundSymbol) -> bool:
     """Whether all that a line is made of computes elements from those at the same place, broadcast."""
     if primitive(line):
-        return line.sym.name in FUNCTIONS or line.sym.id in ("prims.convert_element_type", "prims.full", "prims.broadcast_in_dim")
+        return line.sym.name in FUNCTIONS or line.sym.id in (
+            "prims.convert_element_type",
+            "prims.full",
+            "prims.broadcast_in_dim",
+        )
     lines, aliases = parts(line)
     return bool(lines) and not aliases and line.sym.name not in _OTHERWISE and all(map(_elementwise, lines))
 
@@ -102,18 +118,26 @@ _OTHERWISE = {"rsub", "logsigmoid"}  # the one looks at its second operand first
 
 
 def elementwise_strides(shape: Sequence[int], operands: Sequence[torch.Tensor]) -> tuple:
-    """The strides that PyTorch's TensorIterator gives the result of an elementwise operation: those of the first operand that decides."""
+    """The strides that PyTorch's TensorIterator gives the result of an elementwise operation: those of the first
+    operand that decides."""
     operands = [o for o in operands if o.dim()] if shape else list(operands)
     if not operands or all(tuple(o.shape) == tuple(shape) and o.is_contiguous() for o in operands):
         return strides_of(shape)
-    if all(tuple(o.shape) == tuple(shape) and o.stride() == operands[0].stride() for o in operands) and is_dense(operands[0]):
+    if all(tuple(o.shape) == tuple(shape) and o.stride() == operands[0].stride() for o in operands) and is_dense(
+        operands[0]
+    ):
         return operands[0].stride()
-    steps = [[0] * (len(shape) - o.dim()) + [0 if n == 1 != m else s for n, m, s in zip(o.shape, shape[len(shape) - o.dim() :], o.stride(), strict=True)] for o in operands]
+    steps = [
+        [0] * (len(shape) - o.dim())
+        + [0 if n == 1 != m else s for n, m, s in zip(o.shape, shape[len(shape) - o.dim() :], o.stride(), strict=True)]
+        for o in operands
+    ]
     return _in_order(shape, _order(shape, steps))
 
 
 def _order(shape: Sequence[int], steps: Sequence[Sequence[int]]) -> list[int]:
-    """Dimensions from the fastest to the slowest: an insertion sort, in which dimensions that no operand decides on stay as they are."""
+    """Dimensions from the fastest to the slowest: an insertion sort, in which dimensions that no operand decides on
+    stay as they are."""
 
     def slower(a: int, b: int) -> int:
         """1 where dimension `a`, which comes first, is slower than `b`; -1 where it is faster."""

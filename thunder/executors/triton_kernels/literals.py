@@ -8,7 +8,8 @@ from thunder.core.dtypes import BOOL, FLOAT, dtype
 
 __all__ = ["LOWEST", "compute_type", "neutral", "bracketed", "literal"]
 
-LOWEST = "-3.4028234663852886e38"  # of float32: where a maximum begins from which other numbers, which may be infinite, are subtracted
+# of float32: where a maximum begins from which other numbers, which may be infinite, are subtracted
+LOWEST = "-3.4028234663852886e38"
 _INTEGER_BOUNDS = {"uint8": (0, 255), **{f"int{n}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)}}
 
 
@@ -35,7 +36,8 @@ def literal(x, d: dtype) -> str:
     if d.category == BOOL:
         return str(bool(x))
     if d.category != FLOAT:
-        return str((int(x) - _INTEGER_BOUNDS[d.name][0]) % 2 ** (8 * d.bytes) + _INTEGER_BOUNDS[d.name][0])  # as PyTorch wraps numbers around
+        # as PyTorch wraps numbers around
+        return str((int(x) - _INTEGER_BOUNDS[d.name][0]) % 2 ** (8 * d.bytes) + _INTEGER_BOUNDS[d.name][0])
     x = float(x)
     if d.bytes <= 4:
         try:

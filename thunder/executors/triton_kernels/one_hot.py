@@ -1,4 +1,5 @@
-"""Sums of which one term is not zero: `sum(where(arange(n) == t, a, 0))` along a dimension that `t` and `a` do not vary in is `a` where 0 <= t < n, and no pass over the row.
+"""Sums of which one term is not zero: `sum(where(arange(n) == t, a, 0))` along a dimension that `t` and `a` do not vary
+in is `a` where 0 <= t < n, and no pass over the row.
 
 The backward of a cross-entropy has one.
 """
@@ -12,14 +13,17 @@ __all__ = ["of_one_term"]
 
 
 def of_one_term(operand: Value, d: int, reduced: tuple[int, ...]) -> Value | None:
-    """The sum of `operand` along dimension d, a value of the shape `reduced`; None where more than one term may count."""
+    """The sum of `operand` along dimension d, a value of the shape `reduced`; None where more than one term may
+    count."""
     if operand.kind != "map" or operand.what != "where" or operand.operands[2] not in (0, 0.0):
         return None
     condition, chosen, _ = operand.operands
     tests = _conjunction(condition)
     places = [t for test in tests if (t := _compared_with_place(test, d)) is not None]
     others = [test for test in tests if _compared_with_place(test, d) is None]
-    if len(places) != 1 or not all(_constant(v, d) for v in (*others, *places, *((chosen,) if isinstance(chosen, Value) else ()))):
+    if len(places) != 1 or not all(
+        _constant(v, d) for v in (*others, *places, *((chosen,) if isinstance(chosen, Value) else ()))
+    ):
         return None
 
     def at(v: Value) -> Value:
@@ -35,7 +39,9 @@ def of_one_term(operand: Value, d: int, reduced: tuple[int, ...]) -> Value | Non
     inside = joined("logical_and", joined("ge", place, 0), joined("lt", place, operand.shape[d]))
     for test in others:
         inside = joined("logical_and", inside, at(test))
-    return Value("map", (inside, at(chosen) if isinstance(chosen, Value) else chosen, 0), reduced, operand.dtype, "where")
+    return Value(
+        "map", (inside, at(chosen) if isinstance(chosen, Value) else chosen, 0), reduced, operand.dtype, "where"
+    )
 
 
 def _conjunction(v: Value) -> list[Value]:

@@ -1,10 +1,12 @@
 """Which kernels compute a program, and what each of them stores.
 
-A kernel runs over a space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`; what is reduced over columns is on chip when the same row's elements
-are computed, so a normalization is one pass over memory (rows that do not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced
-over rows. Reductions over rows are split: each program adds up the rows it sees, a "partial" value that a later kernel reduces.
+A kernel runs over a space. "map": the places `x` of a tensor. "rows": rows `r` and columns `c`; what is reduced over
+columns is on chip when the same row's elements are computed, so a normalization is one pass over memory (rows that do
+not fit are read once for each level of reductions, see `emit`). "columns": the same space, reduced over rows.
+Reductions over rows are split: each program adds up the rows it sees, a "partial" value that a later kernel reduces.
 
-Everything between loads, reductions and stores is computed where it is needed, again if need be: it costs no pass over memory.
+Everything between loads, reductions and stores is computed where it is needed, again if need be: it costs no pass over
+memory.
 """
 
 from __future__ import annotations
@@ -19,7 +21,19 @@ from thunder.executors.triton_kernels.one_hot import of_one_term
 from thunder.executors.triton_kernels.values import Place, Program, Value, sources
 from thunder.extend.fusion import TooLarge
 
-__all__ = ["Kernel", "Schedule", "schedule", "in_order", "space_of", "operand_place", "partial_place", "reduced_place", "tile_place", "along_memory", "ON_CHIP"]
+__all__ = [
+    "Kernel",
+    "Schedule",
+    "schedule",
+    "in_order",
+    "space_of",
+    "operand_place",
+    "partial_place",
+    "reduced_place",
+    "tile_place",
+    "along_memory",
+    "ON_CHIP",
+]
 
 ON_CHIP = 16384  # elements of a row that one program holds
 WHOLE = 8192  # elements that one program reduces to one number
@@ -31,7 +45,8 @@ LOOKED_UP = 16  # instructions that take as long as reading what they compute
 
 
 class Kernel:
-    """kind: "map", "rows" or "columns". rows, columns: the space; a map has its places as columns. stores: values, in the order of the region."""
+    """kind: "map", "rows" or "columns". rows, columns: the space; a map has its places as columns. stores: values, in
+    the order of the region."""
 
     __slots__ = ("kind", "rows", "columns", "stores", "reductions", "x", "r", "c")
 
@@ -51,16 +66,24 @@ class Kernel:
 
 
 class Schedule:
-    """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's outputs. dear: elementwise values that are stored and
-    loaded as well, where others are computed again."""
+    """kernels in the order they run. temporaries: values that one stores and a later one loads, beside the program's
+    outputs. dear: elementwise values that are stored and loaded as well, where others are computed again."""
 
     __slots__ = ("program", "kernels", "temporaries", "dear")
 
-    def __init__(self, program: Program, kernels: Sequence[Kernel], temporaries: Sequence[Value], dear: Iterable[Value] = ()):
-        self.program, self.kernels, self.temporaries, self.dear = program, tuple(kernels), tuple(temporaries), frozenset(dear)
+    def __init__(
+        self, program: Program, kernels: Sequence[Kernel], temporaries: Sequence[Value], dear: Iterable[Value] = ()
+    ):
+        self.program, self.kernels, self.temporaries, self.dear = (
+            program,
+            tuple(kernels),
+            tuple(temporaries),
+            frozenset(dear),
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------------- spaces of reductions
+# ----------------------------------------------------------------------------------------------------------------
+# spaces of reductions
 
 
 def _long(shape: Sequence[int]) -> list[int]:
@@ -78,7 +101,9 @@ def operand_place(reduction: Value, r: Index, c: Index) -> Place:
     """Where the operand is read at a row and a column."""
     operand, dims = reduction.operands[0], sorted(reduction.what[1])
     kept = [d for d in range(len(operand.shape)) if d not in dims]
-    at = dict(zip(kept, split(r, [operand.shape[d] for d in kept]), strict=True)) | dict(zip(dims, split(c, [operand.shape[d] for d in dims]), strict=True))
+    at = dict(zip(kept, split(r, [operand.shape[d] for d in kept]), strict=True)) | dict(
+        zip(dims, split(c, [operand.shape[d] for d in dims]), strict=True)
+    )
     return tuple(at[d] for d in range(len(operand.shape)))
 
 
@@ -94,7 +119,8 @@ def tile_place(value: Value, kernel: Kernel) -> Place:
 
 
 def partial_place(partial: Value, kernel: Kernel) -> Place:
-    """Where the operand of a partial is read at a place of the space: the reduced dimensions are the rows, or everything is reduced."""
+    """Where the operand of a partial is read at a place of the space: the reduced dimensions are the rows, or
+    everything is reduced."""
     return tile_place(partial.operands[0], kernel)
 
 
@@ -113,7 +139,8 @@ def along_memory(reduction: Value) -> bool:
     return bool(long) and long[-1] in dims and operand.kind != "partial"
 
 
-# ---------------------------------------------------------------------------------------------------------------- partials
+# ----------------------------------------------------------------------------------------------------------------
+# partials
 
 
 def _with_partials(program: Program, programs: int) -> Program:
@@ -139,7 +166,11 @@ def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value
     how, dims = reduction.what
     if _is_outer(reduction) and reduced > FEW_ROWS:
         with_rows = (reduced, kept) in spaces and kept <= ON_CHIP
-        blocks = _programs(reduced, kept, programs) if with_rows else min(-(-reduced // FEW_ROWS), max(2, 4 * programs // -(-kept // 128)))
+        blocks = (
+            _programs(reduced, kept, programs)
+            if with_rows
+            else min(-(-reduced // FEW_ROWS), max(2, 4 * programs // -(-kept // 128)))
+        )
         shape: tuple = (blocks, kept)
     elif kept == 1 and reduced > WHOLE:
         blocks = min(programs, -(-reduced // 1024))
@@ -152,16 +183,19 @@ def _cut(reduction: Value, programs: int, spaces: set[tuple[int, int]]) -> Value
 
 
 def _programs(rows: int, columns: int, programs: int) -> int:
-    """How many programs share the rows of a normalization: half as many where each would see few blocks, since their sums are written and read again."""
+    """How many programs share the rows of a normalization: half as many where each would see few blocks, since their
+    sums are written and read again."""
     blocks = -(-rows // max(1, 4096 // columns))
     return min(blocks, programs if blocks >= 4 * programs else -(-programs // 2))
 
 
-# ---------------------------------------------------------------------------------------------------------------- which kernel
+# ---------------------------------------------------------------------------------------------------------------- which
+# kernel
 
 
 class _Scheduler:
-    """One way to put roots into kernels: each, in some order, into the first that can compute it. parts: of outputs that are stored in parts."""
+    """One way to put roots into kernels: each, in some order, into the first that can compute it. parts: of outputs
+    that are stored in parts."""
 
     def __init__(self, program: Program, parts: Mapping[Value, Sequence[Value]]):
         self.program, self.parts = program, parts
@@ -177,7 +211,11 @@ class _Scheduler:
         """roots: the reductions and partials, each after those it depends on."""
         self.spaces = {space_of(v) for v in roots if v.kind == "reduce"}
         outputs = [v for v in dict.fromkeys(self.program.outputs) if v.kind not in ("reduce", "partial")]
-        for root in (*self.dear, *roots, *(root for v in outputs if v not in self.dear for root in self.parts.get(v, (v,)))):
+        for root in (
+            *self.dear,
+            *roots,
+            *(root for v in outputs if v not in self.dear for root in self.parts.get(v, (v,))),
+        ):
             self.place(root)
         for v in self.program.outputs:
             if v.kind == "reduce":
@@ -187,7 +225,9 @@ class _Scheduler:
             if not any(v is s for s in kernel.stores):
                 kernel.stores.append(v)
         results = set(self.program.outputs)
-        return Schedule(self.program, self.kernels, [v for v in self.stored if v not in results and v.kind != "part"], self.dear)
+        return Schedule(
+            self.program, self.kernels, [v for v in self.stored if v not in results and v.kind != "part"], self.dear
+        )
 
     def place(self, root: Value) -> None:
         """Puts a root into the first kernel that can compute it, or into a new one."""
@@ -219,7 +259,9 @@ class _Scheduler:
         if root.kind == "partial":
             space = self.partial_space(root)
             if space is None:
-                return lambda k: k.numel == root.operands[0].numel and (k.kind == "map" or k.on_chip and k.kind == "rows")
+                return lambda k: (
+                    k.numel == root.operands[0].numel and (k.kind == "map" or k.on_chip and k.kind == "rows")
+                )
             return lambda k: (k.rows, k.columns) == space and (k.kind == "columns" or k.kind == "rows" and k.on_chip)
         return lambda k: k.numel == root.numel or k.kind == "rows" and k.rows == root.numel
 
@@ -253,7 +295,8 @@ class _Scheduler:
         return sum(v.numel * v.dtype.bytes for v in moved) + LAUNCH * len(self.kernels)
 
     def demands(self, root: Value, kernel: Kernel, kernel_number: int) -> tuple[dict[Value, bool], dict[Value, None]]:
-        """The reductions, partials and stored values that a root is computed from, and whether each is read in the row that is computed only; and the inputs."""
+        """The reductions, partials and stored values that a root is computed from, and whether each is read in the row
+        that is computed only; and the inputs."""
         found: dict[Value, bool] = {}
         inputs: dict[Value, None] = {}
         seen = set()
@@ -276,8 +319,15 @@ class _Scheduler:
                 stack += [(x, place) for x in value.operands if isinstance(x, Value)]
             elif value.kind == "gather":
                 number += 1
-                at = Index.of(Variable(f"loaded{number}", value.operands[0].shape[value.what], loaded=True)) if value.shape else Index.of(0)
-                stack += [(value.operands[1], place), (value.operands[0], (*place[: value.what], at, *place[value.what + 1 :]))]
+                at = (
+                    Index.of(Variable(f"loaded{number}", value.operands[0].shape[value.what], loaded=True))
+                    if value.shape
+                    else Index.of(0)
+                )
+                stack += [
+                    (value.operands[1], place),
+                    (value.operands[0], (*place[: value.what], at, *place[value.what + 1 :])),
+                ]
             elif value.kind == "input":
                 inputs[value] = None
             elif value.kind == "philox":
@@ -290,8 +340,11 @@ class _Scheduler:
         return found, inputs
 
     def feasible(self, root: Value, kernel: Kernel, number: int) -> bool:
-        """Whether all that a root is computed from is stored by earlier kernels, or on chip in this one. Partials of one kernel have one number of programs."""
-        if root.kind == "partial" and any(v.kind == "partial" and v.shape[0] != root.shape[0] and self.kernel_of[v] == number for v in self.kernel_of):
+        """Whether all that a root is computed from is stored by earlier kernels, or on chip in this one. Partials of
+        one kernel have one number of programs."""
+        if root.kind == "partial" and any(
+            v.kind == "partial" and v.shape[0] != root.shape[0] and self.kernel_of[v] == number for v in self.kernel_of
+        ):
             return False
         for needed, here in self.demands(root, kernel, number)[0].items():
             before = self.kernel_of[needed]
@@ -302,26 +355,34 @@ class _Scheduler:
 
 # instructions of an element, about; one for what is not here
 _WORK = {
-    "sin": 40, "cos": 40, "erf": 25, "tanh": 25, "expm1": 20, "log1p": 20, "exp": 6, "exp2": 4, "log": 8, "log2": 6, "log10": 8, "sigmoid": 12, "sqrt": 8, "rsqrt": 6,
+    "sin": 40, "cos": 40, "erf": 25, "tanh": 25, "expm1": 20, "log1p": 20, "exp": 6, "exp2": 4, "log": 8, "log2": 6,
+    "log10": 8, "sigmoid": 12, "sqrt": 8, "rsqrt": 6,
     "true_divide": 8, "reciprocal": 8,
 }  # fmt: skip
 
 
 def _dear(program: Program) -> dict[Value, None]:
-    """Elementwise functions of inputs that are broadcast, and cost more where each element that reads them computes them than a kernel of their own: tables of sines."""
+    """Elementwise functions of inputs that are broadcast, and cost more where each element that reads them computes
+    them than a kernel of their own: tables of sines."""
     found: dict[Value, None] = {}
     for v in in_order(program.outputs):
         if v.kind == "broadcast":
             value = v.operands[0]
             while value.kind in ("broadcast", "reshape", "permute"):
                 value = value.operands[0]
-            if value.kind in ("map", "cast") and 2 * value.numel <= v.numel and (work := _work(value, found)) >= LOOKED_UP and (v.numel - value.numel) * work >= WORK:
+            if (
+                value.kind in ("map", "cast")
+                and 2 * value.numel <= v.numel
+                and (work := _work(value, found)) >= LOOKED_UP
+                and (v.numel - value.numel) * work >= WORK
+            ):
                 found[value] = None
     return found
 
 
 def _work(value: Value, stored: Container[Value]) -> int:
-    """Instructions for an element of what is computed of inputs and stored values alone; 0 for anything else. What is one number is computed once in a block."""
+    """Instructions for an element of what is computed of inputs and stored values alone; 0 for anything else. What is
+    one number is computed once in a block."""
     total, seen, stack = 0, {value}, [value]
     while stack:
         v = stack.pop()
@@ -349,7 +410,8 @@ def in_order(outputs: Sequence[Value]) -> list[Value]:
 
 
 def schedule(program: Program, programs: int) -> Schedule:
-    """programs: in how many parts a reduction over rows is split. Raises TooLarge where kernels would be too long to be compiled in reasonable time."""
+    """programs: in how many parts a reduction over rows is split. Raises TooLarge where kernels would be too long to be
+    compiled in reasonable time."""
     program = _with_partials(program, programs)
     order = in_order(program.outputs)
     roots = [v for v in order if v.kind in ("reduce", "partial")]
@@ -365,14 +427,16 @@ def schedule(program: Program, programs: int) -> Schedule:
         other = _Scheduler(program, parts)
         with contextlib.suppress(TooLarge):
             schedule = other.run(roots)
-            saved = sum(v.numel * v.dtype.bytes for v in parts) // 2  # each element chooses once less: about half of what reading and writing it takes
+            # each element chooses once less: about half of what reading and writing it takes
+            saved = sum(v.numel * v.dtype.bytes for v in parts) // 2
             if other.cost <= best.cost + saved and other.visited <= LIMIT:
                 return schedule
     return found
 
 
 def _early(order: Sequence[Value]) -> list[Value]:
-    """Reductions and partials by how many of them lead to each, and of small operands before those of large ones: a pass over a large tensor finds there what else it needs."""
+    """Reductions and partials by how many of them lead to each, and of small operands before those of large ones: a
+    pass over a large tensor finds there what else it needs."""
     depth: dict[Value, int] = {}
     for v in order:
         below = max((depth[x] for x in v.operands if isinstance(x, Value)), default=0)

@@ -9,7 +9,8 @@ from thunder.executors.triton_kernels.schedule import Kernel, along_memory
 __all__ = ["Tile", "tile_of", "candidates", "stages", "power_of_two"]
 
 PASS = 8192  # columns that a program sees at a time where a row does not fit
-OTHERS = 1 << 16  # bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block
+# bytes of shared memory that are left to what is not loaded ahead: reductions, other layouts of a block
+OTHERS = 1 << 16
 
 
 class Tile(NamedTuple):
@@ -34,12 +35,18 @@ def candidates(kernel: Kernel) -> list[Tile]:
     first = tile_of(kernel)
     rows, columns, warps = first
     if kernel.kind == "map":
-        others = [Tile(1, n, w) for n, w in ((512, 4), (1024, 8), (2048, 4), (2048, 8)) if n <= power_of_two(kernel.columns)]
+        others = [
+            Tile(1, n, w) for n, w in ((512, 4), (1024, 8), (2048, 4), (2048, 8)) if n <= power_of_two(kernel.columns)
+        ]
     elif not kernel.on_chip and kernel.kind == "rows":
         others = [Tile(1, PASS // 4, 8), Tile(1, PASS // 2, 16), Tile(1, PASS, 32)]
     else:
         others = [Tile(rows, columns, w) for w in (warps // 2, warps * 2) if 1 <= w <= 32]
-        others += [Tile(n, columns, warps) for n in (rows // 2, rows * 2) if 1 <= n <= power_of_two(kernel.rows) and n * columns <= 1 << 14]
+        others += [
+            Tile(n, columns, warps)
+            for n in (rows // 2, rows * 2)
+            if 1 <= n <= power_of_two(kernel.rows) and n * columns <= 1 << 14
+        ]
     return list(dict.fromkeys([first, *others]))
 
 
@@ -53,7 +60,9 @@ def _map(kernel: Kernel) -> Tile:
 
 def _rows(kernel: Kernel) -> Tile:
     """Sums that run across memory take several rows, so that what lies together is read together."""
-    if not kernel.on_chip:  # several programs of a multiprocessor read while others compute; one alone may find in the cache again what it has read
+    # several programs of a multiprocessor read while others compute; one alone may find in the cache again what it has
+    # read
+    if not kernel.on_chip:
         return Tile(1, PASS, 32) if any(v.numel == kernel.numel for v in kernel.stores) else Tile(1, PASS // 4, 8)
     columns = power_of_two(kernel.columns)
     if any(not along_memory(v) for v in kernel.reductions):
@@ -69,5 +78,6 @@ def _columns(kernel: Kernel) -> Tile:
 
 
 def stages(nbytes: int, shared: int) -> int:
-    """How many blocks of a loop are under way at a time, where the loads of one are nbytes: those of later ones, in shared memory, overlap with what is computed of this one."""
+    """How many blocks of a loop are under way at a time, where the loads of one are nbytes: those of later ones, in
+    shared memory, overlap with what is computed of this one."""
     return 3 if 2 * nbytes <= shared - OTHERS else 1

@@ -1,7 +1,7 @@
 """What a region computes: a graph of values, each of which is a function of a place.
 
-The lines of a region are opened up to primitives. Elementwise ones become maps; views, slices, joins and paddings only say where an operand is read (`sources`), and cost
-nothing; reductions are where passes over memory begin and end.
+The lines of a region are opened up to primitives. Elementwise ones become maps; views, slices, joins and paddings only
+say where an operand is read (`sources`), and cost nothing; reductions are where passes over memory begin and end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _TYPES = {"bfloat16", "float16", "float32", "float64", "bool8", "uint8", "int8",
 
 
 class Value:
-    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "philox", "partial", "part", or how the operand's place follows (see `sources`). what: its parameters."""
+    """kind: "input", "number", "iota", "map", "cast", "reduce", "gather", "philox", "partial", "part", or how the
+    operand's place follows (see `sources`). what: its parameters."""
 
     __slots__ = ("kind", "operands", "shape", "dtype", "what")
 
@@ -46,7 +47,8 @@ class Program:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
 
 
-# ---------------------------------------------------------------------------------------------------------------- which lines
+# ---------------------------------------------------------------------------------------------------------------- which
+# lines
 
 
 def _tensors(line: BoundSymbol) -> list[TensorProxy]:
@@ -61,7 +63,14 @@ def _function(name: str, operands: tuple) -> str | None:
     """The name in FUNCTIONS of a map of these operands; None where there is none."""
     if name == "pow":
         exponent = operands[1]
-        return "pow" if isinstance(exponent, (int, float)) and not isinstance(exponent, bool) and _is_float(operands[0]) and exponent in _POWERS else None
+        return (
+            "pow"
+            if isinstance(exponent, (int, float))
+            and not isinstance(exponent, bool)
+            and _is_float(operands[0])
+            and exponent in _POWERS
+            else None
+        )
     if name in ("neg", "negative") and not _is_float(operands[0]):
         name = "opposite"
     found = FUNCTIONS.get(name)
@@ -94,16 +103,19 @@ def primitive(line: BoundSymbol) -> bool:
 
 
 def _reduces(line: BoundSymbol) -> bool:
-    """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first dimensions."""
+    """Few long rows would leave most of the device idle; a reduction of everything is split, as one over the first
+    dimensions."""
     a, dims = line.args
-    if a.dtype.category == BOOL or a.dtype.category != FLOAT and line.sym.name != "sum":  # see "opposite" in functions.py
+    # see "opposite" in functions.py
+    if a.dtype.category == BOOL or a.dtype.category != FLOAT and line.sym.name != "sum":
         return False
     columns = math.prod(a.shape[d] for d in dims)
     rows = math.prod(a.shape) // columns
     return rows == 1 or rows >= 64 or columns <= 16384 or min(dims) == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- lines to values
+# ---------------------------------------------------------------------------------------------------------------- lines
+# to values
 
 
 def program_of(region: Region) -> Program:
@@ -136,8 +148,15 @@ def _lower(line: BoundSymbol, values: dict[Proxy, Value]) -> None:
         elif isinstance(old, TensorProxy):
             values[old] = Value("number", (), old.shape, old.dtype, new)
     for out in line.outputs:
-        if (v := values[out]).kind == "cast" and v.dtype.bytes == 2 and v.dtype.category == FLOAT and v.operands[0].dtype.name == "float32" and _computes(line):
-            values[out] = Value("reshape", v.operands, v.shape, v.dtype, (v.shape,))  # rounded where it is stored, as elementwise results are: the program does not convert
+        if (
+            (v := values[out]).kind == "cast"
+            and v.dtype.bytes == 2
+            and v.dtype.category == FLOAT
+            and v.operands[0].dtype.name == "float32"
+            and _computes(line)
+        ):
+            # rounded where it is stored, as elementwise results are: the program does not convert
+            values[out] = Value("reshape", v.operands, v.shape, v.dtype, (v.shape,))
 
 
 def _computes(line: BoundSymbol) -> bool:
@@ -206,13 +225,16 @@ def _take(line: BoundSymbol, operands: tuple, values: dict) -> Value:
 
 def _philox(line: BoundSymbol, operands: tuple, values: dict) -> Value:
     low, high = (*line.args[1:], *(0.0, 1.0)[len(line.args) - 1 :])
-    return Value("philox", (values[line.kwargs["seed"]],), _out(line).shape, _out(line).dtype, (line.kwargs["offset"], low, high))
+    return Value(
+        "philox", (values[line.kwargs["seed"]],), _out(line).shape, _out(line).dtype, (line.kwargs["offset"], low, high)
+    )
 
 
 _MAKERS: dict[Any, Callable] = {
     **{f"prims.{name}": _map for name in FUNCTIONS},
     **{f"prims.{name}": _view(kind) for name, kind in {
-        "broadcast_in_dim": "broadcast", "reshape": "reshape", "squeeze": "reshape", "transpose": "permute", "slice_prim": "slice", "flip": "flip", "pad": "pad",
+        "broadcast_in_dim": "broadcast", "reshape": "reshape", "squeeze": "reshape", "transpose": "permute",
+        "slice_prim": "slice", "flip": "flip", "pad": "pad",
     }.items()},
     **{f"prims.{name}": _same for name in ("clone_prim", "detach_prim", "stride_order", "positive")},
     **{f"prims.{name}": _reduction for name in ("sum", "amax", "amin")},
@@ -221,20 +243,27 @@ _MAKERS: dict[Any, Callable] = {
 }  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------------- where operands are read
+# ---------------------------------------------------------------------------------------------------------------- where
+# operands are read
 
 Place = tuple[Index, ...]
 
 
 def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
-    """For a value that only says where an operand is read: (operand, its place, conditions) of each. A condition (index, low, high) is low <= index < high. The bounds of
-    a place say where the conditions hold."""
+    """For a value that only says where an operand is read: (operand, its place, conditions) of each. A condition
+    (index, low, high) is low <= index < high. The bounds of a place say where the conditions hold."""
     kind, what = value.kind, value.what
     if kind == "cat":
         found, start = [], 0
         for operand in value.operands:
             end = start + operand.shape[what]
-            found.append((operand, (*place[:what], within(place[what] + -start, end - start), *place[what + 1 :]), [(place[what], start, end)]))
+            found.append(
+                (
+                    operand,
+                    (*place[:what], within(place[what] + -start, end - start), *place[what + 1 :]),
+                    [(place[what], start, end)],
+                )
+            )
             start = end
         return found
     operand = value.operands[0]
@@ -254,10 +283,14 @@ def sources(value: Value, place: Place) -> list[tuple[Value, Place, list]]:
         there = tuple(p * step + start for p, start, step in zip(place, starts, steps, strict=True))
     elif kind == "flip":
         dims = {d % len(value.shape) for d in what[0] if value.shape}
-        there = tuple(p * -1 + (n - 1) if i in dims else p for i, (p, n) in enumerate(zip(place, value.shape, strict=True)))
+        there = tuple(
+            p * -1 + (n - 1) if i in dims else p for i, (p, n) in enumerate(zip(place, value.shape, strict=True))
+        )
     else:
         assert kind == "pad", f"{kind} says nothing about places"
         there = tuple(p + -low for p, (low, _) in zip(place, what[1], strict=True))
-        conditions = [(p, 0, n) for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True) if low > 0 or high > 0]
+        conditions = [
+            (p, 0, n) for p, n, (low, high) in zip(there, operand.shape, what[1], strict=True) if low > 0 or high > 0
+        ]
         there = tuple(within(p, n) for p, n in zip(there, operand.shape, strict=True))
     return [(operand, there, conditions)]
