@@ -20,6 +20,7 @@ import torch
 
 from thunder import compat
 from thunder.capture import (
+    callbacks,
     calls,
     containers,
     handlers,
@@ -167,6 +168,7 @@ class Capture(ProtocolHost):
         self.attribute_dicts: dict[int, tuple] = {}
         self.attribute_dicts_of: dict[int, dict] = {}  # id(object) -> that copy
         self.fresh: set[int] = set()
+        self.called_in: dict[type, str] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
         self.announced: dict[int, Any] = {}  # what such code gave: a file that the program opened
@@ -386,6 +388,7 @@ class Capture(ProtocolHost):
     )
 
     def hashed(self, keys, others=()):
+        callbacks.check_hashed(self, keys, others)
         if self.sources:
             for i, k in enumerate(keys):
                 if type(k) not in PRIMITIVE:

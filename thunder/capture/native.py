@@ -120,7 +120,8 @@ CALLABLE_FIRST = {map, filter, functools.reduce}
 # native callables that keep or compare their arguments but never look inside them
 HARMLESS = {
     isinstance, issubclass, id, hash, callable, iter, next, zip, enumerate, list, tuple, dict, set, frozenset, reversed,
-    repr, types.MethodType, functools.partial,
+    collections.OrderedDict, collections.deque,
+    repr, types.MethodType, functools.partial, map, filter, functools.reduce,
     object.__new__, __import__, torch.nn.Module.__init__, weakref.ref, type, contextlib.nullcontext,
 }  # fmt: skip
 
@@ -174,7 +175,7 @@ def impure(f) -> str | None:
     """Why calling `f` once at capture is not what calling it every time would be, or None."""
     owner, name = getattr(f, "__self__", None), getattr(f, "__name__", "")
     shown = f"{getattr(f, '__qualname__', f)}()"
-    if f in (print, input, open):
+    if f is print or f is input or f is open:
         return f"{shown} {_ONCE}"
     kind = owner if isinstance(owner, type) else type(owner)
     module = getattr(f, "__module__", None) or kind.__module__

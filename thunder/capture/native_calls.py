@@ -7,19 +7,21 @@ import collections
 import contextvars
 import functools
 import types
+import weakref
+from collections.abc import Iterable
 
 import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import containers
+from thunder.capture import callbacks, containers
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
-from thunder.capture.methods import TensorMethod
 from thunder.capture.native import (
     CALLABLE_FIRST,
     CONTAINERS,
+    DICT_VIEWS,
     ENUM,
     HARMLESS,
     ITERATING,
@@ -30,7 +32,7 @@ from thunder.capture.native import (
 from thunder.capture.operations import all_lifted, note_text, record, size
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
-from thunder.interpreter import Host, construction
+from thunder.interpreter import NULL, Host, construction, standins
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
@@ -143,6 +145,8 @@ def call_builtin(c, f, args, kwargs):
             containers.materialize(c, s)
     elif s is None and args and c.lazy and id(args[0]) in c.lazy:
         containers.materialize(c, args[0])
+    if (found := standins.run(c, f, args, kwargs)) is not NULL:
+        return found
     if _is_iterating(f):
         # are iterables
         some = (
@@ -187,16 +191,9 @@ def _iterable(c, a):
     return c.materialize(a)
 
 
-_CALLED_BACK = (types.FunctionType, types.MethodType, TensorMethod, functools._lru_cache_wrapper)
-
-
 def _callable_for_native(c, f):
     """Native code will call `f`: it comes back to the machine."""
-    t = type(f)
-    of_users = isinstance(f, type) and not native_module(f.__module__)
-    if of_users or t in _CALLED_BACK or t in BY_TYPE or c.slot(t, "__call__") or lookup(f) is not None:
-        return lambda *a, **k: c.call(f, list(a), k)
-    return f
+    return f if f is None else lambda *a, **k: c.call(f, list(a), k)
 
 
 def call_native(c, f, args, kwargs):
@@ -207,7 +204,8 @@ def call_native(c, f, args, kwargs):
         c.sharp(why)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
-    _expose_to(c, f, args, kwargs)
+    known: dict = {}
+    args, kwargs = _expose_to(c, f, args, kwargs, known)
     if _asks_for_types(f):
         args, kwargs = (
             [map_structure(concrete, a) if type(a) is tuple else concrete(a) for a in args],
@@ -215,6 +213,8 @@ def call_native(c, f, args, kwargs):
         )
     if not _is_torch(f):
         result = Host.call_native(c, f, args, kwargs)
+        if known:
+            result = callbacks.released(c, f, result, known)
         if why is not None and type(result) not in PRIMITIVE:
             c.announced[id(result)] = result
         return result
@@ -236,8 +236,9 @@ def _called_back(c, a):
     return _callable_for_native(c, a) if callable(a) and not hasattr(type(a), "__iter__") else a
 
 
-def _expose_to(c, f, args, kwargs) -> None:
-    """What native code may look at is asked before it runs."""
+def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
+    """What native code may look at is asked before it runs; the arguments, with stand-ins in the place of objects that
+    it may call methods of."""
     s, given = getattr(f, "__self__", None), (*args, *kwargs.values())
     if (
         s is None
@@ -250,15 +251,43 @@ def _expose_to(c, f, args, kwargs) -> None:
         for a in given:
             c.materialize(a)
             told_apart(c, a, s)
+        if isinstance(s, (dict, set)):
+            _check_keys(c, s, given)
         if f.__name__ not in _STORING:
-            expose(c, s, *given)
-    elif _looks_inside(f):
-        expose(c, s, *given, concretely=_asks_for_types(f))
-    else:
-        for a in given:
-            c.materialize(a)
-            if f in _COMPARING:
-                expose(c, a)
+            expose(c, s, *given, called=None if isinstance(s, set) else f)
+        return args, kwargs
+    if _looks_inside(f):
+        stands = not _is_torch(f)
+        if stands:
+            args = [_stand_in(c, f, a, known) for a in args]
+            kwargs = {k: _stand_in(c, f, a, known) for k, a in kwargs.items()}
+        called = f if stands else None
+        expose(c, s, *args, *kwargs.values(), concretely=_asks_for_types(f), called=called)
+        return args, kwargs
+    for a in given:
+        c.materialize(a)
+        if f in _COMPARING:
+            expose(c, a)
+            if f in _HASHING and isinstance(a, Iterable):
+                _check_keys(c, (), [a])
+    return args, kwargs
+
+
+def _stand_in(c, f, a, known: dict):
+    return callbacks.stand_in(c, a, known, f) if callbacks.called_in(c, type(a)) else a
+
+
+def _check_keys(c, table, given) -> None:
+    keys: list = []
+    for a in given:
+        if isinstance(a, (dict, set, frozenset)) or type(a) in DICT_VIEWS:
+            keys += a
+        elif type(a) in (list, tuple):
+            keys += [a] if type(a) is tuple else []
+            keys += [x[0] if type(x) is tuple and x else x for x in a]
+        else:
+            keys.append(a)
+    callbacks.check_hashed(c, keys, table)
 
 
 def _asks_for_types(f) -> bool:
@@ -288,7 +317,8 @@ _STORING = {
     "__setitem__", "__getitem__", "__delitem__", "__init__", "__iter__", "__len__", "__ior__", "__or__", "move_to_end",
     "fromkeys", "rotate",
 }  # fmt: skip
-_COMPARING = (set, frozenset, dict, repr, hash)
+_COMPARING = (set, frozenset, dict, collections.OrderedDict, repr, hash)
+_HASHING = (set, frozenset, dict, collections.OrderedDict)
 
 
 def _is_question(f) -> bool:
@@ -312,7 +342,7 @@ _MADE_EMPTY = {object, list, dict, set, collections.OrderedDict, collections.def
 def _looks_inside(f) -> bool:
     if (
         f.__class__ is type
-        and issubclass(f, BaseException)
+        and issubclass(f, (BaseException, weakref.ref))
         or getattr(f, "__name__", "") == "__new__"
         and f.__self__ in _MADE_EMPTY
     ):
