@@ -58,6 +58,8 @@ class EpilogueWriter:
         self.values: dict[int, tuple[str, Any]] = {}
         self.built: dict[int, str] = {}
         self.originals = {id(s): c.sources[id(s)] for s in c.snapshots.values()}
+        self.writes = bool(c.effects or c.left or containers.changes(c))
+        self.reached: dict[Any, str] = {}  # source -> the variable that holds what stood there before the first write
 
     def pin(self, value) -> str:
         name = next((n for n, v in self.objects.items() if v is value), None)
@@ -67,13 +69,23 @@ class EpilogueWriter:
         return name
 
     def path(self, source) -> str:
+        """An outside object, found again before anything is written."""
+        if not self.writes or source.base is None or source in self.c.pinned:
+            return self._path(source)
+        if source not in self.reached:
+            text = self._path(source)
+            name = self.reached[source] = self.names.make("o")
+            self.lines.append(f"{name} = {text}")
+        return self.reached[source]
+
+    def _path(self, source) -> str:
         """An outside object, found again from the call's arguments or pinned."""
         pinned = self.c.pinned.get(source)
         if pinned is not None and source.root.key not in ("args", "kwargs"):
             return self.pin(pinned)
         if source.base is None:
             return self.pin(self.c.constants[source.key]) if source.step == "const" else source.key
-        b = self.path(source.base)
+        b = self._path(source.base)
         if source.step == "attr":
             return f"{b}.{source.key}"
         if source.step == "call":
@@ -103,7 +115,9 @@ class EpilogueWriter:
         if id(value) in self.originals:
             return self.path(self.originals[id(value)])
         if id(value) in c.sources:
-            return self._outside(value)
+            return self._outside(value, c.sources[id(value)])
+        if id(value) in c.origins:
+            return self._outside(value, c.origins[id(value)])
         if isinstance(value, tuple):
             return self._tuple(value, t)
         if t is types.MethodType:
@@ -154,11 +168,9 @@ class EpilogueWriter:
                 self.built[id(value)] = self._variable(value, f"{self.pin(freed)}({found[0]})")
         return self.built.get(id(value), found[0])
 
-    def _outside(self, value) -> str:
+    def _outside(self, value, source) -> str:
         held = id(value) in self.c.rooted or isinstance(value, (type, types.FunctionType, types.ModuleType))
-        if held and self.c.sources[id(value)].root.key not in ("args", "kwargs"):
-            return self.pin(value)
-        return self.path(self.c.sources[id(value)])
+        return self.pin(value) if held and source.root.key not in ("args", "kwargs") else self.path(source)
 
     def _is_fixed(self, value, t: type) -> bool:
         if (
@@ -356,7 +368,7 @@ class EpilogueWriter:
         """(trace, function, what the computation returns). No trace and no function where the computation's value is
         the result."""
         c = self.c
-        if not (c.effects or c.left or containers.changes(c) or c.engine.freed) and is_plain(c, result, set()):
+        if not (self.writes or c.engine.freed) and is_plain(c, result, set()):
             return None, None, _latest(c, result)
         expression = self.build(result)
         self.effects()

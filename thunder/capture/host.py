@@ -124,6 +124,8 @@ class Capture(ProtocolHost):
         # where values come from
         self.sources: dict[int, Source] = {}
         self.keep: dict[int, Any] = {}
+        # where values came from that are asked as a whole, and that leave as what stands there
+        self.origins: dict[int, Source] = {}
         self.pinned: dict[Source, Any] = {}  # modules of the compiled root: the entry may hold them
         root = original(fn)
         root = root.__self__ if type(root) is types.MethodType else root

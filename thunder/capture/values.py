@@ -57,10 +57,11 @@ def read(c, value, source: Source):
         ask(c, source, TYPE)
         c.know(value, source)
         return value
-    if isinstance(value, tuple):
-        return _tuple(c, value, source)
-    rule = _RULES.get(t)
-    return rule(c, value, source) if rule is not None else _other(c, value, t, source)
+    rule = _tuple if isinstance(value, tuple) else _RULES.get(t)
+    found = rule(c, value, source) if rule is not None else _other(c, value, t, source)
+    if t is not tuple and t is not types.MethodType and id(found) not in c.sources:
+        c.keep[id(found)], c.origins[id(found)] = found, source
+    return found
 
 
 def _method(c, value: types.MethodType, source: Source):
