@@ -7,6 +7,9 @@ cannot be stood in for is refused.
 
 from __future__ import annotations
 
+import math
+import operator
+import sys
 import types
 
 from thunder.capture.native import PRIMITIVE, native_module
@@ -17,28 +20,56 @@ __all__ = ["called_in", "stand_in", "released", "check_hashed"]
 _KINDS = {type, types.ModuleType, types.FunctionType}
 
 
-def called_in(c, kind: type) -> str:
-    """A special method of a class that the user wrote in Python and that native code may call, or ""."""
+def called_in(c, kind: type, f=None) -> str:
+    """A special method of a class that the user wrote in Python and that native code `f` may call, or ""."""
     found = c.called_in.get(kind)
     if found is None:
         found = c.called_in[kind] = _called_in(c, kind)
-    return found
+    if not found or f is None:
+        return next(iter(found.values()), "")
+    names = _NAMES.get(id(f))
+    if names is None and getattr(f, "__objclass__", None) in (object, type):
+        names = _OBJECTS_OWN.get(f.__name__, ())
+    return next((found[n] for n in found if names is None or n in names), "")
 
 
-def _called_in(c, kind: type) -> str:
+_NUMBERS = ("__float__", "__index__", "__int__", "__complex__")
+_NAMES = {
+    **{id(f): _NUMBERS for f in vars(math).values() if callable(f)},
+    **{id(f): (*_NUMBERS, f"__{f.__name__}__") for f in (math.floor, math.ceil, math.trunc, round)},
+    **dict.fromkeys((id(int), id(float), id(complex)), (*_NUMBERS, "__trunc__")),
+    **{id(f): ("__index__",) for f in (range, bin, hex, oct, chr, operator.index)},
+    id(type.__new__): (), id(ord): (), id(slice): (),
+    id(abs): ("__abs__",), id(len): ("__len__",), id(dir): ("__dir__",),
+    id(bytes): ("__bytes__", "__index__", "__iter__", "__len__", "__getitem__", "__next__"),
+}  # fmt: skip
+# slots of object and type, and what they call of the object that they are given
+_OBJECTS_OWN = {
+    "__str__": ("__repr__",), "__format__": ("__str__", "__repr__"), "__ne__": ("__eq__",), "__dir__": None,
+    "__reduce__": None, "__reduce_ex__": None, "__getattribute__": None, "__setattr__": None, "__delattr__": None,
+    "__getstate__": None, "__call__": None, "__instancecheck__": ("__getattribute__",),
+    "__subclasscheck__": ("__getattribute__",),
+}  # fmt: skip
+
+
+def _called_in(c, kind: type) -> dict[str, str]:
     if kind in PRIMITIVE or kind in _KINDS or _of_library(kind.__module__) and id(kind) not in c.fresh:
-        return ""
+        return {}
+    found: dict[str, str] = {}
     for base in kind.__mro__:
         for name in standins.CALLED & base.__dict__.keys():
             method = base.__dict__[name]
             if type(method) is types.FunctionType and not _of_library(method.__globals__.get("__name__")):
-                return f"{base.__qualname__}.{name}"
-    return ""
+                found.setdefault(name, f"{base.__qualname__}.{name}")
+    return found
 
 
 def _of_library(module) -> bool:
     """Whether code of a module is taken to have no effects where native code calls it."""
-    return isinstance(module, str) and (native_module(module) or module.split(".")[0] == "torch")
+    return isinstance(module, str) and (native_module(module) or module.split(".")[0] in _LIBRARIES)
+
+
+_LIBRARIES = {"torch", *sys.stdlib_module_names}
 
 
 def stand_in(c, value, known: dict, caller):
@@ -50,7 +81,7 @@ def stand_in(c, value, known: dict, caller):
 
 def refuse(c, value, caller):
     """caller: native code, a callable or in words."""
-    name = called_in(c, type(value))
+    name = called_in(c, type(value), caller)
     c.refuse(
         f"{getattr(caller, '__qualname__', caller)}, which runs natively, may call {name}, which thunder would not see",
         "write this part in Python, or call it outside of the compiled function",
@@ -75,6 +106,23 @@ def released(c, f, result, known: dict):
 
 
 _SETTLED = {bytearray, types.NotImplementedType}
+
+
+def check_class(c, f, args) -> None:
+    """A class is about to be made natively, which calls what its namespace and its bases say."""
+    bases, space = args[-2:] if len(args) > 2 else ((), {})
+    hooks = [(type(value), "__set_name__") for value in (space.values() if isinstance(space, dict) else ())]
+    hooks += [
+        (base, "__init_subclass__") for base in (bases if isinstance(bases, tuple) else ()) if isinstance(base, type)
+    ]
+    for kind, name in hooks:
+        method = c.lookup(kind, name)
+        method = getattr(method, "__func__", method)
+        if type(method) is types.FunctionType and _of_users(method):
+            c.refuse(
+                f"making a class calls {kind.__qualname__}.{name} natively, which thunder would not see",
+                "make the class outside of the compiled function",
+            )
 
 
 # ---------------------------------------------------------------- hash tables

@@ -7,6 +7,8 @@ A result made of tensors, numbers and plain new containers needs none: the compu
 from __future__ import annotations
 
 import collections
+import functools
+import gc
 import types
 import weakref
 from collections.abc import Callable
@@ -17,7 +19,7 @@ import torch
 from thunder.capture import containers
 from thunder.capture.identities import Id
 from thunder.capture.library.backward import freed
-from thunder.capture.native import CONTAINERS, ENUM, container_base
+from thunder.capture.native import CONTAINERS, ENUM, IMMUTABLE, container_base
 from thunder.capture.prologue import check_symbol, written
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, Size, TensorProxy
 from thunder.core.symbol import BoundSymbol, Names, recording
@@ -140,6 +142,8 @@ class EpilogueWriter:
             return again
         if t is types.FunctionType:
             return self._function(value) if id(value) in c.fresh else self.pin(value)
+        if (made := _made_of(value, t)) is not None:
+            return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
             return self.pin(value)
         return self._object(value, t)
@@ -150,7 +154,7 @@ class EpilogueWriter:
             return f"{self.pin(id)}({self.path(self.c.ids[value][0])})"
         if t is types.BuiltinFunctionType and id(value.__self__) in self.originals:
             return f"{self.build(value.__self__)}.{value.__name__}"
-        if isinstance(value, weakref.ref) and id(value()) in self.c.sources:
+        if t in (weakref.ref, weakref.KeyedRef) and value() is not None:
             given = [value(), value.__callback__, *([value.key] if isinstance(value, weakref.KeyedRef) else [])]
             return self._variable(value, f"{self.pin(t)}({', '.join(map(self.build, given))})")
         return None
@@ -184,8 +188,10 @@ class EpilogueWriter:
                     torch.Generator,
                     torch.nn.Module,
                     range,
-                    slice,
                     torch.Size,
+                    types.GenericAlias,
+                    types.UnionType,
+                    *IMMUTABLE,
                 ),
             )
             or t in _LITERAL
@@ -203,10 +209,14 @@ class EpilogueWriter:
         inside = [self.build(x) for x in value]
         if t is Size:
             t = torch.Size
-        if hasattr(value, "_make"):
-            return self._variable(value, f"{self.pin(t)}({', '.join(inside)})")
         text = f"({', '.join(inside)}{',' if len(inside) == 1 else ''})"
-        return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
+        if t is tuple or t is torch.Size:
+            return text if t is tuple else self._variable(value, f"{self.pin(t)}({text})")
+        if not t.__flags__ & _HEAP_TYPE or tuple.__new__ is not _native_new(t):
+            return self.pin(value) if all(type(x) in _LITERAL for x in value) else self._reduced(value, t)
+        name = self._variable(value, f"{self.pin(tuple.__new__)}({self.pin(t)}, {text})")
+        self._attributes(value, name)
+        return name
 
     def _container(self, value, t: type) -> str:
         if t is frozenset:
@@ -387,6 +397,38 @@ def latest(c, value: TensorProxy) -> TensorProxy:
     with recording(c.recorder):
         found = c.recorder.latest(value)
     return c.reshaped.get(found, found)
+
+
+def _made_of(value, t: type) -> tuple | None:
+    """(a callable, its arguments) that make an object of a library's again, where its parts do not say so."""
+    if t is slice:
+        return slice, (value.start, value.stop, value.step)
+    if t in _VIEWS:
+        (table,) = gc.get_referents(value)
+        return getattr(type(table), _VIEWS[t]), (table,)
+    if isinstance(value, (staticmethod, classmethod)):
+        return t, (value.__func__,)
+    if t is functools._lru_cache_wrapper:
+        return functools.lru_cache(**value.cache_parameters()), (value.__wrapped__,)
+    if t is weakref.WeakMethod:
+        return t, (value(),)
+    if t in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+        return t, (set(value) if t is weakref.WeakSet else dict(value),)
+    return None
+
+
+_VIEWS = {
+    type(made): name
+    for table in ({}, collections.OrderedDict())
+    for name, made in (("keys", table.keys()), ("values", table.values()), ("items", table.items()))
+}
+
+
+def _native_new(t: type):
+    return next(base.__dict__["__new__"] for base in t.__mro__ if type(base.__dict__.get("__new__")) in _NATIVE_NEW)
+
+
+_NATIVE_NEW = (types.BuiltinFunctionType, types.BuiltinMethodType)
 
 
 def _latest(c, value):

@@ -17,6 +17,7 @@ from thunder.capture.ask import KEYS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
+from thunder.interpreter import standins
 
 __all__ = ["expose", "attributes", "slots", "as_text"]
 
@@ -43,10 +44,10 @@ def expose(c, *values, concretely: bool = False, called=None) -> None:
             return
         value = pending.pop()
         kind = type(value)
-        if kind in _LEAVES or id(value) in seen or id(value) in c.data:
+        if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
-        if called is not None and callbacks.called_in(c, kind):
+        if called is not None and callbacks.called_in(c, kind, called):
             callbacks.refuse(c, value, called)
         if id(value) in c.lazy:
             containers.materialize(c, value)

@@ -170,7 +170,7 @@ class Capture(ProtocolHost):
         self.attribute_dicts: dict[int, tuple] = {}
         self.attribute_dicts_of: dict[int, dict] = {}  # id(object) -> that copy
         self.fresh: set[int] = set()
-        self.called_in: dict[type, str] = {}  # what native code may call of a class: see `callbacks.py`
+        self.called_in: dict[type, dict[str, str]] = {}  # what native code may call of a class: see `callbacks.py`
         self.outside_iterators: dict[int, Any] = {}
         self.sharp_edges: list[str] = []
         self.announced: dict[int, Any] = {}  # what such code gave: a file that the program opened

@@ -67,7 +67,7 @@ _NATIVE = {
     "typing_extensions", "collections",
     "dataclasses", "builtins", "_thread", "ast", "tokenize", "textwrap", "json", "pathlib", "huggingface_hub",
     "thunder", "itertools", "string", "os", "sys",
-    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "pprint", "io", "codecs", "tempfile",
+    "optree", "contextlib", "numbers", "decimal", "fractions", "heapq", "bisect", "io", "codecs", "tempfile",
     "pickle", "_weakrefset",
 }  # fmt: skip
 _INTERPRETED = (
@@ -132,7 +132,8 @@ def is_iterator(value) -> bool:
 
 
 BUFFERS = (bytearray, array.array)  # compared by value with a copy
-DICT_VIEWS = {type({}.keys()), type({}.values()), type({}.items())}
+_TABLES = ({}, collections.OrderedDict())
+DICT_VIEWS = {type(view) for table in _TABLES for view in (table.keys(), table.values(), table.items())}
 _CHANGING = {"random", "_random", "time", "secrets", "uuid", "numpy.random"}  # give another value at each call
 _CHANGING_FUNCTIONS = {
     ("datetime", "now"), ("datetime", "today"), ("datetime", "utcnow"), ("posix", "urandom"), ("posix", "getrandom"),

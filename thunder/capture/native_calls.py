@@ -122,7 +122,7 @@ def call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
-    if type(s) is contextvars.ContextVar:
+    if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
     if s is None and args and type(args[0]) is TensorProxy and getattr(f, "__objclass__", None) is compat.TensorBase:
@@ -204,6 +204,8 @@ def call_native(c, f, args, kwargs):
         c.sharp(why)
     if f is functools.cmp_to_key or getattr(f, "__module__", None) == "itertools":
         args, kwargs = [_called_back(c, a) for a in args], {k: _called_back(c, a) for k, a in kwargs.items()}
+    if isinstance(f, type) and issubclass(f, type) or f is type.__new__:
+        callbacks.check_class(c, f, args)
     known: dict = {}
     args, kwargs = _expose_to(c, f, args, kwargs, known)
     if _asks_for_types(f):
@@ -254,7 +256,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
         if isinstance(s, (dict, set)):
             _check_keys(c, s, given)
         if f.__name__ not in _STORING:
-            expose(c, s, *given, called=None if isinstance(s, set) else f)
+            expose(c, s, *given, called=None if isinstance(s, set) or standins.compares(f) else f)
         return args, kwargs
     if _looks_inside(f):
         stands = not _is_torch(f)
@@ -274,7 +276,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
 
 
 def _stand_in(c, f, a, known: dict):
-    return callbacks.stand_in(c, a, known, f) if callbacks.called_in(c, type(a)) else a
+    return callbacks.stand_in(c, a, known, f) if callbacks.called_in(c, type(a), f) else a
 
 
 def _check_keys(c, table, given) -> None:

@@ -17,7 +17,7 @@ import types
 from collections import deque
 from typing import Any
 
-from thunder.interpreter.attributes import bind, in_python, type_attribute
+from thunder.interpreter.attributes import in_python, type_attribute
 from thunder.interpreter.instructions import NULL, PLAIN
 
 COMPARED = {"__lt__": "<", "__le__": "<=", "__eq__": "==", "__ne__": "!=", "__gt__": ">", "__ge__": ">="}
@@ -50,6 +50,9 @@ class StandIn:
 
     def __eq__(self, other):
         return self.host.truth(self.host.compare("==", self.value, original(other)))
+
+    def __repr__(self):
+        return self.host.call(repr, [self.value], {})
 
     def __lt__(self, other):
         return self.host.truth(self.host.compare("<", self.value, original(other)))
@@ -113,6 +116,11 @@ _COMPARING: dict[Any, tuple[int, ...]] = {
 }  # fmt: skip
 _BY_ID = {id(function): elements for function, elements in _COMPARING.items()}
 _HOLDERS = (list, tuple, deque)
+
+
+def compares(f) -> bool:
+    """Whether a function does nothing with elements but compare them."""
+    return id(descriptor(f)[0]) in _BY_ID
 
 
 def descriptor(f):
@@ -222,7 +230,9 @@ def _class_for(host, kind: type) -> type:
     if made is None:
         space = {name: None if method is None else _forward(name) for name, method in methods.items()}
         made = _CLASSES[key] = type(
-            kind.__name__, (_Object,), {"__slots__": (), "__module__": kind.__module__, "__hash__": StandIn.__hash__, **space}
+            kind.__name__,
+            (_Object,),
+            {"__slots__": (), "__module__": kind.__module__, "__hash__": StandIn.__hash__, **space},
         )
     return made
 
@@ -244,15 +254,6 @@ class _Object(StandIn):
     __slots__ = ()
     __eq__, __lt__, __gt__ = object.__eq__, object.__lt__, object.__gt__
     __hash__ = StandIn.__hash__
-
-    def __repr__(self):
-        return self.host.call(repr, [self.value], {})
-
-    def __str__(self):
-        return self.host.call(str, [self.value], {})
-
-    def __format__(self, spec):
-        return self.host.call(format, [self.value, spec], {})
 
     def __getattr__(self, name):
         return self.host.load_attr(self.value, name)
