@@ -142,6 +142,9 @@ class EpilogueWriter:
             return again
         if t is types.FunctionType:
             return self._function(value) if id(value) in c.fresh else self.pin(value)
+        return self._other(value, t)
+
+    def _other(self, value, t: type) -> str:
         if (made := _made_of(value, t)) is not None:
             return self._variable(value, f"{self.pin(made[0])}({', '.join(map(self.build, made[1]))})")
         if isinstance(value, torch.Tensor) or self._is_fixed(value, t):
@@ -354,6 +357,8 @@ class EpilogueWriter:
 
     def _write_container(self, kind: str, original, x: str, k, v) -> str:
         t = type(original)
+        if kind == "buffer":
+            return f"{x}[:] = {self.pin(v)}"
         # a subclass's own methods ran while the program was captured
         base = None if t in CONTAINERS else container_base(t)
         if kind == "item":

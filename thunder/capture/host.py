@@ -147,7 +147,8 @@ class Capture(ProtocolHost):
         self.values: dict[Source, Any] = {}  # what stands there
         self.shapes: dict[Source, tuple] = {}  # of tensors: None for a size that stays symbolic
         self.settings: set[Source] = set()  # PyTorch's settings that the program asked for
-        self.arrays: dict[int, numpy.ndarray] = {}  # from outside, whose memory tensors of them share
+        # from outside, whose memory tensors of them share: what stands there, and a copy
+        self.arrays: dict[int, tuple[numpy.ndarray, numpy.ndarray]] = {}
         self.function_sources: dict[int, Source] = {}
         self.asked_functions: set[int] = set()  # functions whose code was asked for
         self.engine = backward.Engine()

@@ -6,33 +6,43 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import io
+import operator
+import random
+import re
+import struct
 import types
 import weakref
 from collections.abc import Iterable
 
+import numpy
 import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import callbacks, containers
+from thunder.capture import callbacks, containers, items
 from thunder.capture.expose import as_text, expose
 from thunder.capture.identities import told_apart
 from thunder.capture.items import VIEWS
 from thunder.capture.native import (
+    BUFFERS,
     CALLABLE_FIRST,
     CONTAINERS,
     DICT_VIEWS,
     ENUM,
     HARMLESS,
+    IMMUTABLE,
     ITERATING,
     PRIMITIVE,
     impure,
+    is_iterator,
     native_module,
 )  # fmt: skip
 from thunder.capture.operations import all_lifted, note_text, record, size
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, Size, TensorProxy, concrete, map_structure, settled
 from thunder.interpreter import NULL, Host, construction, standins
+from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
@@ -122,6 +132,11 @@ def call_builtin(c, f, args, kwargs):
     s = getattr(f, "__self__", None)
     if isinstance(s, type) and (handler := HANDLERS.get(id(_class_method(s, f.__name__)))) is not None:
         return handler(c, f, [s, *args], kwargs)
+    if (id(s) in c.origins or id(s) in c.sources) and not _is_watched(f, s):
+        c.refuse(
+            f"{f.__qualname__} looks at or changes an object from outside whose state is not watched",
+            "call it outside of the compiled function",
+        )
     if type(s) is contextvars.ContextVar and f.__name__ in ("get", "set", "reset"):
         return _context_variable(c, f, args)
     # torch.Tensor.is_contiguous(x)
@@ -147,29 +162,45 @@ def call_builtin(c, f, args, kwargs):
         containers.materialize(c, args[0])
     if (found := standins.run(c, f, args, kwargs)) is not NULL:
         return found
-    if _is_iterating(f):
-        # are iterables
-        some = (
-            2
-            if f is functools.reduce
-            else 0
-            if f in (min, max) and len(args) > 1
-            else 1
-            if f in (sum, sorted, min, max)
-            else len(args)
-        )
-        args = [
-            _callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < some else a
-            for i, a in enumerate(args)
-        ]
-        kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
-    elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
-        args = [_iterable(c, a) for a in args]
-        kwargs = {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
+    args, kwargs = _stepping(c, f, s, args, kwargs)
     result = call_native(c, f, args, kwargs)
     if c.attribute_dicts:
         containers.write_attributes(c, s)
     return result
+
+
+_WATCHED = (
+    *IMMUTABLE, tuple, frozenset, slice, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType,
+    types.MappingProxyType, types.GenericAlias, types.UnionType, contextvars.ContextVar, weakref.ref, re.Pattern,
+    re.Match, struct.Struct, operator.itemgetter, operator.attrgetter, operator.methodcaller, functools.partial,
+    int, float, complex, str, bytes, *containers.MUTABLE, *BUFFERS, torch.nn.Module,
+    property, staticmethod, classmethod, numpy.ndarray, numpy.dtype, ENUM, random.Random, BaseException,
+)  # fmt: skip
+
+
+def _is_watched(f, o) -> bool:
+    """Whether a method of an object from outside is known to leave it as it is, or is asked or warned about."""
+    t = type(o)
+    if t in PRIMITIVE or isinstance(o, _WATCHED) or is_iterator(o) and not isinstance(o, io.IOBase):
+        return True
+    owner = getattr(type_attribute(t, f.__name__), "__objclass__", object)
+    return owner in (object, types.SimpleNamespace) or t.__module__.split(".")[0] in ("torch", "numpy")
+
+
+def _stepping(c, f, s, args, kwargs) -> tuple:
+    """The arguments with iterators and functions that come back to the machine."""
+    if _is_iterating(f):
+        several = f in (min, max) and len(args) > 1
+        iterables = {functools.reduce: 2, sum: 1, sorted: 1, min: 1, max: 1}.get(f, len(args)) if not several else 0
+        args = [
+            _callable_for_native(c, a) if f in CALLABLE_FIRST and i == 0 else _iterable(c, a) if i < iterables else a
+            for i, a in enumerate(args)
+        ]
+    elif s is not None and type(s) in CONTAINERS | {str} and f.__name__ in ("extend", "update", "join", "sort"):
+        args = [_iterable(c, a) for a in args]
+    else:
+        return args, kwargs
+    return args, {k: _callable_for_native(c, v) if k == "key" else v for k, v in kwargs.items()}
 
 
 def _is_iterating(f) -> bool:
@@ -215,6 +246,8 @@ def call_native(c, f, args, kwargs):
         )
     if not _is_torch(f):
         result = Host.call_native(c, f, args, kwargs)
+        if c.arrays:
+            items.check_arrays(c)
         if known:
             result = callbacks.released(c, f, result, known)
         if why is not None and type(result) not in PRIMITIVE:

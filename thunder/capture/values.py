@@ -91,7 +91,7 @@ def _frozenset(c, value: frozenset, source: Source):
 
 def _array(c, value: numpy.ndarray, source: Source):
     ask(c, source, CONTENT)
-    c.keep[id(value)] = c.arrays[id(value)] = value
+    c.arrays[id(value)] = value, value.copy()
     return value
 
 
@@ -112,8 +112,7 @@ def _other(c, value, t: type, source: Source):
             c.know(value, source)
         return value
     if isinstance(value, BUFFERS):
-        ask(c, source, CONTENT)
-        return value
+        return containers.buffer(c, value, source)
     by_identity = t in IDENTICAL or isinstance(value, (type, ENUM, frozenset))
     if by_identity or native_module(t.__module__) and not isinstance(value, (*tracked_anyway, weakref.ref)):
         if is_iterator(value):
