@@ -565,7 +565,6 @@ EDGES = [
     (clock, "time"),
     (printing, "print"),
     (opening, "open"),
-    (outside_iterator, "iterator"),
     (numpy_random, "another value"),
 ]
 
@@ -583,6 +582,16 @@ def test_sharp_edges(function, word):
         thunder.jit(function, sharp_edges="warn")(X)
     with pytest.raises(SharpEdgeError, match=word):
         thunder.jit(function, sharp_edges="error")(X)
+
+
+def test_an_iterator_from_outside_is_not_advanced_unless_that_is_allowed():
+    with pytest.raises(CaptureError, match="an iterator from outside is advanced"):
+        thunder.jit(outside_iterator)(X)
+    with pytest.raises(SharpEdgeError, match="iterator"):
+        thunder.jit(outside_iterator, sharp_edges="error")(X)
+    compiled = thunder.jit(outside_iterator, sharp_edges="allow")
+    torch.testing.assert_close(compiled(X), compiled(X))
+    assert any("iterator" in text for text in thunder.last_sharp_edges(compiled))
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,8 @@ class Description:
         elif isinstance(value, dict) and path.endswith("_hooks"):  # by numbers that PyTorch counts up for all modules
             self._items(path, iter(dict.values(value)))
         elif isinstance(value, dict):
-            for i, k in enumerate(dict.keys(value)):
+            ordered = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
+            for i, k in enumerate(ordered.keys(value)):
                 self.add(f"{path}.key{i}", k)
                 name = repr(k) if type(k) in (int, str, bool, float, type(None)) else i
                 self.add(f"{path}[{name}]", dict.__getitem__(value, k))

@@ -17,7 +17,7 @@ from thunder.capture.ask import KEYS
 from thunder.capture.native import CONTAINERS, DICT_VIEWS, PRIMITIVE, container_base, is_iterator, native_module
 from thunder.capture.sources import MISSING
 from thunder.core.proxies import AnyProxy, NumberProxy, TensorProxy, concrete, map_structure
-from thunder.interpreter import standins
+from thunder.interpreter import standins, text
 
 __all__ = ["expose", "attributes", "slots", "as_text"]
 
@@ -28,11 +28,12 @@ _LEAVES = PRIMITIVE | {TensorProxy, AnyProxy, types.BuiltinFunctionType} - {slic
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
-def expose(c, *values, concretely: bool = False, called=None) -> None:
+def expose(c, *values, concretely: bool = False, called=None, shown: bool = False) -> None:
     """Native code may look at the values and at everything that they lead to.
 
     concretely: it also asks for types, so that numbers that stay symbolic are put into lists and dicts as what they
-    are. called: the native callable, where it may call special methods of what it meets.
+    are. called: the native callable, where it may call special methods of what it meets. shown: it makes text of
+    what it meets.
     """
     seen: set[int] = set()
     pending = list(values)
@@ -44,6 +45,8 @@ def expose(c, *values, concretely: bool = False, called=None) -> None:
             return
         value = pending.pop()
         kind = type(value)
+        if shown and kind is TensorProxy:
+            c.sharp("a tensor is put into a string, which shows its name in the trace and not its values")
         if kind in _LEAVES or id(value) in seen or id(value) in c.data or isinstance(value, standins.StandIn):
             continue
         seen.add(id(value))
@@ -55,6 +58,8 @@ def expose(c, *values, concretely: bool = False, called=None) -> None:
                 continue
         if concretely and isinstance(value, (list, dict, deque)):
             _settle_numbers(c, value)
+        if isinstance(value, containers.MUTABLE) and kind not in CONTAINERS:
+            pending += _inside(c, value, kind)
         if isinstance(value, dict):
             pending += dict.keys(value)
             pending += dict.values(value)
@@ -131,7 +136,11 @@ def slots(kind: type) -> list[str]:
 
 def as_text(c, value):
     """What goes into a string: exposed, with numbers that stay symbolic as what they are."""
-    expose(c, value)
+    if callbacks.called_in(c, type(value), str):
+        return callbacks.stand_in(c, value, {}, str)
+    if type(value) in text.BRACKETS and text.holds_python(c, value):
+        return standins.stand_in(c, value, {})
+    expose(c, value, shown=True)
     if type(value) in CONTAINERS and isinstance(value, (dict, deque)):
         value = copy.copy(value)
         for k, x in list(value.items() if isinstance(value, dict) else enumerate(value)):

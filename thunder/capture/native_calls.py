@@ -46,7 +46,7 @@ from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
 
 __all__ = [
-    "ADVANCED", "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
+    "HANDLERS", "BY_NAME", "BY_TYPE", "IDENTITY_CALLS", "call_builtin", "call_native", "construct_object",
     "reaches", "reduced", "pairs",
 ]  # fmt: skip
 
@@ -229,7 +229,7 @@ def _callable_for_native(c, f):
 
 def call_native(c, f, args, kwargs):
     if c.outside_iterators and any(id(a) in c.outside_iterators for a in args):
-        c.sharp(ADVANCED)
+        items.advance(c)
     why = impure(f)
     if why is not None and id(getattr(f, "__self__", None)) not in c.announced:
         c.sharp(why)
@@ -262,9 +262,6 @@ def call_native(c, f, args, kwargs):
     if type(result) in _ANSWERS and not (args or kwargs) and _is_question(f):
         c.setting(c.const(f).call("__call__"), result)
     return result
-
-
-ADVANCED = "an iterator from outside is advanced, and stays advanced only for the call that captured the program"
 
 
 def _called_back(c, a):
@@ -302,7 +299,7 @@ def _expose_to(c, f, args, kwargs, known: dict) -> tuple:
     for a in given:
         c.materialize(a)
         if f in _COMPARING:
-            expose(c, a)
+            expose(c, a, called=f if f is repr else None)
             if f in _HASHING and isinstance(a, Iterable):
                 _check_keys(c, (), [a])
     return args, kwargs

@@ -142,7 +142,7 @@ def native_delitem(c, o, k):
 
 def native_next(c, iterator):
     if id(iterator) in c.outside_iterators:
-        c.sharp(native_calls.ADVANCED)
+        items.advance(c)
     return builtins.next(iterator)
 
 
