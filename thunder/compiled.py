@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import sys
@@ -21,6 +22,8 @@ from thunder.core.utils import without_collection
 from thunder.dispatch import ENTRIES, ENTRIES_WITH_TRANSFORMS, SCANNED, STALE, EntryTable, facts_of
 from thunder.errors import (
     CaptureError,
+    FallbackWarning,
+    MissingImplementationError,
     RecompileWarning,
     SharpEdgeWarning,
     ThunderError,
@@ -31,10 +34,13 @@ from thunder.errors import (
 )
 from thunder.history import CompileStats, Recompilation
 from thunder.methods import CompiledMethod
-from thunder.options import CACHE_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
+from thunder.options import CACHE_OPTIONS, FALLBACK_OPTIONS, RECOMPILE_WARNING_LIMIT, JitOptions
 from thunder.program import CacheEntry, lower_captured
 
 __all__ = ["Compiled", "compiled_of"]
+
+
+REFUSALS = 32  # calls that could not be captured and are remembered; beyond, one call of SCANNED is tried
 
 
 class ProgramFails(CaptureError):
@@ -58,6 +64,9 @@ class Compiled:
         self._tables: dict[tuple, EntryTable] = {}  # by modes
         self._lock = threading.RLock()
         self._warned: set[str] = set()
+        self._refusals: collections.deque[tuple[tuple, dict]] = collections.deque(
+            maxlen=REFUSALS
+        )  # modes and facts of calls
         self._eager_calls = 0  # that ran the original function because there are too many programs
         self.module: Callable = lambda: None  # the ThunderModule that calls it, held weakly
         # what stands in the place of the module's parameters and buffers
@@ -165,7 +174,7 @@ class Compiled:
         if isinstance(found, str):
             result = self.fn(*args, **kwargs)
             if found:
-                self._warn_once(found, UserWarning, "failure")
+                self._warn_once(found, FallbackWarning, "failure")
             return result
         entry, inputs, compiled = found
         start = time.perf_counter_ns()
@@ -191,10 +200,12 @@ class Compiled:
         stats, clock = self.stats, time.perf_counter_ns
         start = clock()
         full = self._is_full()
-        if full and self._eager_calls % SCANNED:
+        if (full or len(self._refusals) == REFUSALS) and self._eager_calls % SCANNED:
             self._eager_calls += 1
             return ""
         facts = self._facts(modes, args, kwargs)
+        if self._refusals and (modes, facts) in self._refusals:
+            return ""
         reasons: list[str] = []
         found = self._fitting(modes, args, kwargs, facts, reasons)
         if found is not None:  # an entry that was not likely to fit, or that another thread compiled meanwhile
@@ -219,12 +230,22 @@ class Compiled:
             if not self._original_stands_in():
                 raise error.__cause__ from None  # type: ignore[misc]
             # no effect has taken place: run, it fails with its own effects, words and traceback, if it does
-            return "" if error.theirs else f"{error}\nThe original function ran."
+            return "" if error.theirs else self._refused_for(error, modes, facts)
+        except (CaptureError, MissingImplementationError) as error:
+            if self.options.fallback is FALLBACK_OPTIONS.ERROR or not self._original_stands_in():
+                raise
+            return self._refused_for(error, modes, facts)
         self._remember(modes, entry, facts)
         start = clock()
         inputs = self._inputs(entry, args, kwargs)
         stats.times["prologue execution"] = (start, clock())
         return entry, inputs, True
+
+    def _refused_for(self, error: ThunderError, modes: tuple, facts: dict) -> str:
+        """The words of a warning. Calls that look the same run the original function from now on."""
+        self._refusals.append((modes, facts))
+        self._eager_calls += 1
+        return f"{error}\nThe original function ran, as it does at calls like this one (fallback='error' raises)."
 
     def _warn_full(self, reasons: list[str]) -> None:
         text = (
