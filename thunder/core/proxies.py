@@ -19,7 +19,7 @@ from typing import Any
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
-from thunder.core.recording import user_location
+from thunder.core.recording import decided_by_data, user_location
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import DataDependentError
 
@@ -314,16 +314,21 @@ class Condition:
     def __bool__(self) -> bool:
         found = _decided(self.a, self.relation, self.b, self.unbacked)  # the program may have checked it since
         if found is None:
+            found = decided_by_data("truth", self)
+        if found is None:
             raise _undecided(f"whether {self.text()}", self.unbacked)
         return found
 
     def text(self) -> str:
         return f"{_expression(self.a)} {self.relation} {_expression(self.b)}"
 
-    def assume(self) -> None:
-        """The program goes on only where it holds."""
-        if float not in (_type_of(self.a), _type_of(self.b)):
-            self.unbacked[0].facts.assume(_expression(self.a), self.relation, _expression(self.b))
+    def assume(self, holds: bool = True) -> None:
+        """The program goes on only where it holds, or where it does not."""
+        if float in (_type_of(self.a), _type_of(self.b)):
+            self.unbacked[0].facts.known[_expression(self.a), self.relation, _expression(self.b)] = holds
+        else:
+            told = self if holds else self.__sym_not__()
+            told.unbacked[0].facts.assume(_expression(told.a), told.relation, _expression(told.b))
 
     def __sym_not__(self) -> Condition:
         return Condition(
@@ -398,7 +403,14 @@ class NumberProxy:
         """The value, which is from now on guarded: the program holds for this value only. Raises DataDependentError
         where only the run tells it."""
         if self.unbacked:
-            raise _undecided(f"the value of {self.expression}", self.unbacked)
+            values = self.unbacked[0].facts.values
+            found = values.get(self.expression)
+            if found is None:
+                found = decided_by_data("value", self)
+            if found is None:
+                raise _undecided(f"the value of {self.expression}", self.unbacked)
+            values[self.expression] = found
+            return found
         value = _hint(self)
         if not self.expression.is_constant:
             self.decisions.decide(self.expression, "==", symbolic.constant(value))
@@ -547,11 +559,10 @@ def extreme(name: str, a, b):
 
 def _decided(a, relation: str, b, unbacked: tuple[UnbackedNumber, ...]) -> bool | None:
     """Whether a relation holds that arithmetic, or what the program has checked, decides."""
-    return (
-        None
-        if float in (_type_of(a), _type_of(b))
-        else unbacked[0].facts.decide(_expression(a), relation, _expression(b))
-    )
+    facts = unbacked[0].facts
+    if float in (_type_of(a), _type_of(b)):
+        return facts.known.get((_expression(a), relation, _expression(b)))
+    return facts.decide(_expression(a), relation, _expression(b))
 
 
 def _compare(a, b, relation: str) -> bool | Condition:

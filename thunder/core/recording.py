@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["RECORDER", "current_recorder", "recording", "user_location"]
+__all__ = ["RECORDER", "current_recorder", "decided_by_data", "recording", "user_location"]
 
 RECORDER: ContextVar[Any] = ContextVar("recorder", default=None)
 
@@ -21,6 +21,13 @@ def user_location() -> tuple | None:
     """(filename, line, function, source line) of the user's code that is being traced, where that is known."""
     recorder = RECORDER.get()
     return recorder.where() if recorder is not None and recorder.where is not None else None
+
+
+def decided_by_data(kind: str, question: Any) -> Any:
+    """The answer to a question that only the run tells, where the program that is captured goes one of its ways; None
+    where it cannot. kind: "truth" of a condition, or "value" of a number."""
+    recorder = RECORDER.get()
+    return None if recorder is None or recorder.decide is None else getattr(recorder.decide, kind)(question)
 
 
 @contextmanager
