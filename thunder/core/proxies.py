@@ -19,7 +19,7 @@ from typing import Any
 from thunder.core import symbolic
 from thunder.core.devices import Device, to_device
 from thunder.core.dtypes import dtype, is_inexact, to_dtype
-from thunder.core.recording import decided_by_data, user_location
+from thunder.core.recording import decided_by_data, undecided, user_location
 from thunder.core.symbolic import RELATIONS
 from thunder.errors import DataDependentError
 
@@ -339,6 +339,10 @@ class Condition:
         )
 
 
+def _plain(x):
+    return bool(x) if type(x) is Condition else x
+
+
 _BINARY_OF_BOOLS = [n for n in _BINARY_DUNDERS if n != "matmul"]
 for _name in [
     "int",
@@ -357,7 +361,7 @@ for _name in [
     setattr(
         Condition,
         f"__{_name}__",
-        lambda self, *other, _name=_name: getattr(Condition.__bool__(self), f"__{_name}__")(*other),
+        lambda self, *other, _name=_name: getattr(bool(self), f"__{_name}__")(*map(_plain, other)),
     )
 
 
@@ -521,9 +525,7 @@ def _result_kind(name: str, operands: tuple) -> type:
         return float
     # of an int, a float where the exponent is negative
     if name == "pow" and not (isinstance(operands[1], int) and operands[1] >= 0):
-        if not isinstance(operands[1], int):
-            raise _undecided(f"the sign of the exponent {_expression(operands[1])}", _unbacked(operands))
-        return float
+        return int if operands[1] >= 0 else float
     return int
 
 
@@ -661,7 +663,8 @@ def element_count(value: TensorProxy) -> int:
 def same_shape(a: tuple, b: tuple) -> bool:
     """Whether two shapes are certainly equal, whatever sizes data decides."""
     try:
-        return a == b
+        with undecided():
+            return a == b
     except DataDependentError:
         return False
 

@@ -186,9 +186,14 @@ def typed_otherwise(symbol: Symbol, recorder: Recorder, args: tuple, kwargs: dic
     except DataDependentError:
         if recorder.decide is None or recorder.typing:
             raise
-        settled = map_structure(_settled, args), map_structure(_settled, kwargs)
-        if all(a is b for a, b in zip(leaves(settled), leaves((args, kwargs)), strict=True)):
-            raise
+    if symbol.meta is not None:  # which asks of this path what it needs
+        try:
+            return symbol.record(recorder, args, kwargs, symbol.meta(*args, **kwargs))
+        except DataDependentError:
+            pass
+    settled = map_structure(_settled, args), map_structure(_settled, kwargs)
+    if all(a is b for a, b in zip(leaves(settled), leaves((args, kwargs)), strict=True)):
+        raise error
     return symbol(*settled[0], **settled[1])
 
 

@@ -354,12 +354,9 @@ def tolist(a: TensorProxy):
     if value is not None:
         with compat.DisableTorchFunction():
             return value.tolist()
-    if (
-        any(isinstance(n, NumberProxy) and n.unbacked for n in a.shape)
-        or math.prod(map(concrete, a.shape)) > _MOST_NUMBERS
-    ):
+    if math.prod(map(concrete, a.shape)) > _MOST_NUMBERS:
         raise CaptureError(
-            ".tolist() asks for the values of a tensor that is large, or as large as data decides",
+            f".tolist() asks for the values of a tensor of more than {_MOST_NUMBERS} elements",
             location=user_location(),
             remedy=_VALUE,
         )
