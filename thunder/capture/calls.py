@@ -11,6 +11,7 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
+from thunder.capture import host_lines
 from thunder.capture.ask import KEYS
 from thunder.capture.library import torch_func
 from thunder.capture.methods import TensorMethod
@@ -30,6 +31,7 @@ from thunder.capture.native_calls import (
 )
 from thunder.capture.operations import OVERRIDABLE, all_lifted, call_method, record
 from thunder.compat.names import AROUND_DYNAMO, FUNCTORCH
+from thunder.core.host_calls import HostProxy
 from thunder.core.symbol import Symbol
 from thunder.interpreter.attributes import type_attribute
 from thunder.ops import inplace_of, lookup
@@ -158,6 +160,8 @@ BY_TYPE |= {
     operator.attrgetter: _call_operator,
     operator.methodcaller: _call_operator,
     Symbol: _call_symbol,
+    HostProxy: host_lines.call,
+    host_lines.HostMethod: host_lines.call,
 }
 BY_TYPE |= {weakref.ref: _call_reference, weakref.KeyedRef: _call_reference}
 BY_TYPE |= dict.fromkeys(compat.scripted(), _call_scripted)

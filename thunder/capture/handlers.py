@@ -10,11 +10,10 @@ import torch
 import torch.utils.checkpoint
 
 from thunder import compat
-from thunder.capture import objects
+from thunder.capture import host_lines, objects
 from thunder.capture.ask import FILLED
 from thunder.capture.identities import id_of
 from thunder.capture.library import autograd_function, backward, torch_func
-from thunder.capture.native import impure
 from thunder.capture.native_calls import BY_NAME, HANDLERS, call_builtin, call_native, construct_object, reduced
 from thunder.capture.operations import kind_of, record, type_of
 from thunder.compat.names import ASSOCIATIVE_SCAN
@@ -239,8 +238,7 @@ def _checks(c, f, args, kwargs):
 
 
 def _print(c, f, args, kwargs):
-    c.sharp(impure(print))
-    return print(*args, **kwargs)
+    return host_lines.run_impure(c, f, args, kwargs)
 
 
 _APPLY = vars(torch.autograd.Function)["apply"]  # a class method, from torch 2.15 on one in C
