@@ -171,14 +171,19 @@ def test_sharp_edges():
     with contextlib.redirect_stdout(io.StringIO()) as out, warnings.catch_warnings():
         warnings.simplefilter("error")
         allowed(ONES), allowed(ONES)
-    assert out.getvalue() == "side effect\n"
-    (edge,) = thunder.last_sharp_edges(allowed)
-    assert (
-        edge.startswith("print() runs while the program is captured and not again, at ") and "test_jit_api.py:" in edge
-    )
-    with pytest.warns(SharpEdgeWarning, match="print") as caught, contextlib.redirect_stdout(io.StringIO()):
-        thunder.jit(program)(ONES)
-    assert caught[0].filename == __file__ and caught[0].lineno == program.__code__.co_firstlineno + 1
+    assert out.getvalue() == "side effect\n" * 2 and thunder.last_sharp_edges(allowed) == []
+
+    iterator = iter(range(9))
+
+    def advances(x):
+        return x + next(iterator)
+
+    with pytest.warns(SharpEdgeWarning, match="an iterator from outside") as caught:
+        compiled = thunder.jit(advances)
+        compiled(ONES)
+    assert caught[0].filename == __file__ and caught[0].lineno == advances.__code__.co_firstlineno + 1
+    (edge,) = thunder.last_sharp_edges(compiled)
+    assert edge.startswith("an iterator from outside is advanced") and "test_jit_api.py:" in edge
     refused = thunder.jit(program, sharp_edges="error")
     with pytest.raises(SharpEdgeError, match="print"):
         refused(ONES)

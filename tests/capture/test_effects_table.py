@@ -1224,20 +1224,6 @@ def test_counts(capsys):
         print(f"\neffects: {len(ROWS)} rows, {COUNTS['rows']} run, wrong {COUNTS['wrong']}")
 
 
-def test_print_is_a_sharp_edge(capsys):
-    def f(x):
-        print("hello")
-        return x
-
-    compiled = thunder.jit(f)
-    with pytest.warns(thunder.errors.SharpEdgeWarning, match="print"):
-        compiled(X)
-    assert capsys.readouterr().out == "hello\n"
-    compiled(X)
-    assert capsys.readouterr().out == ""
-    assert any("print" in text for text in thunder.last_sharp_edges(compiled))
-
-
 def test_separate_objects_that_become_one():
     def f(x, a, b):
         a.n = 5

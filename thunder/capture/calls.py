@@ -15,9 +15,7 @@ from thunder.capture import host_lines
 from thunder.capture.ask import KEYS
 from thunder.capture.library import torch_func
 from thunder.capture.methods import TensorMethod
-from thunder.capture.native import (
-    native_module,
-)  # fmt: skip
+from thunder.capture.native import impure, native_module
 from thunder.capture.native_calls import (
     BY_NAME,
     BY_TYPE,
@@ -184,6 +182,6 @@ def _call_function(c, f, args, kwargs):
         # around what Dynamo leaves alone, once it is imported or was used
         if module in AROUND_DYNAMO and hasattr(f, "__wrapped__"):
             return call(c, f.__wrapped__, args, kwargs)
-        if not reaches(c, args, kwargs):
+        if not reaches(c, args, kwargs) or impure(f) is not None:
             return call_native(c, f, args, kwargs)
     return c.enter(f, args, kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from thunder import compat
-from thunder.core.host_calls import host_call, logged, taken_from_log
+from thunder.core.host_calls import HostProxy, host_call, logged, taken_from_log
 from thunder.core.paths import Decision, check_decision, check_value
 from thunder.core.proxies import AnyProxy, Condition, NumberProxy, Proxy, TensorProxy, map_structure, proxies_in
 from thunder.core.symbol import BoundSymbol, OpTags, current_recorder, recording
@@ -36,6 +36,7 @@ class Path:
         self.taken: list[Decision] = []
         self.log = {} if log is None else log  # what host calls of this call gave
         self.host_calls = 0
+        self._settled: dict[HostProxy, Any] = {}
         self._values = _Values(c, self.log)
 
     def truth(self, condition: Condition) -> bool | None:
@@ -63,6 +64,16 @@ class Path:
         if number.python_type is int:
             Condition(number, "==", answer, number.unbacked).assume()
         return answer
+
+    def host_value(self, proxy: HostProxy) -> Any:
+        """The text that the program goes on with."""
+        if proxy not in self._settled:
+            where, question = self.c.user_location(), f"the value of {proxy.name}"
+            answer = self._expected(question, where)
+            answer = self.value_of(proxy) if answer is None else answer
+            self._take(check_value, (proxy, answer), Decision(question, answer, where))
+            self._settled[proxy] = answer
+        return self._settled[proxy]
 
     def take_kind(self, name: str, kind: str) -> int:
         """The number of a decision by the type of what a host call gives, which the host call checks."""

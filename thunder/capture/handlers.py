@@ -237,6 +237,15 @@ def _checks(c, f, args, kwargs):
     return c.enter(f, args, kwargs)
 
 
+def _by_name(handler):
+    """getattr and its like: a name is a text that is known now."""
+
+    def run(c, f, args, kwargs):
+        return handler(c, f, [*args[:1], *(host_lines.settled(c, a) for a in args[1:2]), *args[2:]], kwargs)
+
+    return run
+
+
 def _print(c, f, args, kwargs):
     return host_lines.run_impure(c, f, args, kwargs)
 
@@ -248,6 +257,7 @@ def install() -> None:
     """Puts the handlers where calls look for them."""
     HANDLERS.update(FRAME_CALLS)
     HANDLERS.update(PROTOCOL_CALLS)
+    HANDLERS.update({id(f): _by_name(HANDLERS.get(id(f), call_native)) for f in (getattr, hasattr)})
     M = torch.nn.Module
     table = {
         type: _type, callable: _callable, id: id_of, print: _print, int: _number, float: _number,

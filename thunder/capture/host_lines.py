@@ -16,7 +16,7 @@ import torch
 from thunder.capture.expose import expose
 from thunder.capture.native import IMMUTABLE, PRIMITIVE, impure
 from thunder.core.host_calls import HostProxy, call_function, call_method, host_call, kind_of
-from thunder.core.proxies import Condition, NumberProxy, Proxy, TensorProxy, proxies_in
+from thunder.core.proxies import Condition, NumberProxy, Proxy, Size, TensorProxy, proxies_in
 from thunder.core.symbol import current_recorder
 from thunder.core.unbacked import made_number
 from thunder.ops.torch_types import from_tensor_device, from_tensor_dtype
@@ -31,10 +31,10 @@ _KINDS: dict[Any, type] = {
     print: type(None), input: str, format: str, repr: str, str: str, ascii: str,
     random.random: float, random.uniform: float, random.gauss: float, random.randint: int, random.randrange: int,
     numpy.random.rand: float, time.time: float, time.perf_counter: float, time.monotonic: float,
-    time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None),
+    torch.Size: torch.Size, time.time_ns: int, time.perf_counter_ns: int, time.sleep: type(None),
     }.items()
 }  # fmt: skip
-_FIXED = (str, bytes, int, float, bool, complex, type(None), *IMMUTABLE)  # values that no effect can change
+_FIXED = (str, bytes, int, float, bool, complex, type(None), torch.Size, *IMMUTABLE)  # values that no effect can change
 
 
 class HostMethod:
@@ -155,6 +155,8 @@ def _given(c, value, reads: bool):
         return bool(value)
     if t is TensorProxy:
         return c.recorder.latest(value)
+    if t is torch.Size or t is Size:  # which is a tuple in the text of a program
+        return run(c, torch.Size, (tuple(value),), pure=True)
     if isinstance(value, (Proxy, NumberProxy)) or t in PRIMITIVE or isinstance(value, _FIXED):
         return value
     if isinstance(value, torch.Tensor):
@@ -251,6 +253,15 @@ def operate(c, function: Callable, *operands):
     first = operands[0]
     fixed = not isinstance(first, HostProxy) or issubclass(first.kind, (*_FIXED, tuple))
     return run(c, function, operands, pure=fixed)
+
+
+def settled(c, value):
+    """The value itself where only a value will do (a name, a key): the program is for this one."""
+    if type(value) is not HostProxy:
+        return value
+    if value.kind not in (str, bytes):
+        c.refuse(f"a {value.kind.__name__} that a host call gives is a key", "use a text or a number")
+    return c.path.host_value(value)
 
 
 def truth(c, value: HostProxy) -> bool:

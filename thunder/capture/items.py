@@ -46,7 +46,9 @@ def getitem(c, o, k):
         return c.operation("__getitem__", o, _key(c, k))
     if t is AnyProxy:
         return opaque_values.apply(c, operator.getitem, (o, k), {})
-    if t is HostProxy or type(k) is HostProxy:
+    if type(k) is HostProxy and isinstance(o, dict):
+        k = host_lines.settled(c, k)
+    elif t is HostProxy or type(k) is HostProxy:
         return host_lines.operate(c, operator.getitem, o, k)
     if type(k) not in PRIMITIVE:
         expose(c, k)
@@ -79,6 +81,7 @@ def setitem(c, o, k, v) -> None:
     if type(o) is HostProxy:
         host_lines.run(c, operator.setitem, (o, k, v))
         return
+    k = host_lines.settled(c, k)
     refuse_array(c, o)
     if c.lazy and id(o) in c.lazy and not isinstance(o, dict):
         materialize(c, o)

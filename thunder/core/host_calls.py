@@ -14,10 +14,12 @@ needs values to choose a path, runs host calls as well, and the program that it 
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from thunder.core.codegen import OBJECT_NAMES
 from thunder.core.paths import OtherPath
 from thunder.core.proxies import AnyProxy
 from thunder.core.symbol import OpTags, Symbol
@@ -33,6 +35,10 @@ __all__ = [
     "taken_from_log",
     "with_log",
 ]
+
+
+for _kind in (types.BuiltinFunctionType, types.FunctionType):
+    OBJECT_NAMES[_kind] = lambda function: function.__name__
 
 
 class HostProxy(AnyProxy):
