@@ -2,7 +2,8 @@
 there.
 
 A row makes a program and a state, twice: one is called compiled, the other eagerly, and after each call the results,
-exceptions and states are compared. The first call is the one that is captured, the later ones run the compiled program.
+exceptions and states are compared. The first call is the one that is captured, the later ones run the compiled program. PYTEST_DONT_REWRITE: the programs'
+assertions are Python's own.
 """
 
 from __future__ import annotations
